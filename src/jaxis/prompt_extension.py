@@ -1,4 +1,4 @@
-"""Whether a conversation's tokens extend those of an earlier one, as trainers and prefix caches need them to."""
+"""Checks that a conversation's tokens extend those of an earlier one, as trainers and prefix caches require."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from jaxis.errors import RequestError
 
 Conversation = Sequence[Mapping[str, Any]]
-# Put before contents, to see where they stand: letters that no word of any language begins with.
+# Inserted before contents to find their positions: letters that no word of any language begins with.
 _MARK = "Zqxj"
 
 
 @dataclass(frozen=True)
 class PromptExtension:
-    """How a prompt goes on from an earlier one.
+    """Comparison of a prompt with an earlier one.
 
     Attributes:
-      extends: Whether it begins with all tokens of the earlier one.
-      num_common_tokens: How many tokens both begin with; where it does not extend the earlier one, the position of the
-        first that differs.
-      token_id: The prompt's token there; None if it extends the earlier one, or ends there.
-      previous_token_id: The earlier one's.
-      message_index: The message that `token_id` lies in; None if it extends the earlier one, or the token is in none:
-        among tools before the first message, or behind the last.
+      extends: True if the prompt begins with all tokens of the earlier one.
+      num_common_tokens: Number of equal tokens at the beginning. If the prompt does not extend the earlier one, this is
+        the position of the first token that differs.
+      token_id: The prompt's token at that position; None if the prompt extends the earlier one or ends there.
+      previous_token_id: The earlier prompt's token at that position; None if the prompt extends it.
+      message_index: Index of the message that contains `token_id`; None if the prompt extends the earlier one, or if
+        the token lies among tools before the first message or after the last message.
     """
 
     extends: bool
@@ -47,12 +47,12 @@ def compare_prompts(
     """Compares a conversation's tokens with those of an earlier one.
 
     Args:
-      token_ids: The conversation's.
-      previous_token_ids: Those of the earlier prompt, and of what was generated after it.
-      messages: The conversation.
-      tokenize: Renders another conversation in the same way, but without opening a turn at its end. Called a few times,
-        and only if the tokens do not extend the earlier ones; it may raise a RequestError.
-      has_tools: Whether there are tools, which templates put before the first message or into it.
+      token_ids: Tokens of the conversation.
+      previous_token_ids: Tokens of the earlier prompt, followed by those generated after it.
+      messages: Messages of the conversation.
+      tokenize: Function that renders another conversation in the same way, but without opening a turn at its end. It is
+        called a few times, and only if the tokens do not extend the earlier ones; it may raise a RequestError.
+      has_tools: True if there are tools, which templates put before the first message or into it.
     """
     common = _num_common(token_ids, previous_token_ids)
     if common == len(previous_token_ids):
@@ -77,10 +77,10 @@ def _message_at(
     *,
     has_tools: bool,
 ) -> int | None:
-    """The message whose part of the prompt holds a position.
+    """Returns the message whose part of the prompt contains a position; None if there is none.
 
-    A message's content begins where the prompt changes if that content, and those after it, do. Its role stands before
-    that, behind the end of the prompt of the messages before it.
+    A message's content begins where the prompt changes if that content and all later ones change. Its role lies before
+    that, after the end of the prompt of the messages before it.
     """
 
     def content_start(index: int) -> int:
@@ -93,28 +93,28 @@ def _message_at(
     low, high = (
         0,
         len(messages),
-    )  # the contents before `low` begin at the position or earlier, those from `high` on later
+    )  # contents before `low` begin at the position or before it, those from `high` on after it
     try:
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if content_start(middle) <= position else (low, middle)
     except RequestError:
-        return None  # the template reads contents
+        return None  # the template ignores contents
     if low == 0:
         return None if has_tools else 0
     index, start = low - 1, content_start(low - 1)
     try:
         end = prompt_end(low)
     except RequestError:
-        return index  # a template that takes no conversation ending there
-    # Where a template leaves out earlier reasoning, the prompts of fewer messages differ within a message.
+        return index  # the template refuses a conversation that ends here
+    # Some templates leave out earlier reasoning: the prompts of fewer messages then differ within a message.
     if not start < end <= position:
         return index
     return low if low < len(messages) else None
 
 
 def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with something else as its content, calls and reasoning."""
+    """Returns the message with marks before its content, calls and reasoning."""
     marked = dict(message)
     for name in ("content", "reasoning_content"):
         if isinstance(value := message.get(name), str):

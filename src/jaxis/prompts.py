@@ -1,4 +1,4 @@
-"""Converts prompts as users give them to token ids."""
+"""Converts users' prompts to token ids."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 ContentFormat = Literal["auto", "string", "openai"]
 
 _KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
-# Keys of vLLM's prompts that say nothing if they are None.
+# Keys of vLLM's prompts that are accepted only with the value None.
 _UNSUPPORTED_KEYS = {"multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "token_type_ids", "prompt_embeds"}
 
 
 @dataclass(frozen=True)
 class EmbeddedInput:
-    """A part of a prompt in which the embeddings of some tokens are computed from something else than the tokens.
+    """A part of a prompt in which some tokens have embeddings from an encoder, such as an image's.
 
     Attributes:
-      digest: SHA-256 of all that the embeddings depend on besides the model; of equal ones, the keys and values of the
-        part are equal where the tokens before it are.
-      start: The position of its first token in the prompt.
-      num_tokens: How many tokens it has.
-      rows: Which of them have such an embedding, counted from `start`, in ascending order; the others are ordinary.
-      shape: Of the array that the embeddings are computed from.
-      data: Its bytes, uint8.
-      is_bidirectional: Whether its tokens see each other, not just those before them; a step then computes all of them.
-      grid: Rows and columns of its tokens, where RoPE counts them by both (see `rope_positions`); None: as text.
-      times: Of each such grid, of which several may follow each other, how far it is in time beyond the first.
-      order: Which of the embeddings that the encoder makes the rows take; None: each, in their order.
-      weights: Where each row takes the sum of equally many embeddings, what those in `order` are multiplied by.
+      digest: SHA-256 of everything besides the model that the embeddings depend on. Inputs with equal digests have
+        equal keys and values if the tokens before them are equal.
+      start: Position of the first token in the prompt.
+      num_tokens: Number of tokens.
+      rows: Tokens with such an embedding, counted from `start`, in ascending order; the other tokens are ordinary.
+      shape: Shape of the uint8 array from which the encoder computes the embeddings.
+      data: Bytes of that array.
+      is_bidirectional: True if the tokens see each other, not just those before them; a step then computes all of them.
+      grid: Rows and columns of the tokens if RoPE counts them by both (see `rope_positions`); None if as text.
+      times: Time of each grid relative to the first; several grids (of a video) follow each other in the tokens.
+      order: Indices of the encoder's embeddings that the rows take; None means each embedding in order.
+      weights: Factors of the embeddings in `order` if each row takes the sum of equally many; None if one each.
     """
 
     digest: bytes
@@ -55,30 +55,33 @@ class EmbeddedInput:
 
     @property
     def stop(self) -> int:
-        """The position after its last token."""
+        """Position after the last token."""
         return self.start + self.num_tokens
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether tokens of it are at positions from `start` to before `stop`."""
+        """Returns whether it has tokens at positions from `start` to before `stop`."""
         return self.start < stop and start < self.stop
 
     def rows_between(self, start: int, stop: int) -> slice:
-        """Which of its embeddings are those of positions from `start` to before `stop`."""
+        """Returns the slice of its embeddings for positions from `start` to before `stop`."""
         first = bisect.bisect_left(self.rows, start - self.start)
         return slice(first, bisect.bisect_left(self.rows, stop - self.start, first))
 
 
 def rope_positions(inputs: Iterable[EmbeddedInput], start: int, stop: int) -> np.ndarray:
-    """The time, row and column of tokens from `start` to before `stop`: int32 [3, tokens] (arXiv:2409.12191).
+    """Returns time, row and column of the tokens from `start` to before `stop` (M-RoPE, arXiv:2409.12191).
 
-    A token of text has one number in all of them, which counts on from the largest before it. The tokens of an input
-    with a grid have the number of its first as their time, and beyond it their own row and column, and the time of
-    their grid if there are several.
+    A token of text has one number n for all three, one more than the largest number before it. In an input with a grid,
+    n is that number for the first token. A token of the input has as time n plus the time of its grid, as row n plus
+    its row, and as column n plus its column.
 
     Args:
-      inputs: The prompt's, in their order.
-      start: The first token's place in the sequence.
-      stop: The place after the last one's.
+      inputs: Inputs of the prompt, in order.
+      start: Index of the first token in the sequence.
+      stop: Index after the last token.
+
+    Returns:
+      int32 [3, stop - start].
     """
     positions = np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))
     shift = 0  # of the tokens after the inputs so far
@@ -107,10 +110,10 @@ class TokenizedPrompt:
 
     Attributes:
       text: The string; None if the prompt was given as token ids.
-      token_ids: Not checked against the model's vocabulary.
-      cache_salt: Only requests with the same salt share cached prefixes.
-      adapter: Digest of the adapter that answers it; b"": the model itself.
-      inputs: The parts whose embeddings are not those of the tokens, in their order; they do not overlap.
+      token_ids: Tokens, not checked against the model's vocabulary.
+      cache_salt: Salt of the prefix cache; only requests with equal salts share cached prefixes.
+      adapter: Digest of the adapter to use; b"" for the model itself.
+      inputs: Parts with embeddings from an encoder, in order, without overlap.
     """
 
     text: str | None
@@ -124,7 +127,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Returns one prompt as a list of one, several as a list.
 
     Raises:
-      RequestError: It is neither.
+      RequestError: The value is neither.
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -143,11 +146,11 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> 
 
     Args:
       prompt: A string, token ids, or a dict with one of "prompt" and "prompt_token_ids", and optionally "cache_salt".
-      tokenizer: The checkpoint's, if it has one.
-      where: How errors refer to the prompt.
+      tokenizer: Tokenizer of the checkpoint; None if it has none.
+      where: Name of the prompt in errors.
 
     Raises:
-      RequestError: The prompt is none of these, or is a string and there is no tokenizer.
+      RequestError: The prompt is of another type, or is a string and there is no tokenizer.
     """
     cache_salt = None
     if isinstance(prompt, Mapping):
@@ -162,7 +165,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> 
 
 
 def _open(prompt: Mapping[str, Any], where: str) -> tuple[str | Sequence[int], str | None]:
-    """What a prompt in the form of a dict holds: text or token ids, and the cache salt."""
+    """Returns the text or token ids, and the cache salt, of a prompt in a dict."""
     for key in _UNSUPPORTED_KEYS & prompt.keys():
         if prompt[key] is not None:
             raise RequestError(f"{where} has {key!r}, which is not supported: prompts are text or token ids")
@@ -186,7 +189,7 @@ def as_conversation_list(messages: Messages | Sequence[Messages]) -> list[Messag
     """Returns one conversation as a list of one, several as a list.
 
     Raises:
-      RequestError: It is neither.
+      RequestError: The value is neither.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         raise RequestError(
@@ -198,7 +201,7 @@ def as_conversation_list(messages: Messages | Sequence[Messages]) -> list[Messag
 
 
 def is_conversation(prompt: Prompt | Messages) -> TypeGuard[Messages]:
-    """Whether a value is a list of messages rather than a prompt."""
+    """Returns whether a value is a list of messages rather than a prompt."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
@@ -215,7 +218,7 @@ def tokenize_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, **te
 
 
 def with_content_format(messages: Messages, content_format: ContentFormat) -> Messages:
-    """The messages with each content as a chat template that is written for this format expects it.
+    """Returns the messages with contents in the format that a chat template expects.
 
     Args:
       messages: One conversation.
@@ -249,14 +252,16 @@ def _as_parts(content: Any) -> Any:
 
 
 def checked_token_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """A prompt's token ids as a list of int. Takes milliseconds for 100,000 tokens: it runs between two steps.
+    """Returns a prompt's token ids as a list of int.
+
+    Takes milliseconds for 100,000 tokens, since it runs between two steps.
 
     Args:
-      token_ids: At least one; a list, a numpy array, or any other sequence.
-      vocab_size: V, the model's.
+      token_ids: Sequence of at least one id: a list, a numpy array, or another sequence.
+      vocab_size: V of the model.
 
     Raises:
-      RequestError: One of them is not an integer, or not a token of the model.
+      RequestError: An id is not an integer, or not a token of the model.
     """
     checked = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
     if set(map(type, checked)) != {int}:
@@ -271,7 +276,7 @@ def checked_token_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def check_tokenization_kwargs(tokenization_kwargs: Mapping[str, Any] | None) -> None:
-    """Raises RequestError if vLLM's argument of this name says anything: tokenizers take no other settings."""
+    """Raises RequestError unless vLLM's `tokenization_kwargs` is empty: tokenizers have no other settings."""
     if tokenization_kwargs:
         raise RequestError(
             f"tokenization_kwargs={dict(tokenization_kwargs)!r} is not supported: give the prompt's token ids instead"

@@ -26,7 +26,7 @@ CALIBRATION_METHODS = {
     "int5": ("affine",),
     "int4": ("absmax", "minmax", "mse", "affine"),
 }
-"""Type of weights -> how their scales can be chosen."""
+"""Type of weights -> possible methods of choosing their scales."""
 QTYPES = tuple(CALIBRATION_METHODS)
 ACT_QTYPES = ("int8",)
 DEQUANTIZE = "dequantize"
@@ -40,8 +40,8 @@ class QuantizationRule:
     Attributes:
       module_path: Regular expression for the whole dotted name of a module, such as `model.layers.0.mlp.up_proj`.
       weight_qtype: "int8", "int6", "int5", "int4", or None to leave the weights of the matching modules as they are.
-      act_qtype: "int8" quantizes the modules' input dynamically, with one scale per token and group; None does not.
-        Without `weight_qtype` it is for checkpoints that are quantized already.
+      act_qtype: "int8" quantizes the modules' input dynamically, with one scale per token and group; None does not. A
+        rule without `weight_qtype` applies to checkpoints that are quantized already.
       tile_size: Input features of a weight that share a scale; None means all of them.
       weight_calibration_method: "absmax"; "affine" (a scale and a minimum to a group, of the least squared error; int4,
         int5 and int6); "minmax" (int4 with zero points); or "mse" (int4 without, least squared error).
@@ -97,12 +97,12 @@ SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RequestedQuantization:
-    """What `EngineArgs`' `quantization` and `additional_config` ask for.
+    """Request of `EngineArgs`' `quantization` and `additional_config`.
 
     Attributes:
-      rules: For an unquantized checkpoint, in order.
-      rules_must_match: Whether it is an error if a rule applies to no module.
-      dequantize: Whether a quantized checkpoint is dequantized to the model's data type; there are then no rules.
+      rules: Rules for an unquantized checkpoint, in order.
+      rules_must_match: True if a rule that applies to no module is an error.
+      dequantize: True dequantizes a quantized checkpoint to the model's data type; there are then no rules.
     """
 
     rules: tuple[QuantizationRule, ...] = ()
@@ -153,11 +153,11 @@ def _additional_quantization(additional_config: Mapping[str, Any] | None) -> Any
 
 
 def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
-    """Rules from a parsed JSON or YAML value: a list of rules, or {"qwix": {"rules": [...]}}.
+    """Reads rules from a parsed JSON or YAML value: a list of rules, or {"qwix": {"rules": [...]}}.
 
     Args:
       value: The value.
-      source: What it is, for the start of error messages.
+      source: Beginning of error messages, which names the value.
 
     Raises:
       ConfigError: A key, type or value is unknown.
@@ -170,7 +170,7 @@ def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
 
 
 def rules_to_dict(rules: Sequence[QuantizationRule]) -> dict[str, Any]:
-    """The inverse of `rules_from`; leaves out defaults."""
+    """Returns the inverse of `rules_from`; leaves out defaults."""
     fields = dataclasses.fields(QuantizationRule)
     return {
         "qwix": {
@@ -210,10 +210,10 @@ def _only_key(value: object, key: str, source: str) -> Any:
 
 
 def read_mapping(text: str, what: str) -> dict[str, Any]:
-    """An object given as JSON, or as the path of a JSON or YAML file.
+    """Reads an object given as JSON, or as the path of a JSON or YAML file.
 
     Raises:
-      ConfigError: It is neither.
+      ConfigError: The text is neither.
     """
     if text.lstrip().startswith("{"):
         try:

@@ -24,7 +24,7 @@ class Bounds:
     """The range of a numeric parameter.
 
     Attributes:
-      low, high: Both inclusive; None is unbounded.
+      low, high: Inclusive limits; None is unbounded.
     """
 
     low: float
@@ -75,7 +75,7 @@ LOGIT_BIAS_BOUNDS = Bounds(-100, 100)
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample a request's tokens, and when to stop.
+    """Parameters of a request's sampling and stopping.
 
     Attributes:
       n: Completions to return for the prompt, each sampled independently.
@@ -85,8 +85,8 @@ class SamplingParams:
       min_p: Drop tokens less likely than this share of the most likely one; 0 keeps all.
       frequency_penalty: Subtracted from a token's logit once for every time it was generated; -2 to 2.
       presence_penalty: Subtracted from a token's logit if it was generated at all; -2 to 2.
-      repetition_penalty: Divides (or, if negative, multiplies) the logit of each token that stands in the prompt or
-        was generated; 1 does nothing.
+      repetition_penalty: Divides (or, if negative, multiplies) the logit of each token that stands in the prompt or was
+        generated; 1 does nothing.
       logit_bias: Added to the logits of these token ids, before everything else.
       allowed_token_ids: Only these ids can be sampled.
       bad_words: Strings that must not be generated.
@@ -100,26 +100,27 @@ class SamplingParams:
       include_stop_str_in_output: Leave the stop string (or stop token's text) at the end of the output text.
       logprobs: Also return this many most likely tokens' log-probabilities for each generated token (0: only the
         sampled one's; -1: those of the whole vocabulary), as `logprobs_mode` has them; None returns none.
-      prompt_logprobs: The same for each prompt token, but for -1.
-      logprobs_mode: What is returned as a log-probability: "raw_logprobs", of the distribution before any parameter
-        here changed it; "processed_logprobs", of the one that is sampled from, after all of them; or the logits of
-        either, "raw_logits" and "processed_logits". None is the engine's.
-      return_routed_experts: Of a mixture of experts, also return which experts each token went to, of the prompt and of
-        the output, as `CompletionOutput.routed_experts`; None is the engine's.
-      routed_experts_prompt_start: So many of the prompt's first tokens are left out of those.
+      prompt_logprobs: The same number for each prompt token, except -1.
+      logprobs_mode: Kind of log-probability: "raw_logprobs", of the distribution before any parameter here changed it;
+        "processed_logprobs", of the one that is sampled from, after all of them; or the logits of either, "raw_logits"
+        and "processed_logits". None is the engine's.
+      return_routed_experts: For a mixture of experts, also return the experts of each token, of the prompt and of the
+        output, as `CompletionOutput.routed_experts`; None is the engine's.
+      routed_experts_prompt_start: Number of the prompt's first tokens that are left out of the routed experts.
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
-      structured_outputs: What the completion must match; None allows any text.
-      thinking_token_budget: How many tokens the model may think, counted from what opens its thinking, in the answer or
-        at the end of the prompt; then its own end of thinking is forced, at once if 0. -1 is None: no budget.
-      thinking_budget_grace_period: For how many tokens more the model may think before its end of thinking is forced;
-        within them that end is taken as soon as it is among the likely tokens.
-      num_speculative_tokens: Most tokens to guess ahead in a step, where the engine speculates (0: none); None is the
-        engine's. Changes no answer.
-      prediction: What the completion is expected to contain, as a string or token ids; guesses are taken from it, where
-        the engine speculates by lookup. Changes no answer.
-      extra_args: vLLM's; only {"kv_transfer_params": {...}}, where the engine has a `kv_transfer_config`. Changes no
-        answer.
+      structured_outputs: Constraint on the completion; None allows any text.
+      thinking_token_budget: Number of tokens that the model may think, counted from the mark that opens its thinking,
+        in the answer or at the end of the prompt; then its own end of thinking is forced, at once if 0. -1 is None: no
+        budget.
+      thinking_budget_grace_period: Number of further tokens that the model may think before its end of thinking is
+        forced; within them that end is taken as soon as it is among the likely tokens.
+      num_speculative_tokens: Maximum number of tokens to guess ahead in a step, where the engine speculates (0: none);
+        None is the engine's. Changes no answer.
+      prediction: Expected content of the completion, as a string or token ids; guesses are taken from it, where the
+        engine speculates by lookup. Changes no answer.
+      extra_args: vLLM's argument; only {"kv_transfer_params": {...}}, where the engine has a `kv_transfer_config`.
+        Changes no answer.
     """
 
     n: int = 1
@@ -185,12 +186,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """True if the most likely token is always taken."""
         return self.temperature < MIN_TEMPERATURE or self.top_p == 0
 
     @property
     def computes_whole_prompt(self) -> bool:
-        """Whether each token of the prompt has to be computed, whatever is cached."""
+        """True if each token of the prompt must be computed, even if it is cached."""
         return self.prompt_logprobs is not None or bool(self.return_routed_experts)
 
     @property
@@ -201,7 +202,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits depend on the tokens seen so far."""
+        """True if logits depend on the tokens seen so far."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def _check_integer(self, name: str) -> None:

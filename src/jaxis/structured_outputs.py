@@ -27,7 +27,7 @@ class StructuredOutputs:
       json_schema: A JSON schema, as a dict or as JSON text.
       json_object: Any JSON object.
       regex: A regular expression that the whole text matches.
-      choice: The text is one of these.
+      choice: Strings, one of which the text must be.
       grammar: A grammar in Lark's syntax, or in EBNF as GBNF writes it.
     """
 
@@ -50,7 +50,7 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """The name of the attribute that is set, one of `KINDS`."""
+        """Name of the attribute that is set, one of `KINDS`."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     @property
@@ -117,7 +117,7 @@ def _check_length(name: str, text: str, limit: int) -> None:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """Whether dicts and lists are nested more than `depth` levels deep."""
+    """Returns whether dicts and lists are nested more than `depth` levels deep."""
     level = [value]
     for _ in range(depth + 1):
         containers = [v for v in level if isinstance(v, Mapping | list | tuple)]

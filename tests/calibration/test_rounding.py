@@ -4,13 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.calibration.calibrated_weight import (
-    ErrorFeedback,
-    InputStatistics,
-    damped,
-    quantize_calibrated,
-    round_in_order,
-)
+from jaxis.calibration.calibrated_weight import InputStatistics, quantize_calibrated
+from jaxis.calibration.error_feedback import ErrorFeedback, damped, round_in_order
 from jaxis.kernels.weights import WeightScheme, dequantize, quantize
 
 COLUMNS, ROWS, GROUP = 96, 7, 32

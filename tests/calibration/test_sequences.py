@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxis.calibration.calibrate import MIN_SEQUENCES, SEQUENCE_TOKENS, cut_sequences
+from jaxis.calibration.sequences import MIN_SEQUENCES, SEQUENCE_TOKENS, cut_sequences
 from jaxis.errors import RequestError
 
 

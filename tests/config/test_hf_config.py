@@ -13,8 +13,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from jaxis.config.hf_config import USUAL_KEYS, HFConfig, load_generation_defaults
+from jaxis.config.generation_config import load_generation_defaults
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
+from jaxis.config.usual_keys import USUAL_KEYS
 from jaxis.errors import CheckpointError, ConfigError
 from tests.support.published_configs import LLAMA_2, LLAMA_3_2, MISTRAL, QWEN_2_5, QWEN_3
 

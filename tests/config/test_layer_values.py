@@ -3,7 +3,7 @@
 import pytest
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import settings_of_layer, value_of_layer
+from jaxis.config.layer_settings import settings_of_layer, value_of_layer
 from jaxis.errors import ConfigError
 
 

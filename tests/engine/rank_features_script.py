@@ -18,7 +18,7 @@ from jaxis import LLM
 from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.speculation import Drafter, NoSpeculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
-from jaxis.engine.kv_events.publisher import block_hash
+from jaxis.engine.kv_events.event_format import block_hash
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from tests.engine.kv_events.test_publisher import TOPIC, reading, replay
 from tests.engine.ranks_script import GREEDY, compare, quick_answers, start

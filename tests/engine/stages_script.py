@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.execution.sampling_batch import SamplingPacker
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from tests.engine.ranks_script import all_answers, check_failed_step, check_stream_and_abort, compare, quick_answers
 from tests.engine.test_same_answer import PROMPTS, SIMPLE, run, tokens
 

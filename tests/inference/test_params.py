@@ -8,8 +8,8 @@ import pytest
 from jaxis.errors import ConfigError
 from jaxis.inference import GenerationParams, GuidedDecodingParams, InferenceConfig, ModelParams
 from jaxis.inference.generation_params import to_sampling_params
-from jaxis.inference.inference_config import template_arguments
 from jaxis.inference.model_params import to_llm_arguments
+from jaxis.inference.template_arguments import template_arguments
 from tests.support.places import REPOSITORY
 
 

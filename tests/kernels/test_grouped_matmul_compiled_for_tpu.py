@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxis.compilation.step_costs import CompiledProgram, read_program
 from jaxis.compilation.targets import parse_target
-from jaxis.engine.execution.model_arrays import laid_out
+from jaxis.engine.execution.weight_layout import laid_out
 from jaxis.kernels.weights import ExpertStacks, experts, matmul
 from jaxis.kernels.weights.grouped_experts import grouped_matmul
 from jaxis.layers.glu import GLU

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.grouped_matmul import gpu
-from jaxis.kernels.weights import dequantize, functions, matmul
+from jaxis.kernels.weights import dequantize, matmul, products
 from tests.support.quick_rows import quick_rows
 from tests.support.weight_stacks import weight_stack
 
@@ -25,7 +25,7 @@ def calls(monkeypatch):
     kernels = types.SimpleNamespace(
         supports=gpu.supports, xla_dequantizes_in_memory=gpu.xla_dequantizes_in_memory, grouped_matmul=product
     )
-    monkeypatch.setattr(functions, "accelerator_kernels", lambda: kernels)
+    monkeypatch.setattr(products, "accelerator_kernels", lambda: kernels)
     return shapes
 
 

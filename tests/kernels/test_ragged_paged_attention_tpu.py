@@ -13,7 +13,7 @@ import pytest
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import ConfigError
-from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout, tpu_write
+from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout, tpu_work_items
 from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
 from tests.support.quick_rows import quick_rows
 from tests.support.tpu_attention import TpuStep, assert_equal_caches, strict_interpreter, tpu_step
@@ -200,7 +200,7 @@ def test_a_request_has_the_same_bits_regardless_of_the_batch():
 
 
 def test_work_items_are_in_the_order_of_requests():
-    items = tpu_write.work_items(jnp.array([0, 2, 0, 3, 0]), 7)
+    items = tpu_work_items.work_items(jnp.array([0, 2, 0, 3, 0]), 7)
     assert items.count == 5
     assert items.request[:5].tolist() == [1, 1, 3, 3, 3]
     assert items.nth[:5].tolist() == [0, 1, 0, 1, 2]

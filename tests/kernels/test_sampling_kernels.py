@@ -12,7 +12,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, argmax, cpu, logsumexp, mask_tokens, token_ranks, top_tokens
-from jaxis.kernels.sampling.filters import largest_value_reaching, weigh_tokens
+from jaxis.kernels.sampling.bisection import largest_value_reaching
+from jaxis.kernels.sampling.filters import weigh_tokens
 from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]

@@ -9,10 +9,10 @@ import dataclasses, types
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxis.kernels.low_rank import LowRankStack
-from jaxis.kernels.weights import ExpertAdditions, ExpertStacks, dequantize, functions, lookup
+from jaxis.kernels.weights import ExpertAdditions, ExpertStacks, dequantize, lookup, products
 from jaxis.kernels.weights.grouped_experts import experts_by_groups
-from jaxis.kernels.weights.functions import matmul_on_shards
-from jaxis.kernels.weights.grouped_experts import experts_on_shards
+from jaxis.kernels.weights.products import matmul_on_shards
+from jaxis.kernels.weights.experts_on_devices import experts_on_shards
 from jaxis.kernels.weights.shards import in_equal_parts, lookup_on_shards, placement, shard_specs
 from jaxis.kernels.weights.reordered_weight import ReorderedWeight
 from jaxis.layers.glu import GLU
@@ -79,7 +79,7 @@ def experts(by_features: list[str], by_outputs: list[str]) -> str:
 PRODUCTS = """
 # Tests have no accelerator, so that XLA's product takes the kernel's place on each device.
 kernels = types.SimpleNamespace(xla_dequantizes_in_memory=lambda stack: stack.kind != "float")
-functions.kernels_of_platform = lambda: kernels
+products.kernels_of_platform = lambda: kernels
 
 for kind in ("int8", "int4 in groups of 128", "int4 with minima in groups of 256", "fp8 in blocks", "MXFP4"):
     # With groups of 256, devices have parts of the outputs even of a weight whose features are divided.

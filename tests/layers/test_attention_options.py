@@ -18,8 +18,8 @@ from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
-from jaxis.layers.scale import QueryScale
 from jaxis.parallel.mesh import make_mesh
 from tests.support.layer_scopes import in_one_program, scope_of
 from tests.support.simulated_devices import run_on_devices

@@ -13,8 +13,8 @@ from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.execution.program_key import lower
 from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.places import PlaceUse
-from jaxis.engine.scheduling.prefix_search import extend_digests
 from jaxis.errors import ConfigError, RequestError
 from jaxis.lora import LoRARequest
 from tests.support.adapters import reference_logits, save_adapter

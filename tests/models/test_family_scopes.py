@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.config.hf_config import HFConfig, with_defaults
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.usual_keys import with_defaults
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import named_modules
 from jaxis.models.common.decoder import CausalLM

@@ -7,7 +7,8 @@ import transformers
 from safetensors.numpy import load_file
 
 from jaxis import LLM, SamplingParams
-from jaxis.config.hf_config import CONFIG_DEFAULTS, HFConfig, with_defaults
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.usual_keys import CONFIG_DEFAULTS, with_defaults
 from tests.support.parity import FAMILIES, GREEDY_TOKENS, reference_greedy_tokens, reference_model
 
 TEXT = next(family for family in FAMILIES if family.name == "Gemma 3")

@@ -14,8 +14,8 @@ from jaxis import LLM
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
-from jaxis.layers.altup import GaussianTopK
 from jaxis.layers.module import named_parameters
+from jaxis.layers.sparse_glu import GaussianTopK
 from jaxis.models.model_loader import construct_abstractly
 from tests.support.parity import FAMILIES, checkpoint_folder, prompt, reference_model
 from tests.support.places import TESTS

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxis.errors import ConfigError
-from jaxis.parallel.mesh import check_experts
+from jaxis.parallel.equal_shares import check_experts
 
 
 @pytest.mark.parametrize(("num_experts", "num_devices"), [(8, 1), (8, 8), (256, 64), (6, 3)])

@@ -4,7 +4,7 @@ import pytest
 
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import KVCacheSpec
-from jaxis.parallel.mesh import check_heads
+from jaxis.parallel.equal_shares import check_heads
 
 
 @pytest.mark.parametrize(

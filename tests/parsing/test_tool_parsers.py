@@ -10,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxis.errors import ConfigError
-from jaxis.parsing.model_parsers import ModelParsers, detect_parsers
+from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
+from jaxis.parsing.template_formats import detect_parsers
 from jaxis.parsing.tool_parsers import get_tool_parser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.tokenizer.chat_messages import with_template_arguments

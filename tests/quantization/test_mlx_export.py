@@ -12,7 +12,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import WeightScheme, quantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from jaxis.quantization.mlx import tensor_specs, tensors
+from jaxis.quantization.mlx_export import tensor_specs, tensors
 from tests.support.dequantized import dequantize
 from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows

@@ -10,7 +10,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.checkpoint_formats import QUANT_METHODS, UNSUPPORTED_KINDS, quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import QUANT_METHODS, quantization_of_checkpoint
+from jaxis.quantization.unsupported_kinds import UNSUPPORTED_KINDS
 
 ORIGINAL = "use the original checkpoint, or a GGUF, AWQ, GPTQ or fp8 one of the same model"
 METHODS = [

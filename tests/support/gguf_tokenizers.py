@@ -8,7 +8,7 @@ import gguf
 import sentencepiece
 import transformers
 
-from jaxis.tokenizer.sentencepiece import SentencePieceModel
+from jaxis.tokenizer.sentencepiece_file import SentencePieceModel
 from tests.support.gguf_models import add_key
 from tests.support.tokenizer_families import CORPUS
 

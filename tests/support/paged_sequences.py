@@ -19,8 +19,9 @@ from jaxis.engine.execution.state_cache import state_structs
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.state_slots import StateSlots
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.kv_cache_spec import HasCache, HasState, KVCacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
+from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
 from jaxis.parallel.mesh import logical_sharding, make_mesh
 
 

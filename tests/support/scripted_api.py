@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from jaxis.server.listener import listen
-from jaxis.server.routes.operations import add_chat_page
+from jaxis.server.routes.chat_page import add_chat_page
 
 
 class ScriptedApi:

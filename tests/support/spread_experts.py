@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxis.kernels.low_rank import LowRankStack
-from jaxis.kernels.weights import ExpertAdditions, ExpertStacks, experts, grouped_experts
+from jaxis.kernels.weights import ExpertAdditions, ExpertStacks, experts, experts_on_devices, grouped_experts
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, SPREAD_EXPERT, data_spec, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -120,5 +120,8 @@ if __name__ == "__main__":
         check(each, tokens, weights)
     check(sys.argv[1], tokens, weights, additions=_additions())
     # Tests have no accelerator, whose sum over the ranks leaves each with its own rows.
-    with mock.patch.object(grouped_experts, "target_platform", return_value="tpu"):
+    with (
+        mock.patch.object(experts_on_devices, "target_platform", return_value="tpu"),
+        mock.patch.object(grouped_experts, "target_platform", return_value="tpu"),
+    ):
         check(sys.argv[1], tokens, weights, scales_input=True)

@@ -11,7 +11,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import IncrementalDetokenizer, Tokenizer
-from jaxis.tokenizer.byte_level_files import SPLIT_RULES
+from jaxis.tokenizer.split_rules import SPLIT_RULES
 from tests.support.gguf_tokenizers import train_sentencepiece
 from tests.support.tokenizer_families import TEXTS
 

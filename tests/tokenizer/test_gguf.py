@@ -7,9 +7,10 @@ import tokenizers
 
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.byte_level_files import SPLIT_RULES
 from jaxis.tokenizer.gguf import gguf_tokenizer
-from jaxis.tokenizer.sentencepiece import Piece, derive_merges
+from jaxis.tokenizer.sentencepiece import derive_merges
+from jaxis.tokenizer.sentencepiece_file import Piece
+from jaxis.tokenizer.split_rules import SPLIT_RULES
 from tests.support.gguf_tokenizers import (
     CONTROL,
     NORMAL,

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from jaxis.tokenizer.chat_messages import MessageOrder, arrange_messages, move_tool_images
 from jaxis.tokenizer.chat_template import render_chat_template
+from jaxis.tokenizer.message_order import MessageOrder, arrange_messages, move_tool_images
 from tests.support.agent_templates import AGENT_TEMPLATES
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -52,7 +52,7 @@ def drawn(trainable, folder):
     }
     folder.mkdir()
     trainable.write(folder, {name: np.asarray(value) for name, value in trained.items()})
-    trainable.follow(trained)
+    trainable.refresh_frozen(trained)
     return trained
 
 

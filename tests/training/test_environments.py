@@ -85,9 +85,9 @@ def test_answers_call_tools_and_training_sees_what_was_sampled(here):
     drawn = []
     draw = trainer.data.source.draw
 
-    def kept(moment):
-        drawn.append(draw(moment)[0])
-        return draw(moment)
+    def kept(context):
+        drawn.append(draw(context)[0])
+        return draw(context)
 
     trainer.data.source.draw = kept
     trainer.run(ProgressDisplay(enabled=False))

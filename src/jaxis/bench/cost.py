@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 
-from jaxis.config.hf_config import experts_per_token, num_experts
+from jaxis.config.expert_counts import experts_per_token, num_experts
 from jaxis.layers.indexer import IndexKeyCache
 from jaxis.layers.kv_cache_spec import HasCache
 from jaxis.layers.module import named_modules, named_parameters

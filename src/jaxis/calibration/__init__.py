@@ -1,1 +1,1 @@
-"""What quantization does to a model's predictions: measuring it on text, and choosing for the least of it."""
+"""The effect of quantization on a model's predictions: measured on text, and kept small by the choice of formats."""

@@ -1,152 +1,37 @@
-"""Runs a model decoder layer by decoder layer, recording what its modules take."""
+"""Runs sequences through a model's decoder, one layer after another."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
+from jaxis.calibration.layer_inputs import LayerArguments, run_layer
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import WeightScheme, dequantize, quantize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.decoder_layer import LayerCache
 from jaxis.layers.embed import JaxEmbed
-from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
-from jaxis.layers.module import JaxModule, calls_observed, named_modules
+from jaxis.layers.module import named_modules
 from jaxis.layers.scale import scaled
 from jaxis.models.common.decoder import DecoderModel
 
-# What goes into the linear modules of a decoder layer, over calibration text.
-
-
-LayerArguments = tuple[Any, ...]
-"""What a decoder layer is called with for one sequence: what stands in the place of its cache, x [T, ...], the metadata
-and the model's `DecoderModel.layer_inputs` for it."""
-
-_Calls = dict[str, tuple[jax.Array, ...]]
-
-
-@dataclass
-class LayerInputs:
-    """The inputs of a layer's modules, by their names in the layer.
-
-    Attributes:
-      moments: Names of linear modules that share an input -> the sum of x x^T over all tokens, float32 [in, in].
-      routed: Name of a module of experts -> for each sequence, its arguments: x [T, E], expert ids [T, k] and their
-        weights [T, k].
-    """
-
-    moments: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
-    routed: dict[str, list[tuple[np.ndarray, ...]]] = field(default_factory=dict)
-
-
-def collect_inputs(layer: JaxModule, arguments: Sequence[LayerArguments]) -> LayerInputs:
-    """Runs a layer over all sequences.
-
-    Args:
-      layer: A decoder layer.
-      arguments: With which it is called for each sequence, all of one length.
-    """
-    graphdef, state = nnx.split(layer)
-    groups = _shared_inputs(layer, arguments[0])
-    firsts = tuple(names[0] for names in groups)
-    found = LayerInputs()
-    sums: dict[str, jax.Array] = {}
-    for each in arguments:
-        sums, routed = _add_moments(graphdef, firsts, state, each, sums)
-        for name, call in routed.items():
-            found.routed.setdefault(name, []).append(tuple(map(np.asarray, call)))
-    found.moments = {names: np.asarray(sums[names[0]]) for names in groups}
-    return found
-
-
-def run_layer(layer: JaxModule, arguments: Sequence[LayerArguments]) -> list[LayerOutput]:
-    """A layer's output for each sequence."""
-    graphdef, state = nnx.split(layer)
-    return [_run(graphdef, state, each) for each in arguments]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _run(graphdef: nnx.GraphDef, state: nnx.State, arguments: LayerArguments) -> LayerOutput:
-    return nnx.merge(graphdef, state)(*arguments)
-
-
-def _shared_inputs(layer: JaxModule, arguments: LayerArguments) -> list[tuple[str, ...]]:
-    """The names of the layer's linear modules, those with the same input together."""
-    groups: dict[int, list[str]] = {}
-
-    def trace(arguments: LayerArguments) -> None:
-        calls = _observe(layer, arguments)
-        for name, (value, *others) in calls.items():
-            if not others:
-                groups.setdefault(id(value), []).append(name)
-        # The arrays are held until here, so that no two have the same id.
-        del calls
-
-    jax.eval_shape(trace, arguments)
-    return [tuple(names) for names in groups.values()]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
-def _add_moments(
-    graphdef: nnx.GraphDef,
-    names: tuple[str, ...],
-    state: nnx.State,
-    arguments: LayerArguments,
-    sums: dict[str, jax.Array],
-) -> tuple[dict[str, jax.Array], _Calls]:
-    calls = _observe(nnx.merge(graphdef, state), arguments)
-    new_sums = {}
-    for name in names:
-        rows = calls[name][0].reshape(-1, calls[name][0].shape[-1]).astype(jnp.float32)
-        moments = jnp.matmul(rows.T, rows, precision="highest")
-        new_sums[name] = sums[name] + moments if name in sums else moments
-    return new_sums, {name: call for name, call in calls.items() if len(call) == 3}
-
-
-def _observe(layer: JaxModule, arguments: LayerArguments) -> _Calls:
-    """The arguments of the layer's linear modules (one) and experts (three) in a run; of the last call of each."""
-    # Experts are also told which rows are padding: none is here.
-    observed = {
-        id(module): (name, 3 if isinstance(module, JaxExperts) else 1)
-        for name, module in named_modules(layer)
-        if isinstance(module, JaxLinear | JaxExperts)
-    }
-    calls: _Calls = {}
-
-    def observe(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if id(module) in observed:
-            name, num_arguments = observed[id(module)]
-            calls[name] = args[:num_arguments]
-        return call(module, *args, **kwargs)
-
-    with calls_observed(observe):
-        layer(*arguments)
-    return calls
-
-
-# Sequences on their way through a decoder, one layer after the other.
-
 
 class DecoderRun:
-    """All sequences before a layer of a decoder whose modules outside its layers are quantized already.
+    """The hidden states of all sequences before a layer, in a decoder with quantized modules outside its layers.
 
-    Of the decoder's embeddings, only the rows of tokens that occur are kept.
+    Only embedding rows of tokens that occur are kept.
 
     Args:
-      decoder: The decoder, unquantized; the modules outside its layers get the weights that they have when quantized.
-      schemes: How modules of the decoder are quantized, by their names in it.
-      sequences: Token ids [T] of each, all of one length.
+      decoder: Unquantized decoder; its modules outside the layers get their quantized values.
+      schemes: Schemes of the decoder's modules, by name.
+      sequences: Token ids [T] of each sequence, all of one length.
 
     Raises:
-      CheckpointError: A weight outside the layers cannot be quantized so.
+      CheckpointError: A weight outside the layers cannot be quantized by its scheme.
     """
 
     def __init__(
@@ -167,7 +52,7 @@ class DecoderRun:
             self._caches.append(decoder.step_caches(None))
 
     def arguments(self, layer: int) -> list[LayerArguments]:
-        """What the layer of this index is called with for each sequence, float32."""
+        """Returns the arguments of the layer of this index for each sequence, float32."""
         return [
             (
                 self._decoder.cache_of_layer(caches, layer),
@@ -179,7 +64,7 @@ class DecoderRun:
         ]
 
     def advance(self, layer: int, arguments: Sequence[LayerArguments]) -> None:
-        """Runs the layer of this index with its `arguments`."""
+        """Runs the layer of this index with these arguments."""
         outputs = run_layer(self._decoder.layers[layer], arguments)
         for caches, (updated, _) in zip(self._caches, outputs, strict=True):
             self._decoder.keep_cache_of_layer(caches, layer, updated)
@@ -187,7 +72,7 @@ class DecoderRun:
 
 
 def _round_outside_layers(decoder: DecoderModel, schemes: Mapping[str, WeightScheme], ids: np.ndarray) -> None:
-    """Gives modules outside the layers the weights that they have when quantized; of tables, the rows `ids`."""
+    """Gives modules outside the layers their quantized values; embeddings keep only the rows `ids`."""
     for name, module in named_modules(decoder):
         if name.startswith("layers.") or not isinstance(module, JaxLinear | JaxEmbed):
             continue
@@ -203,7 +88,7 @@ def _round_outside_layers(decoder: DecoderModel, schemes: Mapping[str, WeightSch
 
 
 def _rounded(name: str, weight: jax.Array, scheme: WeightScheme | None) -> jax.Array:
-    """What a weight [out, in] stands for when it is quantized; itself without a scheme."""
+    """Quantizes and dequantizes a weight [out, in]; returns it unchanged without a scheme."""
     if scheme is None:
         return weight
     try:

@@ -1,8 +1,8 @@
-"""How far a quantized model's predictions are from those of its source, on text.
+"""Difference between a quantized model's predictions and its source's, on text.
 
-Both models run through the engine with the arithmetic that they are served with, quantized activations included, and
-one after the other: between them, the source's log-probabilities are in a temporary file, 4 bytes for each token of the
-text and of the vocabulary.
+Both models run in the engine with the arithmetic of serving, including quantized activations, one after the other. The
+source's log-probabilities are kept in a temporary file: 4 bytes for each token of the text times each token of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.tokenizer import Tokenizer
 
 OnProgress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all)."""
+"""Receives (tokens done, tokens in all)."""
 ComputeLogits = Callable[[list[int]], Iterable[np.ndarray]]
-"""From a window's T tokens to their logits, float32 [n, V] of consecutive tokens, T in all."""
+"""Function from a window's T tokens to their logits, in parts float32 [n, V] of consecutive tokens, T in all."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A quantized model beside its source.
+    """Comparison of a quantized model with its source.
 
     Attributes:
-      num_tokens: Predictions that were compared: every token of a window but the first was predicted.
-      source_bytes, quantized_bytes: Of the weights, in memory.
+      num_tokens: Number of compared predictions: every token of a window except the first is predicted.
+      source_bytes, quantized_bytes: Size of the weights in memory.
       source_perplexity, perplexity: exp of the mean negative log-probability of the text's tokens.
-      kl_mean, kl_p99: Mean, and 99th percentile over predictions, of the divergence KL(source || quantized), in nats.
-      top1: Share of predictions whose most likely token is the source's.
+      kl_mean, kl_p99: Mean and 99th percentile, over predictions, of KL(source || quantized) in nats.
+      top1: Share of predictions with the same most likely token as the source's.
     """
 
     num_tokens: int
@@ -59,12 +59,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TokenDivergences:
-    """What each of N predictions contributes to an Evaluation.
+    """Terms of an Evaluation from each of N predictions.
 
     Attributes:
       kl: float64 [N], KL(source || quantized) in nats.
-      same_top1: bool [N], whether the most likely token is the same.
-      source_logprobs, logprobs: float64 [N], of the token that follows.
+      same_top1: bool [N], True where the most likely token is the same.
+      source_logprobs, logprobs: float64 [N], log-probability of the next token of the text.
     """
 
     kl: np.ndarray
@@ -74,20 +74,20 @@ class TokenDivergences:
 
 
 class SourcePredictions:
-    """A source model's predictions on text, with which any number of quantized models can be compared.
+    """A source model's predictions on text, for comparisons with any number of quantized models.
 
-    Use it as a context manager, or call `close`: the predictions are in a temporary file.
+    Use it as a context manager, or call `close`, which deletes the temporary file of the predictions.
 
     Args:
       source: Folder, GGUF file or Hub id of the model.
-      texts: Files; see `read_documents`.
-      revision: Of a Hub id.
-      on_progress: See `OnProgress`.
+      texts: Text files; see `read_documents`.
+      revision: Revision of a Hub id.
+      on_progress: Receives (tokens done, tokens in all).
 
     Raises:
       RequestError: A text file cannot be used.
       CheckpointError, ConfigError: The source cannot be loaded.
-      EngineError: There is no space for the predictions.
+      EngineError: The disk has no space for the predictions.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class SourcePredictions:
 
         Args:
           model: Folder, GGUF file or Hub id: a quantized model, or the source itself with `quantization`.
-          quantization: As for `LLM`.
-          on_progress: See `OnProgress`.
+          quantization: Quantization, as for `LLM`.
+          on_progress: Receives (tokens done, tokens in all).
 
         Raises:
-          RequestError: The model does not have the source's vocabulary.
+          RequestError: The vocabulary of the model differs from the source's.
           CheckpointError, ConfigError, EngineError: The model cannot be loaded.
         """
         with self._open(model, quantization=quantization) as llm:
@@ -140,16 +140,16 @@ class SourcePredictions:
     def compare(
         self, compute_logits: ComputeLogits, weight_bytes: int, name: str, on_progress: OnProgress | None = None
     ) -> Evaluation:
-        """Compares whatever computes logits with the source.
+        """Compares any function that computes logits with the source.
 
         Args:
-          compute_logits: The model.
-          weight_bytes: Of its weights.
-          name: Its name, for errors.
-          on_progress: See `OnProgress`.
+          compute_logits: Function that computes the model's logits.
+          weight_bytes: Size of the model's weights.
+          name: Name of the model, for errors.
+          on_progress: Receives (tokens done, tokens in all).
 
         Raises:
-          RequestError: The model does not have the source's vocabulary.
+          RequestError: The vocabulary of the model differs from the source's.
         """
         parts = []
         self._file.seek(0)
@@ -196,7 +196,7 @@ class SourcePredictions:
     def _predictions(
         self, compute_logits: ComputeLogits, on_progress: OnProgress | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (the tokens that follow i32 [n], log-probabilities float32 [n, V]), a few rows at a time."""
+        """Yields next tokens, i32 [n], and log-probabilities, float32 [n, V], a few rows at a time."""
         done = 0
         for window in self.windows:
             row = 0
@@ -226,20 +226,20 @@ class SourcePredictions:
 
 
 def window_tokens(path: Path) -> int:
-    """Most tokens of a window for the model at a path."""
+    """Returns the largest number of tokens in a window, for the model at a path."""
     return min(WINDOW_TOKENS, trained_context_length(read_hf_config(path)) or WINDOW_TOKENS)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities float32 [n, V] of logits float32 [n, V]; the sums are in float64."""
+    """Computes log-probabilities float32 [n, V] of logits float32 [n, V]; sums are in float64."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64)).astype(np.float32)
     return shifted
 
 
 def diverge(source: np.ndarray, quantized: np.ndarray, targets: Sequence[int] | np.ndarray) -> TokenDivergences:
-    """Compares log-probabilities float32 [n, V] of a source and a quantized model; `targets` [n] follow."""
-    # A probability of zero contributes nothing, whatever it is compared with.
+    """Compares log-probabilities float32 [n, V] of a source and a quantized model for the next tokens `targets` [n]."""
+    # A probability of zero contributes nothing.
     difference = np.where(np.isneginf(source), 0, source - quantized)
     kl = (np.exp(source) * difference).sum(axis=-1, dtype=np.float64)
     rows = np.arange(len(source))

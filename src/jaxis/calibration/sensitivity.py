@@ -1,16 +1,18 @@
-"""How much each module's precision matters: the divergence that quantizing it alone would cause, by width.
+"""Sensitivity of modules: the divergence of predictions that quantizing one module alone causes, for each width.
 
 For a small change D of a module's weights, the divergence of the next-token distribution p is, to second order,
 
     KL = 1/2 sum over i, j of F_ij D_i D_j,    F = E over y ~ p of g g^T,    g = gradient of log p(y),
 
-averaged over the predictions on text. Errors of rounding are nearly uncorrelated, so that only the diagonal of the
-Fisher information F is left, and squares of gradients estimate it: for each window of the text, tokens y are drawn from
-the model's own predictions, and the gradient of their log-probability is squared. (Contributions of different tokens to
-such a gradient have a mean of zero and are uncorrelated, so the square of the sum is the sum of the squares.)
+averaged over the predictions on text. Errors of rounding are nearly uncorrelated, so only the diagonal of the Fisher
+information F matters. Squares of gradients estimate it: for each window of the text, tokens y are drawn from the
+  model's
+own predictions, and the gradient of their log-probability is squared. (Contributions of different tokens to such a
+gradient have a mean of zero and are uncorrelated, so the square of the sum is the sum of the squares.)
 As in: Dong et al., HAWQ-V2 (2019); Kim et al., SqueezeLLM (2023).
 
-It costs a forward and a backward pass of float32 weights over each window, and each weight is quantized once to each
+The cost is a forward and a backward pass of float32 weights over each window, and one quantization of each weight to
+each
 width. Weights, gradients and the sum of their squares are in memory at once.
 """
 
@@ -26,35 +28,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxis.calibration.module_schemes import weight_schemes
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.kernels.weights import WeightScheme, check_quantizable, dequantize, quantize
+from jaxis.kernels.weights import check_quantizable, dequantize, quantize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.layers.weight_method import WeightMethod
-from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.model_loader import load_model
 from jaxis.models.tied_tables import config_as_stored
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization_rules import QuantizationRule
-
-# The modules of a model that rules quantize.
-
-
-def weight_schemes(source: Path, rules: RuleQuantizationConfig) -> dict[str, WeightScheme]:
-    """Dotted name of each module to be quantized -> how. Routers are never quantized."""
-    model = construct_abstractly(VllmConfig(ModelConfig(str(source), config_as_stored(source)), quant_config=rules))
-    methods = {name: getattr(module, "quant_method", None) for name, module in named_modules(model)}
-    return {
-        name: method.scheme
-        for name, method in methods.items()
-        if isinstance(method, WeightMethod) and method.scheme is not None
-    }
-
 
 WINDOW_TOKENS = 256
 MAX_WINDOWS = 16
@@ -62,7 +50,7 @@ _LOGITS_ROWS = 64
 _ROWS_AT_ONCE = 1 << 22  # elements of a matrix whose errors are computed together
 
 OnProgress = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+"""Receives (steps done, steps in all)."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +58,9 @@ class Option:
     """One way to quantize a module.
 
     Attributes:
-      rule: How, for any module.
-      num_bytes: Of its weights.
-      kl: What quantizing this module alone adds to the mean divergence of a prediction, in nats, to second order.
+      rule: Rule with the format, for any module.
+      num_bytes: Size of the module's weights.
+      kl: Increase of the mean divergence of a prediction by quantizing this module alone, in nats, to second order.
     """
 
     rule: QuantizationRule
@@ -82,12 +70,12 @@ class Option:
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """What quantizing a module costs.
+    """Cost of quantizing a module.
 
     Attributes:
       name: Dotted name in the checkpoint.
-      num_weights: Elements of its matrices.
-      options: One for each width that fits it.
+      num_weights: Number of elements of its matrices.
+      options: Options, one for each width that fits the module.
     """
 
     name: str
@@ -102,13 +90,13 @@ def measure_sensitivity(
     *,
     on_progress: OnProgress | None = None,
 ) -> list[ModuleSensitivity]:
-    """The cost of each rule for each module of a model that can be quantized.
+    """Measures the cost of each rule for each module of a model that can be quantized.
 
     Args:
-      folder: A checkpoint that is not quantized.
+      folder: Unquantized checkpoint.
       windows: Token ids of text; at most MAX_WINDOWS are used, evenly spaced.
-      rules: The ways to quantize a module.
-      on_progress: See `OnProgress`.
+      rules: Ways to quantize a module.
+      on_progress: Receives (steps done, steps in all).
 
     Raises:
       ConfigError, CheckpointError: The model cannot be loaded.
@@ -144,7 +132,7 @@ def measure_sensitivity(
 
 
 def _weights_of(model: JaxModule, names: Container[str]) -> dict[str, jax.Array]:
-    """Dotted name -> weights [..., out, in] of the parameters of these modules, each once."""
+    """Returns the parameters [..., out, in] of these modules by dotted name, each once."""
     found: dict[str, jax.Array] = {}
     for name, module in named_modules(model):
         if name in names and isinstance(module, JaxLinear | JaxEmbed | JaxExperts):
@@ -156,7 +144,7 @@ def _weights_of(model: JaxModule, names: Container[str]) -> dict[str, jax.Array]
 def _gradients(
     model: JaxModule, weights: Mapping[str, jax.Array], windows: Sequence[list[int]]
 ) -> Iterator[dict[str, jax.Array]]:
-    """For each window, by parameter, the gradient of the log-probability of tokens drawn from its predictions."""
+    """Yields, for each window, the gradients of the log-probability of tokens drawn from its predictions."""
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state)
     index_of = {id(leaf): i for i, leaf in enumerate(leaves)}
@@ -176,12 +164,12 @@ def _gradients(
 
 
 def _log_probability_of_draws(model: GenerativeModel, ids: jax.Array, key: jax.Array) -> jax.Array:
-    """The log-probability of one token for each position, drawn from the model's own predictions, summed."""
+    """Returns the summed log-probability of one token for each position, drawn from the model's own predictions."""
     num_tokens = len(ids)
     _, hidden, _ = model(None, ids, AttentionMetadata.for_whole_sequences([num_tokens]))
     rows = _LOGITS_ROWS if num_tokens % _LOGITS_ROWS == 0 else num_tokens
 
-    # Logits are computed again in the backward pass: all at once, they would be larger than the model.
+    # The backward pass computes logits again: all of them together would be larger than the model.
     @jax.checkpoint
     def of_rows(hidden: jax.Array, key: jax.Array) -> jax.Array:
         logits = model.compute_logits(hidden)
@@ -200,7 +188,7 @@ def _add_square(total: jax.Array | None, gradient: jax.Array) -> jax.Array:
 def _sensitivity(
     name: str, arrays: Sequence[tuple[np.ndarray, np.ndarray]], rules: Sequence[QuantizationRule], num_tokens: int
 ) -> ModuleSensitivity:
-    """The cost of each rule for a module of these (weights [..., out, in], sums of squared gradients)."""
+    """Returns the cost of each rule for a module of these (weights [..., out, in], sums of squared gradients)."""
     options = []
     for rule in rules:
         scheme = weight_scheme(rule)
@@ -222,7 +210,7 @@ def _sensitivity(
 
 
 def _row_blocks(*stacks: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """The same rows of each stack [..., out, in], as matrices of a moderate size."""
+    """Yields blocks of rows of each stack [..., out, in], as matrices of a moderate size."""
     matrices = [stack.reshape(-1, stack.shape[-1]) for stack in stacks]
     num_rows = max(1, _ROWS_AT_ONCE // matrices[0].shape[-1])
     for first in range(0, len(matrices[0]), num_rows):

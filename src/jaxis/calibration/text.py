@@ -1,4 +1,4 @@
-"""Reads text to calibrate or evaluate on, as windows of token ids."""
+"""Text for calibration or evaluation, as windows of token ids."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ MIN_WINDOW_TOKENS = 2  # one to predict, and one to predict it from
 
 
 def read_windows(path: Path, tokenizer: Tokenizer | None, window_tokens: int = WINDOW_TOKENS) -> list[list[int]]:
-    """The token ids of text, cut into windows that a model sees one at a time.
+    """Reads text as token ids, cut into windows that a model sees one at a time.
 
-    Each document is cut by itself. Where the tokenizer begins a string with a beginning-of-sequence token, so does
-    every window. The last window of a document is shorter; one of a single token is left out.
+    Each document is cut separately. If the tokenizer begins a string with a beginning-of-sequence token, every window
+    begins
+    with it. The last window of a document is shorter; a window of a single token is left out.
 
     Args:
-      path: See `read_documents`.
-      tokenizer: The model's.
-      window_tokens: Most tokens of a window.
+      path: Text file; see `read_documents`.
+      tokenizer: Tokenizer of the model.
+      window_tokens: Length of a window in tokens.
 
     Raises:
-      RequestError: See `read_documents`; or the text is shorter than two tokens.
+      RequestError: The file cannot be used, as in `read_documents`, or the text is shorter than two tokens.
     """
     windows = []
     for token_ids in read_documents(path, tokenizer):
@@ -38,16 +39,17 @@ def read_windows(path: Path, tokenizer: Tokenizer | None, window_tokens: int = W
 
 
 def read_documents(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
-    """The token ids of each document in a file.
+    """Yields the token ids of each document in a file.
 
     Args:
-      path: A file in UTF-8. If its name ends in .jsonl, each line is a JSON object with "text" (a document) or
-        "messages" (a conversation, rendered with the chat template); otherwise all of it is one document.
-      tokenizer: The model's.
+      path: UTF-8 file. If its name ends in .jsonl, each line is a JSON object with "text" (a document) or "messages" (a
+        conversation, rendered with the chat template); otherwise the whole file is one document.
+      tokenizer: Tokenizer of the model.
 
     Raises:
-      RequestError: The file cannot be read, or a line of it is not as described; or the model has no tokenizer, or, for
-        conversations, no chat template.
+      RequestError: The file cannot be read, a line has another form, the model has no tokenizer, or it has no chat
+        template
+        for conversations.
     """
     if tokenizer is None:
         raise RequestError(f"{path} is text, and the checkpoint has no tokenizer")
@@ -77,7 +79,7 @@ def _tokenize_line(line: str, where: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _parse(line: str, where: str) -> Mapping[str, Any]:
-    """The object of a line, with either "text" or "messages" of the right type."""
+    """Parses a line as an object with either "text" or "messages" of the right type."""
     try:
         document = json.loads(line)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Chooses how to quantize each module of a model from measurements on text."""
+"""Choice of a quantization rule for each module of a model, from measurements on text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.quantization_rules import QuantizationRule
 from jaxis.tokenizer import Tokenizer
 
-# From the fewest bits, in groups of 32 input features.
+# In order of bits, in groups of 32 input features.
 WIDTH_RULES = (
     QuantizationRule(".*", "int4", "int8", 32, "affine"),
     QuantizationRule(".*", "int5", "int8", 32, "affine"),
     QuantizationRule(".*", "int6", "int8", 32, "affine"),
     QuantizationRule(".*", "int8", "int8", 32),
 )
-_CLOSE_ENOUGH = 0.01  # of the bytes: a search that is this near to the limit ends
+_CLOSE_ENOUGH = 0.01  # share of the bytes: a search ends when it is this close to the limit
 MAX_MEASUREMENTS = 8
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Takes one module from its option `index - 1` to `index` on its hull."""
+    """A step of one module from option `index - 1` on its hull to `index`."""
 
     module: int
     index: int
@@ -39,18 +39,20 @@ class _Step:
 
 
 class WidthChoice:
-    """Allocations of widths to modules, from the smallest to the largest.
+    """Allocations of options to modules, from the smallest to the largest.
 
-    Starting with the option of fewest bits of each module, the step that saves the most divergence for each byte comes
-    first. Only options on the lower convex hull of (bytes, divergence) are used, so that a module's steps come in their
-    order; every allocation along the way then has the least divergence (to second order) of all that are not larger.
+    The first allocation gives each module its option of fewest bits. Steps then follow in order of the divergence they
+    save
+    for each byte. Only options on the lower convex hull of (bytes, divergence) are used, so a module's steps are in
+    order.
+    Every allocation has the least divergence (to second order) of all that are not larger.
 
     Args:
-      modules: What each costs; those without options stay as they are.
+      modules: Cost of each module; modules without options stay unquantized.
 
-    Attributes:
-      num_weights: Elements of all matrices.
-      num_bytes, kl: Of each allocation; the divergence is to second order.
+      Attributes:
+        num_weights: Number of elements of all matrices.
+        num_bytes, kl: Size and divergence (to second order) of each allocation.
     """
 
     def __init__(self, modules: Sequence[ModuleSensitivity]) -> None:
@@ -70,15 +72,14 @@ class WidthChoice:
             self.kl.append(self.kl[-1] - step.kl_saved)
 
     def __len__(self) -> int:
-        """Number of allocations."""
         return len(self._steps) + 1
 
     def options(self, number: int) -> dict[str, Option]:
-        """Module name -> its option in one of the allocations, of which the first is the smallest."""
+        """Returns the option of each module in an allocation, by name. Allocation 0 is the smallest."""
         return self._options(self._steps[:number])
 
     def within_bits(self, target_bits: float) -> dict[str, Option]:
-        """Module name -> option, with at most this many bits a weight on average.
+        """Returns the option of each module, by name, with at most this many bits per weight on average.
 
         Raises:
           ConfigError: Even the smallest allocation has more.
@@ -100,17 +101,18 @@ class WidthChoice:
         return self._options(taken)
 
     def within_kl(self, max_kl: float, measure: Callable[[dict[str, Option]], float]) -> dict[str, Option]:
-        """Module name -> option of the smallest allocation found whose measured divergence is within the limit.
+        """Returns the options of the smallest allocation found whose measured divergence is within the limit.
 
-        The search assumes that divergence falls along the allocations, and ends once its bounds are within 1% of the
-        bytes of each other.
+        The search assumes that divergence falls along the allocations. It ends once its bounds are within 1% of the
+        bytes of
+        each other.
 
         Args:
-          max_kl: In nats.
-          measure: The true divergence of an allocation.
+          max_kl: Limit of the divergence in nats.
+          measure: Function that measures the divergence of an allocation.
 
         Raises:
-          ConfigError: The largest allocation diverges more.
+          ConfigError: Even the largest allocation diverges more.
         """
         low, high = -1, len(self) - 1  # the largest known to diverge too much, and the smallest known not to
         least = measure(self.options(high))
@@ -125,7 +127,7 @@ class WidthChoice:
             ):
                 break
             wanted = next((i for i in range(low + 1, high) if self.kl[i] * ratio <= max_kl), high - 1)
-            # Where the prediction is at a bound again and again, halving is faster.
+            # If the prediction is at a bound repeatedly, halving is faster.
             number = (low + high) // 2 if wanted in (low + 1, high - 1) and ratio != 1.0 else wanted
             measured = measure(self.options(number))
             ratio = measured / max(self.kl[number], 1e-12)
@@ -142,7 +144,7 @@ class WidthChoice:
 
 
 def rules_of(options: dict[str, Option]) -> tuple[QuantizationRule, ...]:
-    """One rule for each module."""
+    """Returns one rule for each module."""
     return tuple(
         dataclasses.replace(option.rule, module_path=re.escape(name).replace(r"\_", "_"))
         for name, option in options.items()
@@ -150,7 +152,7 @@ def rules_of(options: dict[str, Option]) -> tuple[QuantizationRule, ...]:
 
 
 def _lower_hull(options: Sequence[Option]) -> list[Option]:
-    """The options on the lower convex hull of divergence over bytes, from the smallest on."""
+    """Returns the options on the lower convex hull of divergence over bytes, from the smallest."""
     hull: list[Option] = []
     for option in sorted(options, key=lambda option: (option.num_bytes, option.kl)):
         if hull and option.kl >= hull[-1].kl:
@@ -165,9 +167,6 @@ def _slope(smaller: Option, larger: Option) -> float:
     return (larger.kl - smaller.kl) / (larger.num_bytes - smaller.num_bytes)
 
 
-# Chooses how to quantize each module of a model from measurements on text.
-
-
 def choose_rules(
     source: Path,
     texts: Sequence[Path],
@@ -177,19 +176,20 @@ def choose_rules(
     max_kl: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[QuantizationRule, ...]:
-    """One rule for each module, with the widths that cost least on text.
+    """Chooses one rule for each module, with the least divergence on text.
 
     Args:
-      source: A checkpoint that is not quantized.
-      texts: What sensitivity is measured on; see `read_documents`.
-      predictions: The source's; needed for `max_kl`.
-      target_bits: Most bits a weight, on average over all modules that are quantized, embeddings and head included.
-      max_kl: Or the largest mean divergence, in nats, as `predictions` measure it, quantized activations included; the
-        smallest weights found that keep it are chosen.
-      on_progress: Called with (steps done, steps in all) of measuring sensitivity.
+      source: Unquantized checkpoint.
+      texts: Texts to measure sensitivity on; see `read_documents`.
+      predictions: Predictions of the source; needed for `max_kl`.
+      target_bits: Limit of the bits per weight, on average over all quantized modules, including embeddings and head.
+      max_kl: Alternative limit: largest mean divergence in nats, as `predictions` measure it with quantized
+        activations. The
+        smallest weights found within the limit are chosen.
+      on_progress: Receives (steps done, steps in all) of measuring sensitivity.
 
     Raises:
-      ConfigError: No choice keeps the limit; or the model cannot be loaded.
+      ConfigError: No choice is within the limit, or the model cannot be loaded.
       RequestError: A text file cannot be used.
       CheckpointError: The model cannot be loaded, or is quantized already.
     """
@@ -199,7 +199,7 @@ def choose_rules(
         raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
     tokenizer = Tokenizer.from_path(source)
     windows = [window for text in texts for window in read_windows(text, tokenizer, WINDOW_TOKENS)]
-    # Each other length would be another program to compile.
+    # Each other length would need another program.
     longest = max(map(len, windows))
     windows = [window for window in windows if len(window) == longest]
     choice = WidthChoice(measure_sensitivity(source, windows, WIDTH_RULES, on_progress=on_progress))

@@ -151,7 +151,7 @@ def _converse(config: InferenceConfig) -> None:
         from jaxis.cli.chat_session import ChatSession
         from jaxis.inference.engine import JAXInferenceEngine
         from jaxis.inference.generation_params import to_sampling_params
-        from jaxis.inference.inference_config import template_arguments
+        from jaxis.inference.template_arguments import template_arguments
 
         engine = JAXInferenceEngine(config.model, generation_params=config.generation)
     with engine:

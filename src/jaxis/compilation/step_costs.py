@@ -14,14 +14,14 @@ from jax.sharding import AxisType, Mesh
 from jaxis.compilation.abstract_model import abstract_model
 from jaxis.compilation.program_text import ProgramText, read_text
 from jaxis.config import VllmConfig
-from jaxis.config.hf_config import experts_per_token
+from jaxis.config.expert_counts import experts_per_token
 from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.program_context import ProgramContext
 from jaxis.engine.execution.program_key import lower
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
-from jaxis.engine.execution.step_inputs import StepShapes
 from jaxis.engine.execution.step_programs import ForwardKey, SampleKey
+from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.parallel.mesh import EXPERT_AXES, MESH_AXES

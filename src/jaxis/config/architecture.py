@@ -1,4 +1,4 @@
-"""Which model class a config.json asks for: its `architectures`, which its `model_type` must not contradict."""
+"""Choice of the model class for a config.json: its `architectures`, which its `model_type` must not contradict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.errors import ConfigError
 
 
 def architectures_of(config: HFConfig) -> list[str]:
-    """The names in `architectures`; without them, the reference's class for the `model_type`.
+    """Returns the names in `architectures`; without them, the reference's class for the `model_type`.
 
     Raises:
       ConfigError: `architectures` is no list of names, or is missing and does not follow from `model_type`.
@@ -40,7 +40,7 @@ def check_model_type(config: HFConfig, architecture: str) -> None:
 
 
 def _reference_architectures(config: Mapping[str, Any]) -> list[str]:
-    """The reference's architecture for the `model_type`: the last one is for a config with a `text_config`."""
+    """Returns the reference's architecture for the `model_type`; the last one if there is a `text_config`."""
     reference = reference_of(config.get("model_type"))
     if reference is None:
         return []

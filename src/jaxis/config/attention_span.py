@@ -1,4 +1,4 @@
-"""Which tokens a layer's attention reads, and thus how much of a sequence its cache must keep."""
+"""The tokens that a layer's attention reads, and the part of a sequence that its cache must keep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Positions = TypeVar("Positions")
 
 @dataclass(frozen=True)
 class AttentionSpan:
-    """The tokens that a token sees: itself and all, or only the nearest, tokens before it; in encoders, after it too.
+    """The tokens that a token sees: itself, and all or the nearest tokens before it; in encoders, after it too.
 
     Attributes:
-      sliding_window: The number of tokens it sees up to itself, itself included; None for all.
+      sliding_window: Number of tokens it sees up to itself, itself included; None for all.
       attention_chunk_size: C; it sees its own chunk of C tokens, up to itself: from p // C * C to p.
-      lookahead: The number of tokens after itself that it sees; None for all that its sequence has. Unless it is 0, the
-        tokens of a sequence must be in one step.
+      lookahead: Number of tokens after itself that it sees; None for all of its sequence. Unless it is 0, the tokens of
+        a sequence must be in one step.
     """
 
     sliding_window: int | None = None
@@ -26,7 +26,7 @@ class AttentionSpan:
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees nothing after itself."""
+        """True if a token sees nothing after itself."""
         return self.lookahead == 0
 
     @property
@@ -70,7 +70,7 @@ class AttentionSpan:
         return minimum(position + self.lookahead, seq_len - 1) if self.lookahead else position
 
     def max_step_blocks(self, max_blocks: int, block_size: int, num_tokens: int) -> int:
-        """Most blocks that a step of `num_tokens` tokens reads and writes of one sequence of up to `max_blocks`."""
+        """Returns the most blocks of a sequence of up to `max_blocks` that a step of `num_tokens` reads and writes."""
         if self.reach is None:
             return max_blocks
         # The most blocks that k consecutive tokens touch, wherever they begin.

@@ -1,4 +1,4 @@
-"""What a config.json says in more than one way: its data type, its longest sequence, keys with several names."""
+"""Values that config.json files give in several ways: the data type, the longest sequence, keys with several names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.reference import reference_of
 
-# Keys that config.json files have under several names.
-
 
 def value_of_either(config: HFConfig, *names: str) -> Any:
-    """The value of a key that has several names, of which config.json may have one or, with the same value, several.
+    """Returns the value of a key with several names; config.json may have several if their values are equal.
 
     Args:
-      config: Of the model.
-      names: The key's; an error about a missing key names the first.
+      config: Config of the model.
+      names: Names of the key; an error about a missing key names the first.
 
     Raises:
       ConfigError: None of them is there, or two have different values.
@@ -27,28 +25,26 @@ def value_of_either(config: HFConfig, *names: str) -> Any:
     return value
 
 
-# The longest sequence that a checkpoint is for.
-
-
 DEFAULT_CONTEXT_LENGTH = 2048
-"""In tokens, of models that are for any length, as in vLLM."""
+"""Context length, in tokens, of models without a limit, as in vLLM."""
 
 
 ALWAYS_WITH_ALIBI = ("bloom",)
-"""Model types whose config.json need not say that scores have ALiBi's biases, nor for how many tokens the model is."""
+"""Model types with ALiBi's biases, and without a context length, even if config.json does not say so."""
 
 
 def trained_context_length(config: HFConfig) -> int | None:
-    """In tokens: `max_position_embeddings`, or `model_max_length` of families whose attention has no positions.
+    """Returns the context length of training, in tokens.
 
-    Where config.json has neither, what the reference assumes for `max_position_embeddings`. None of a model without
-    attention, or with ALiBi, whose config.json has neither: its layers know no positions.
+    This is `max_position_embeddings`, or `model_max_length` of families whose attention has no positions. If
+    config.json has neither, it is the reference's default of `max_position_embeddings`. None for a model without
+    attention, or with ALiBi, whose config.json has neither: its layers use no positions.
 
     Args:
-      config: Of the model, or of a multimodal one around it.
+      config: Config of the model, or of a multimodal one around it.
 
     Raises:
-      ConfigError: It has neither, and attention.
+      ConfigError: The config has neither, and the model has attention.
     """
     text_config = config.get_text_config()
     length = text_config.get("max_position_embeddings", text_config.get("model_max_length"))
@@ -60,14 +56,11 @@ def trained_context_length(config: HFConfig) -> int | None:
     return length
 
 
-# The data type that a config.json gives its weights, in any spelling in use.
-
-
 _SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
 def checkpoint_dtype(config: HFConfig) -> str | None:
-    """The name of the type, such as "bfloat16"; None if config.json has none. The text part's goes first."""
+    """Returns the data type, such as "bfloat16", in any spelling; None without one. The text part's goes first."""
     for part in (config.get_text_config(), config):
         if dtype := part.get("dtype", part.get("torch_dtype")):
             name = str(dtype).removeprefix("torch.").lower()

@@ -1,4 +1,4 @@
-"""What becomes of a key of config.json that the model did not read: it is neutral, ignored, or an error.
+"""Rules for a key of config.json that the model did not read: it is neutral, ignored, or an error.
 
 The oracle is transformers' code of the same model type, since the published weights are run with it. From the top:
 
@@ -16,7 +16,7 @@ A model type without a reference, such as a plug-in's, has rule 1 only: any othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,21 +33,6 @@ from jaxis.config.neutral_keys import (
     VALUE_SYNONYMS,
 )
 from jaxis.config.reference import FamilyReference, keys_of_other_families, reference_of
-from jaxis.errors import ConfigError
-from jaxis.nearest_name import did_you_mean
-
-# Arguments that are JSON objects, each with keys that are known.
-
-
-def check_keys(name: str, given: object, known: Collection[str]) -> None:
-    """Raises a ConfigError unless an argument is a dict, all of whose keys are known."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{name}={given!r} must be a dict")
-    for key in given:
-        if key not in known:
-            hint = did_you_mean(str(key), known)
-            raise ConfigError(f"{name} has the unknown key {key!r}; known: {', '.join(known)}{hint}")
-
 
 _OFF = (None, False, 0, "", [], {})
 _NO_FACTOR_OF_LOGITS = frozenset({"attention", "attn", "softmax", "query"})  # replaces D ** -0.5: not neutral at 1
@@ -55,11 +40,11 @@ _NO_FACTOR_OF_LOGITS = frozenset({"attention", "attn", "softmax", "query"})  # r
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of an unread key.
+    """Verdict on an unread key.
 
     Attributes:
-      use: "neutral" and "ignored" change nothing, and the user hears of the second; "unread" is an error.
-      because: Why it is an error; empty otherwise.
+      use: "neutral" and "ignored" change nothing, and the user is told of the second; "unread" is an error.
+      because: Reason for the error; empty otherwise.
     """
 
     use: Literal["neutral", "ignored", "unread"]
@@ -70,13 +55,13 @@ NEUTRAL, IGNORED = Verdict("neutral"), Verdict("ignored")
 
 
 def judge(key: str, value: Any, model_type: object, get: Callable[[str], Any]) -> Verdict:
-    """The verdict on a key that the model did not read.
+    """Returns the verdict on a key that the model did not read.
 
     Args:
-      key: Its name, without the objects around it.
-      value: Its value, not null; an object as a dict.
-      model_type: That of the object that has the key.
-      get: The value of another key of that object; None if there is none.
+      key: Name of the key, without the objects around it.
+      value: Value, not null; an object as a dict.
+      model_type: Model type of the object that has the key.
+      get: Returns the value of another key of that object; None if there is none.
     """
     words = _words(key)
     if (verdict := _of_any_model(key, value, words)) is not None:
@@ -100,7 +85,7 @@ def judge(key: str, value: Any, model_type: object, get: Callable[[str], Any]) -
 
 
 def _of_any_model(key: str, value: Any, words: frozenset[str]) -> Verdict | None:
-    """The verdict that holds whatever the model; None if it depends on the model."""
+    """Returns the verdict that holds for any model; None if it depends on the model."""
     if key in STAMPS:
         return IGNORED
     if key in NEUTRAL_KEYS or key.endswith(NEUTRAL_SUFFIXES) or not words.isdisjoint(NEUTRAL_WORDS):
@@ -115,7 +100,7 @@ def _of_any_model(key: str, value: Any, words: frozenset[str]) -> Verdict | None
 
 
 def _words(key: str) -> frozenset[str]:
-    """The words of `snake_case`, `camelCase` or dotted names, in lower case."""
+    """Returns the words of `snake_case`, `camelCase` or dotted names, in lower case."""
     return frozenset(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()))
 
 
@@ -124,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _repeats(key: str, value: Any, reference: FamilyReference, get: Callable[[str], Any]) -> bool:
-    """Whether the key is another name of a key that has the same value, or that has this value by default."""
+    """Returns whether the key is another name of a key with the same value or default."""
     aliases = [alias if name == key else name for alias, name in reference.aliases.items() if key in (alias, name)]
     for name in (*SYNONYMS.get(key, ()), *aliases):
         other = get(name)
@@ -134,7 +119,7 @@ def _repeats(key: str, value: Any, reference: FamilyReference, get: Callable[[st
 
 
 def _is_off(words: frozenset[str], value: Any) -> bool:
-    """Whether the value is that of a setting which does nothing."""
+    """Returns whether the value turns a setting off."""
     if not words.isdisjoint(FACTOR_WORDS) and not isinstance(value, bool | dict | list | None):
         return _same(value, 1) and words.isdisjoint(_NO_FACTOR_OF_LOGITS)
     return any(_same(value, off) for off in _OFF)

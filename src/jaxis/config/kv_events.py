@@ -1,4 +1,4 @@
-"""Whether and where an engine publishes what its prefix cache holds, in vLLM's words."""
+"""Configuration of the events that an engine publishes about its prefix cache, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxis.config.key_rules import check_keys
+from jaxis.config.argument_keys import check_keys
 from jaxis.errors import ConfigError
 
 
@@ -17,13 +17,13 @@ class KVEventsConfig:
     Attributes:
       enable_kv_cache_events: Publish at all.
       publisher: "zmq" or "null"; None is "zmq" if `enable_kv_cache_events`.
-      endpoint: Where events are published; of several data ranks, the first one's (see `of_rank`). An address with `*`
-        or `::`, `ipc://` or `inproc://` is bound; any other one is connected to.
-      replay_endpoint: Where batches that were missed can be asked for, which is bound; None: nowhere.
-      topic: The first frame of each message.
-      buffer_steps: Batches that are kept for `replay_endpoint`.
-      hwm: Batches that wait for a slow reader, before later ones are lost to it.
-      max_queue_size: Most batches that wait to be sent; none ever does, so any limit is kept.
+      endpoint: Address of the events; of several data ranks, the first one's (see `of_rank`). An address with `*` or
+        `::`, `ipc://` or `inproc://` is bound; any other one is connected to.
+      replay_endpoint: Address for requests of missed batches, which is bound; None: no replay.
+      topic: First frame of each message.
+      buffer_steps: Number of batches kept for `replay_endpoint`.
+      hwm: Maximum number of batches waiting for a slow reader; it loses later ones.
+      max_queue_size: Maximum number of batches waiting to be sent; none ever waits, so any limit holds.
     """
 
     enable_kv_cache_events: bool = False
@@ -37,10 +37,10 @@ class KVEventsConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> KVEventsConfig | None:
-        """The configuration of these values; None if they publish nothing.
+        """Returns the configuration of these values; None if they publish nothing.
 
         Raises:
-          ConfigError: A name or a value that cannot be honoured.
+          ConfigError: A name or a value is not supported.
         """
         if given is None:
             return None
@@ -58,13 +58,13 @@ class KVEventsConfig:
         return config if config.enable_kv_cache_events and config.publisher != "null" else None
 
     def of_rank(self, rank: int) -> KVEventsConfig:
-        """The configuration of a data rank's own publisher, whose addresses are those that vLLM gives it."""
+        """Returns the configuration of a data rank's own publisher, with vLLM's addresses."""
         replay = None if self.replay_endpoint is None else _of_rank(self.replay_endpoint, rank)
         return replace(self, endpoint=_of_rank(self.endpoint, rank), replay_endpoint=replay)
 
 
 def _of_rank(endpoint: str, rank: int) -> str:
-    """A TCP port rises by one with each rank, unless it is any free one; other addresses have the rank at their end."""
+    """Adds the rank to a TCP port, unless it is any free one; other addresses get the rank at their end."""
     if rank == 0:
         return endpoint
     if not endpoint.startswith("tcp://"):

@@ -1,4 +1,4 @@
-"""Whether an engine hands blocks to other engines, or takes them from there, in vLLM's words."""
+"""Configuration of the transfer of blocks between engines, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jaxis.config.key_rules import check_keys
+from jaxis.config.argument_keys import check_keys
 from jaxis.errors import ConfigError
 from jaxis.host.tls import mutual_context
 
@@ -33,19 +33,19 @@ _EXTRA_KEYS = (*_TLS_KEYS, "lease_seconds")
 
 @dataclass(frozen=True, kw_only=True)
 class KVTransferConfig:
-    """The argument `kv_transfer_config`; names and defaults are those of vLLM, but for the last four.
+    """The argument `kv_transfer_config`; names and defaults are those of vLLM, except for the last four.
 
     Attributes:
-      kv_role: "kv_producer" computes prompts for other engines, "kv_consumer" decodes what others have computed,
-        "kv_both" does either.
-      kv_ip: The address at which a producer hands out blocks, and by which consumers reach it.
-      kv_port: Its port; 0 is any free one.
-      kv_buffer_size: Bytes of the host's memory for blocks on their way, where `kv_offloading_size` gives none.
-      engine_id: The producer's name in its answers; None makes one.
-      ssl_certfile, ssl_keyfile: Of `kv_connector_extra_config`: files with this engine's certificate and its key, PEM;
-        None: only engines of this machine take part, without TLS.
-      ssl_ca_certs: The same: a file with the CA that has signed the certificates of all engines that take part.
-      lease_seconds: The same: how long a producer keeps a prompt's blocks for others, from when they last read one.
+      kv_role: "kv_producer" computes prompts for other engines, "kv_consumer" decodes after prompts that others
+        computed, "kv_both" does either.
+      kv_ip: Address at which a producer serves blocks, and by which consumers reach it.
+      kv_port: Port of that address; 0 is any free one.
+      kv_buffer_size: Bytes of the host's memory for blocks in transfer, if `kv_offloading_size` gives none.
+      engine_id: Name of the producer in its answers; None makes one.
+      ssl_certfile, ssl_keyfile: Files with this engine's certificate and its key, PEM, from
+        `kv_connector_extra_config`; None: only engines of this machine take part, without TLS.
+      ssl_ca_certs: File with the CA that signed the certificates of all engines that take part, from the same object.
+      lease_seconds: Time for which a producer keeps a prompt's blocks after they were last read, from the same object.
     """
 
     kv_role: str
@@ -60,20 +60,20 @@ class KVTransferConfig:
 
     @property
     def is_producer(self) -> bool:
-        """Whether others get blocks from here."""
+        """True if other engines get blocks from this one."""
         return self.kv_role != "kv_consumer"
 
     @property
     def is_consumer(self) -> bool:
-        """Whether blocks are taken from others."""
+        """True if this engine gets blocks from others."""
         return self.kv_role != "kv_producer"
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> KVTransferConfig | None:
-        """The configuration of these values; None of None.
+        """Returns the configuration of these values; None of None.
 
         Raises:
-          ConfigError: A name or a value that cannot be honoured.
+          ConfigError: A name or a value is not supported.
         """
         if given is None:
             return None
@@ -95,7 +95,7 @@ class KVTransferConfig:
         return config
 
     def ssl_context(self, *, is_server: bool) -> ssl.SSLContext | None:
-        """TLS for one side of the connections; None: connections stay on this machine, and have none.
+        """Returns TLS for one side of the connections; None for connections within this machine, without TLS.
 
         Raises:
           ConfigError: A file cannot be used.
@@ -138,7 +138,7 @@ class KVTransferConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, by what it says; names other than localhost are not looked up."""
+    """Returns whether an address is this machine's own; names other than localhost are not looked up."""
     if host == "localhost":
         return True
     try:

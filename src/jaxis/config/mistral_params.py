@@ -57,16 +57,16 @@ _UNUSED_OF_EXPERTS = {"expert_parallel", "expert_model_parallel"}
 
 
 def is_mistral_format(folder: Path) -> bool:
-    """Whether a folder has a checkpoint in Mistral's own format, and none in Hugging Face's."""
+    """Returns whether a folder has a checkpoint in Mistral's own format, and none in Hugging Face's."""
     return not (folder / "config.json").exists() and (folder / PARAMS).exists()
 
 
 def read_mistral_params(folder: Path) -> dict[str, Any]:
-    """The values of a config.json that says what the folder's params.json does.
+    """Returns the folder's params.json as the values of a config.json.
 
     Raises:
       CheckpointError: The file is not a JSON object.
-      ConfigError: It is Meta's, a key is missing, or one is unknown or has a value that is not supported.
+      ConfigError: The file is Meta's, a key is missing, or one is unknown or has a value that is not supported.
     """
     params = _Params(read_json_object(folder / PARAMS), str(folder / PARAMS))
     if "multiple_of" in params.values:
@@ -122,14 +122,14 @@ def read_mistral_params(folder: Path) -> dict[str, Any]:
 
 
 class _Params:
-    """Values of which each is taken once, so that none is overlooked."""
+    """Values that are taken one by one, so that none is overlooked."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values, self.source = values, source
         self._taken: set[str] = set()
 
     def take(self, key: str, *default: Any) -> Any:
-        """The value; `default`, if there is one, where the key is missing or null."""
+        """Takes the value; `default`, if there is one, where the key is missing or null."""
         self._taken.add(key)
         if (value := self.values.get(key)) is not None:
             return value
@@ -154,7 +154,7 @@ class _Params:
 
 
 def _rope(params: _Params, theta: float) -> dict[str, Any] | None:
-    """The `rope_parameters` of yarn and of queries scaled by position; None for neither."""
+    """Returns the `rope_parameters` of yarn and of queries scaled by position; None for neither."""
     yarn, scaling = params.take("yarn", None), params.take("llama_4_scaling", None)
     if not yarn:
         if scaling:
@@ -183,7 +183,7 @@ def _rope(params: _Params, theta: float) -> dict[str, Any] | None:
 
 
 def _windows(params: _Params, num_layers: int) -> dict[str, Any]:
-    """`sliding_window`, and `layer_types` where the file lists windows, which repeat; nothing without windows."""
+    """Returns `sliding_window`, and `layer_types` if the file lists windows, which repeat; nothing without windows."""
     window, listed = params.take("sliding_window", None), params.take("_sliding_window", None)
     window = listed if listed is not None else window
     if window is None:
@@ -201,14 +201,14 @@ def _windows(params: _Params, num_layers: int) -> dict[str, Any]:
 
 
 def _plain(rope: dict[str, Any] | None, windows: dict[str, Any], source: str) -> dict[str, Any]:
-    """The `sliding_window` of a model that has the same one in all layers, or none; raises ConfigError for more."""
+    """Returns the `sliding_window` of a model with one window in all layers, or none; raises ConfigError for more."""
     if rope or "layer_types" in windows:
         raise ConfigError(f"{source} has experts or yarn beside yarn or windows of some layers, which is not supported")
     return {"sliding_window": None, **windows}
 
 
 def _experts_of_latent_model(experts: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The keys of experts that a softmax chooses, whose weights are renormalized."""
+    """Returns the keys of experts that a softmax chooses, whose weights are renormalized."""
     inner = _Params(experts, f"moe in {source}")
     inner.expect(_EXPECTED_OF_EXPERTS)
     found = {key: inner.take(own) for own, key in _EXPERTS.items()}
@@ -217,7 +217,7 @@ def _experts_of_latent_model(experts: Mapping[str, Any], source: str) -> dict[st
 
 
 def _quantization(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The `quantization_config` of fp8 weights, or of what llm-compressor has quantized."""
+    """Returns the `quantization_config` of fp8 weights, or of weights that llm-compressor has quantized."""
     if str(values.get("quant_method", "")).lower().replace("_", "-") == "compressed-tensors":
         return {**values, "quant_method": "compressed-tensors"}
     if values.get("qformat_weight") != "fp8_e4m3" or values.get("qscheme_act") not in ("TENSOR", "NO_SCALES", None):

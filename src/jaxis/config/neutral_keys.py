@@ -54,7 +54,7 @@ STAMPS = frozenset(
 """Keys with no effect, whatever their value, that other tools write."""
 
 NEUTRAL_SUFFIXES = ("_token_id", "_token_ids", "_token_index")
-"""Ends of the names of token ids: they are the tokenizer's and the generation config's business."""
+"""Suffixes of token ids' names: they are for the tokenizer and the generation config."""
 
 NEUTRAL_WORDS = frozenset(
     {
@@ -84,7 +84,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_rope": (True,),
     "use_rotary_embeddings": (True,),
 }
-"""Keys that configs carry whose models have no use for them, with the only values at which they do nothing."""
+"""Keys with the only values at which they do nothing, for models that have no use for them."""
 
 _HIDDEN_ACT = ("hidden_act", "hidden_activation")
 _NORM_EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
@@ -149,10 +149,10 @@ COMPUTATION_WORDS = frozenset(
         *("quant", "quantization", "quantized", "quantize", "bits", "compression"),
     }
 )
-"""Words in names of keys that say how a model computes: a key that nothing knows is not ignored if it has one."""
+"""Words in names of keys that describe a model's computation. An unknown key with one of them is not ignored."""
 
 SWITCH_WORDS = frozenset({"use", "enable", "enabled", "with", "switch"})
-"""Words in names of keys that turn something on: a key that nothing knows is not ignored if it has one and is true."""
+"""Words in names of keys that turn something on. An unknown key with one of them is not ignored if it is true."""
 
 FACTOR_WORDS = frozenset({"factor", "multiplier", "scaling", "pct"})
 """Words in names of keys that have no effect at 1, and not at 0."""

@@ -1,4 +1,4 @@
-"""What layers ask of quantization: the contract between them and whatever decides how weights are stored.
+"""Interfaces between layers and the configurations that decide how weights are stored.
 
 Model classes written to the model development guides may bring their own methods. Nothing here needs JAX.
 """
@@ -9,24 +9,24 @@ from typing import Any, Protocol, runtime_checkable
 
 
 class QuantMethod(Protocol):
-    """A layer's `quant_method`: makes its parameters, and may rework what was loaded into them."""
+    """A layer's `quant_method`: creates its parameters, and may process loaded ones."""
 
     def create_weights(self, layer: Any, rngs: Any, dtype: Any) -> None:
         """Sets the layer's parameters (`layer.weight`, ...), before anything is loaded."""
         ...
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Called once for each layer, when the whole checkpoint is read."""
+        """Called once for each layer, after the whole checkpoint is read."""
         ...
 
 
 @runtime_checkable
 class HasQuantMethod(Protocol):
-    """A layer whose parameters a QuantMethod made; None where the layer has them by itself."""
+    """A layer whose parameters a QuantMethod created; None where the layer has them by itself."""
 
     @property
     def quant_method(self) -> QuantMethod | None:
-        """The method that made them."""
+        """The method that created them."""
         ...
 
 
@@ -40,10 +40,10 @@ class ApplyingQuantMethod(QuantMethod, Protocol):
 
 
 class QuantizationConfig(Protocol):
-    """Decides how each layer's weights are stored: read from a checkpoint, or what a user asks for."""
+    """Decides how each layer's weights are stored, by a checkpoint or by the user's choice."""
 
     def get_quant_method(self, layer: Any, prefix: str) -> QuantMethod | None:
-        """The method for the layer of this dotted name; None leaves it unquantized.
+        """Returns the method for the layer of this dotted name; None leaves it unquantized.
 
         Raises:
           ConfigError: The layer cannot be quantized as asked for.
@@ -51,38 +51,38 @@ class QuantizationConfig(Protocol):
         ...
 
     def check_all_used(self) -> None:
-        """Called once the whole model has asked.
+        """Called once, after the whole model has asked for its methods.
 
         Raises:
-          ConfigError: A part of what was asked for was for no layer of the model.
+          ConfigError: A part of the configuration is for no layer of the model.
         """
         ...
 
 
 @runtime_checkable
 class KeepsFloats(QuantizationConfig, Protocol):
-    """A QuantizationConfig that also decides how layers load whose weights must not stay quantized."""
+    """A QuantizationConfig that also decides how layers load weights that must not stay quantized."""
 
     @property
     def unquantized(self) -> QuantizationConfig | None:
-        """Decides for them; None loads their weights as they are."""
+        """Returns the configuration of these layers; None loads their weights as they are."""
         ...
 
 
 def without_quantization(config: QuantizationConfig | None) -> QuantizationConfig | None:
-    """The configuration for layers that must not be quantized, such as routers: a quantized file is dequantized."""
+    """Returns the configuration for layers that must not be quantized, such as routers: it dequantizes."""
     return config.unquantized if isinstance(config, KeepsFloats) else None
 
 
 @runtime_checkable
 class NamesTensors(QuantizationConfig, Protocol):
-    """A QuantizationConfig of checkpoints that name tensors in several ways, or have some that nothing here uses."""
+    """A QuantizationConfig of checkpoints that name tensors in several ways, or have unused ones."""
 
     def tensor_name(self, name: str) -> str | None:
-        """A tensor's name in the file -> the one by which a layer takes it; None if it is not used."""
+        """Returns a layer's name for a tensor in the file; None if the tensor is not used."""
         ...
 
 
 def name_of_tensor(config: QuantizationConfig | None, name: str) -> str | None:
-    """See `NamesTensors.tensor_name`; other configurations leave names as they are."""
+    """Returns a layer's name for a tensor in the file; None if it is not used. Most configurations keep the name."""
     return config.tensor_name(name) if isinstance(config, NamesTensors) else name

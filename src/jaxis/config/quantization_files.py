@@ -1,6 +1,6 @@
 """Reads config.json together with the files in which some quantizers describe the weights.
 
-Today's checkpoints have that description in config.json, as `quantization_config`. Some have it in a file beside it,
+Current checkpoints have that description in config.json, as `quantization_config`. Some have it in a file beside it,
 alone or as well; a multimodal checkpoint may have it in its `text_config`. Readers find it as `quantization_config`.
 """
 
@@ -12,33 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.missing_config import explain_missing_config
 from jaxis.config.mistral_params import PARAMS, is_mistral_format, read_mistral_params
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
-
-# What a folder without config.json is instead, and what to do about it.
-
-
-ADAPTER_HINT = (
-    "an adapter (LoRA), not a model: give its base model, and this folder as the adapter (--adapter FOLDER --merge)"
-)
-_HUGGING_FACE = "give the folder of a checkpoint in Hugging Face format"
-# A file's name -> what the folder is, and what to do.
-_KINDS = {
-    "adapter_config.json": ADAPTER_HINT,
-    "model_index.json": "a pipeline for images (diffusers), not a language model: give a language model",
-    "genai_config.json": f"a model for ONNX Runtime: {_HUGGING_FACE}",
-    "mlc-chat-config.json": f"a model compiled by MLC: {_HUGGING_FACE}",
-}
-
-
-def explain_missing_config(folder: Path) -> str:
-    """Why a folder without config.json cannot be loaded, and what to do."""
-    for name, explanation in _KINDS.items():
-        if (folder / name).exists():
-            return f"{folder} has no config.json: it is {explanation}"
-    return f"{folder} has no config.json: {_HUGGING_FACE}"
-
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20  # the longest lists of modules that are not quantized have 2 MB
@@ -58,12 +35,12 @@ _COMPARED = ("quant_algo", "bits", "group_size", "desc_act", "sym", "zero_point"
 
 
 def config_path(folder: str | os.PathLike[str]) -> Path:
-    """What `read_config` reads: the folder's config.json, or Mistral's params.json where there is none."""
+    """Returns the file that `read_config` reads: the folder's config.json, else Mistral's params.json."""
     return Path(folder) / (PARAMS if is_mistral_format(Path(folder)) else CONFIG)
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """`folder`/config.json, with the quantization that other files, or its `text_config`, describe.
+    """Reads `folder`/config.json, with the quantization that other files, or its `text_config`, describe.
 
     Of a folder in Mistral's own format, the same values: see `read_mistral_params`.
 
@@ -80,11 +57,11 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def with_quantization(values: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
-    """A parsed config.json with `quantization_config`, if anything in the folder describes one.
+    """Returns a parsed config.json with `quantization_config`, if anything in the folder describes one.
 
     Args:
       values: config.json, parsed.
-      folder: Where it is; None if there is nothing beside it.
+      folder: Folder of config.json; None if there is nothing beside it.
 
     Raises:
       CheckpointError: A file beside it is not a JSON object.
@@ -109,7 +86,7 @@ def with_quantization(values: Mapping[str, Any], folder: Path | None = None) -> 
 
 
 def _with(values: dict[str, Any], described: dict[str, Any], where: str, config_path: Path) -> dict[str, Any]:
-    """The config with this description; config.json's own goes first, if it has one."""
+    """Returns the config with this description; config.json's own goes first, if it has one."""
     own = values.get(_KEY)
     if not isinstance(own, dict):
         return values | {_KEY: described}
@@ -125,7 +102,7 @@ def _with(values: dict[str, Any], described: dict[str, Any], where: str, config_
 
 
 def _with_method_of_producer(values: dict[str, Any]) -> dict[str, Any]:
-    """The config, whose `quantization_config` is of the tool that it names as its producer if it names no method."""
+    """Returns the config with the method of the tool that it names as its producer, if it names no method."""
     own = values.get(_KEY)
     if not isinstance(own, dict) or own.get("quant_method") is not None:
         return values
@@ -136,7 +113,7 @@ def _with_method_of_producer(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _modelopt(values: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """NVIDIA ModelOpt's file; None if it describes no quantized weights."""
+    """Reads NVIDIA ModelOpt's file; None if it describes no quantized weights."""
     producer, quantization = values.get("producer"), values.get("quantization")
     if not isinstance(quantization, dict):
         raise CheckpointError(f"{path} has no object 'quantization': download it again")
@@ -147,12 +124,12 @@ def _modelopt(values: dict[str, Any], path: Path) -> dict[str, Any] | None:
 
 
 def _gptq(values: dict[str, Any], _path: Path) -> dict[str, Any] | None:
-    """The file of AutoGPTQ and its successors: the object that config.json has today. None if it is another tool's."""
+    """Reads the file of AutoGPTQ and its successors, which has config.json's object; None for another tool's file."""
     return {"quant_method": "gptq", **values} if {"bits", "quant_method"} & values.keys() else None
 
 
 def _awq(values: dict[str, Any], _path: Path) -> dict[str, Any] | None:
-    """AutoAWQ's file, which has two keys under older names. None if it is another tool's."""
+    """Reads AutoAWQ's file, which has two keys under older names. None if it is another tool's."""
     names = {"w_bit": "bits", "q_group_size": "group_size"}
     described = {"quant_method": "awq", **{names.get(key, key): value for key, value in values.items()}}
     if isinstance(version := described.get("version"), str):
@@ -165,4 +142,4 @@ QUANTIZATION_FILES: Mapping[str, Callable[[dict[str, Any], Path], dict[str, Any]
     "quantize_config.json": _gptq,
     "quant_config.json": _awq,
 }
-"""The name of a file beside config.json -> how to read its content as a `quantization_config`."""
+"""Name of a file beside config.json -> reader of its content as a `quantization_config`."""

@@ -1,6 +1,6 @@
-"""What transformers' code of each model type reads of config.json.
+"""Keys of config.json that transformers' code of each model type reads.
 
-`reference_keys.json` holds it; tools/reference_keys.py writes that file from an installed transformers.
+`reference_keys.json` holds them; tools/reference_keys.py writes that file from an installed transformers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class FamilyReference:
     """The reference's code of one model type.
 
     Attributes:
-      architectures: The names that its checkpoints have in `architectures`, of those that jaxis implements.
-      defaults: Each key that the code reads -> what it assumes without the key; None is null, nothing, or a value that
-        follows from other keys.
+      architectures: Names in its checkpoints' `architectures`, of those that jaxis implements.
+      defaults: Each key that the code reads -> its default; None is null, nothing, or a value that follows from other
+        keys.
       aliases: Another name of a key -> the key.
-      nulls: The keys with a default that null overrides. For all others it is the same as a missing key.
+      nulls: Keys with a default that null overrides. For all others null is the same as a missing key.
     """
 
     architectures: tuple[str, ...]
@@ -47,20 +47,20 @@ class FamilyReference:
 
 
 def reference_of(model_type: object) -> FamilyReference | None:
-    """The reference's code of config.json's `model_type`; None for a type that is none of the built-in families'."""
+    """Returns the reference's code of config.json's `model_type`; None if no built-in family has the type."""
     return _references().get(model_type) if isinstance(model_type, str) else None
 
 
 @functools.cache
 def model_types_of(architecture: str) -> tuple[str, ...]:
-    """The model types whose checkpoints have this name in `architectures`; none for one that is not built in."""
+    """Returns the model types whose checkpoints have this architecture; empty if it is not built in."""
     name = _REFERENCE_NAMES.get(architecture, architecture)
     return tuple(model_type for model_type, reference in _references().items() if name in reference.architectures)
 
 
 @functools.cache
 def keys_of_other_families() -> frozenset[str]:
-    """Every key that the code of any decoder of the reference reads."""
+    """Returns every key that the code of any decoder of the reference reads."""
     return frozenset(_data()["other_keys"])
 
 

@@ -1,7 +1,7 @@
-"""Rotary embedding settings, from any form in which a config.json has them.
+"""Rotary embedding settings, from any form of config.json.
 
 Configs of transformers 4 have `rope_theta` beside `rope_scaling` (whose kind is `type` or `rope_type`); those of
-transformers 5 have it all in `rope_parameters`. Where to look, and in which order, is as in transformers 5
+transformers 5 have it all in `rope_parameters`. The places and their order are those of transformers 5
 (`modeling_rope_utils.py`).
 """
 
@@ -25,29 +25,29 @@ ROPE_ALIASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Settings of a rotary embedding. What its `rope_type` does not use is None (or the default given here).
+    """Settings of a rotary embedding. Those that its `rope_type` does not use are None (or the default here).
 
     Attributes:
       rope_type: One of ROPE_TYPES.
       theta: Base of the frequencies.
       partial_rotary_factor: Share of the head dimension that is rotated (proportional: by angles other than 0).
       max_position_embeddings: The context length that the config declares, in tokens.
-      factor: How much the context is stretched (linear, dynamic, llama3, yarn, longrope, proportional).
+      factor: Factor by which the context is stretched (linear, dynamic, llama3, yarn, longrope, proportional).
       original_max_position_embeddings: Context length of pretraining, in tokens (llama3, yarn, longrope).
       attention_factor: Multiplies cosine and sine; None where the config leaves it to the rope type's own formula
         (yarn, longrope).
       beta_fast: Rotations over the pretraining context above which a frequency is kept (yarn).
       beta_slow: Rotations below which a frequency is divided by `factor` (yarn).
       mscale: Numerator's scale in the attention factor's formula (yarn).
-      mscale_all_dim: Denominator's scale in it (yarn).
-      truncate: Whether the range between the two betas is rounded to whole dimensions (yarn).
+      mscale_all_dim: Denominator's scale in that formula (yarn).
+      truncate: True if the range between the two betas is rounded to whole dimensions (yarn).
       low_freq_factor: Pretraining context over the shortest wavelength that is divided by `factor` (llama3).
       high_freq_factor: Pretraining context over the longest wavelength that is kept (llama3).
       short_factor: Divisor of each frequency up to the pretraining context, one for each rotated pair (longrope).
-      long_factor: The same beyond it (longrope).
-      mrope_section: How many of the rotated pairs go by a token's time, row and column (M-RoPE); None: all by one
+      long_factor: Divisors beyond that context (longrope).
+      mrope_section: Numbers of rotated pairs that go by a token's time, row and column (M-RoPE); None: all by one
         position.
-      mrope_interleaved: Whether these pairs take turns, instead of following each other.
+      mrope_interleaved: True if these pairs alternate, instead of following each other.
     """
 
     rope_type: str
@@ -85,18 +85,18 @@ def rope_config(
     Only keys that the rope type uses are read: any other is left for `HFConfig.unread_keys` to report.
 
     Args:
-      config: Of the model.
-      layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them. Where
-        config.json has one object for both (transformers 4), it is the full layers': sliding ones have the default rope
-        with `rope_local_base_freq`.
-      theta: That of a layer whose family lists them one by one, instead of config.json's for all layers.
-      default_theta: The family's theta where config.json names none.
-      default_local_theta: The same for sliding layers; None is the theta of the full ones.
-      default_partial_rotary_factor: The family's share where config.json names none.
-      default_interleaved_mrope: The `mrope_section` of a family with interleaved ones, where config.json names none.
+      config: Config of the model.
+      layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them. If config.json
+        has one object for both (transformers 4), it is the full layers': sliding ones have the default rope with
+        `rope_local_base_freq`.
+      theta: Theta of a layer whose family lists them one by one, instead of config.json's for all layers.
+      default_theta: The family's theta if config.json names none.
+      default_local_theta: The family's theta for sliding layers; None is the theta of the full ones.
+      default_partial_rotary_factor: The family's share if config.json names none.
+      default_interleaved_mrope: The `mrope_section` of a family with interleaved ones, if config.json names none.
 
     Raises:
-      ConfigError: If the rope type is unknown, a key it needs is missing, or a value is not the number it should be.
+      ConfigError: The rope type is unknown, a key it needs is missing, or a value is not the number it should be.
     """
     reader = _Reader(config, layer_type)
     common_theta = config.get("rope_theta", default_theta)
@@ -143,7 +143,7 @@ def rope_config(
         settings["mscale"] = reader.optional("mscale") if reader.get("mscale") else None
         settings["mscale_all_dim"] = reader.optional("mscale_all_dim") if reader.get("mscale_all_dim") else None
         settings["truncate"] = bool(reader.get("truncate", True))
-        # Of the first implementation, which stretched the context of models that were not trained for it as it grew.
+        # A value of the first implementation, which stretched the growing context of models not trained for it.
         reader.section.expect("finetuned", True)
     if rope_type == "longrope":
         settings |= _longrope_settings(reader, settings["attention_factor"])
@@ -151,13 +151,13 @@ def rope_config(
 
 
 def llama_4_scaling_beta(config: HFConfig) -> float | None:
-    """How fast queries grow with their position in families that took Llama 4's temperature; None if they do not.
+    """Returns the growth of queries with position in families with Llama 4's temperature; None for others.
 
     Args:
-      config: Of the model; the setting is among those of the rope.
+      config: Config of the model; the setting is among those of the rope.
 
     Raises:
-      ConfigError: If it is not a number above 0.
+      ConfigError: The value is not a number above 0.
     """
     reader = _Reader(config, None)
     reader.section.expect("max_position_embeddings", config.get("max_position_embeddings"))
@@ -165,14 +165,14 @@ def llama_4_scaling_beta(config: HFConfig) -> float | None:
 
 
 def rope_config_with_alpha(config: HFConfig, head_dim: int) -> RopeConfig:
-    """`rope_config` for Hunyuan, whose "dynamic" rope with an `alpha` has a base that is larger from the start on.
+    """Reads `rope_config` for Hunyuan, whose "dynamic" rope with an `alpha` has a larger base from the start on.
 
     Args:
-      config: Of the model.
+      config: Config of the model.
       head_dim: D.
 
     Raises:
-      ConfigError: See `rope_config`; or `alpha` is not a number above 0.
+      ConfigError: A setting is invalid as in `rope_config`, or `alpha` is not a number above 0.
     """
     reader = _Reader(config, None)
     if reader.rope_type() != "dynamic" or not reader.get("alpha"):
@@ -198,7 +198,7 @@ def _longrope_settings(reader: _Reader, attention_factor: float | None) -> dict[
 
 
 class _Reader:
-    """Reads the object that holds a layer type's rope settings, with errors that name it."""
+    """Reader of the object that holds a layer type's rope settings, with errors that name it."""
 
     def __init__(self, config: HFConfig, layer_type: str | None) -> None:
         self.config = config

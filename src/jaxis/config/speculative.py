@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxis.config.key_rules import check_keys
+from jaxis.config.argument_keys import check_keys
 from jaxis.errors import ConfigError
 
 # Methods whose drafts layers on the devices make.
 LAYER_METHODS = ("mtp", "eagle3", "draft_model")
-# Of those, the ones whose layers have a checkpoint of their own.
+# Methods among those whose layers have a separate checkpoint.
 _METHODS_WITH_MODEL = ("eagle3", "draft_model")
 METHODS = ("ngram", "suffix", *LAYER_METHODS)
 # vLLM's names of "mtp" by family.
@@ -30,27 +30,27 @@ DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX = 3, 16
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How next tokens are guessed; no value changes an answer.
+    """Configuration of guessed tokens; no value changes an answer.
 
     Attributes:
       method: "ngram": as the text went on before. "suffix": also as finished outputs of the same `cache_salt` did.
         "mtp": with the layer of the checkpoint that predicts later tokens. "eagle3": with an EAGLE-3 head.
         "draft_model": with another model of the same vocabulary.
-      num_speculative_tokens: Most tokens to guess ahead for a sequence in a step; how many pay is measured. 0: none are
-        guessed, whatever else is given.
-      num_speculative_tokens_per_batch_size: The same by the number of sequences that run: (first number, last number,
+      num_speculative_tokens: Maximum number of tokens to guess ahead for a sequence in a step; the number that pays is
+        measured. 0: none are guessed, whatever else is given.
+      num_speculative_tokens_per_batch_size: Maximum by the number of running sequences: (first number, last number,
         tokens), in ascending order. Numbers between two entries, and beyond the last, are as those before. Empty: the
         number makes no difference.
       model: Folder or hub id of the head for "eagle3", and of the other model for "draft_model".
       revision: Branch, tag or commit of that hub id; None is the main branch.
       draft_tensor_parallel_size: Devices that share it: None, or the model's `tensor_parallel_size`.
-      quantization: How its weights are quantized while loading; None: as the model's.
-      prompt_lookup_min: Fewest tokens at the text's end that must have occurred before, for "ngram".
-      prompt_lookup_max: Most tokens that are looked for; at least `prompt_lookup_min`.
-      suffix_decoding_max_tree_depth: The same for "suffix".
+      quantization: Quantization of its weights while loading; None: as the model's.
+      prompt_lookup_min: Minimum number of tokens at the text's end that must have occurred before, for "ngram".
+      prompt_lookup_max: Maximum number of tokens that are looked for; at least `prompt_lookup_min`.
+      suffix_decoding_max_tree_depth: Same as `prompt_lookup_max`, for "suffix".
       suffix_decoding_max_cached_requests: Finished outputs that are kept of each `cache_salt`; 0: none.
       suffix_decoding_max_spec_factor: Tokens to guess for each that matches.
-      suffix_decoding_min_token_prob: Least probability of a guess, by counts.
+      suffix_decoding_min_token_prob: Minimum probability of a guess, by counts.
     """
 
     method: str
@@ -68,7 +68,7 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
 
     def most_drafts(self, num_running: int) -> int:
-        """Most tokens to guess ahead for a sequence where so many run."""
+        """Returns the maximum number of tokens to guess for a sequence while `num_running` run."""
         most = self.num_speculative_tokens
         for first, _, num_tokens in self.num_speculative_tokens_per_batch_size:
             if first <= num_running:
@@ -92,7 +92,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:
-    """The checked configuration; None if there is none, so that the engine's default holds.
+    """Checks the configuration; None if there is none, so that the engine's default holds.
 
     Without a method, `num_speculative_tokens=0` is enough: nothing is guessed.
 
@@ -123,7 +123,7 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
 
 
 def _complete_lookup_range(values: dict[str, Any]) -> None:
-    """Where one end of the range is given, the other one is moved if it must be."""
+    """Moves the other end of the range, if only one is given and it must move."""
     low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     if low is None and high is not None:
         values["prompt_lookup_min"] = min(DEFAULT_LOOKUP_MIN, high)
@@ -134,7 +134,7 @@ def _complete_lookup_range(values: dict[str, Any]) -> None:
 
 
 def _check_model(method: str, values: Mapping[str, Any]) -> None:
-    """Raises an error if the keys of a checkpoint to draft with are not as the method needs them."""
+    """Raises an error if the keys of a checkpoint to draft with do not fit the method."""
     is_needed = method in _METHODS_WITH_MODEL
     if is_needed and "model" not in values:
         raise ConfigError(f'speculative_config: method={method!r} needs "model", the folder or hub id of what drafts')
@@ -148,7 +148,7 @@ def _check_model(method: str, values: Mapping[str, Any]) -> None:
 
 
 def _by_batch_size(given: Any) -> tuple[tuple[int, int, int], ...]:
-    """The checked value of `num_speculative_tokens_per_batch_size`, by vLLM's rules."""
+    """Checks `num_speculative_tokens_per_batch_size`, by vLLM's rules."""
     entries = [tuple(entry) for entry in given] if _is_list_of_lists(given) else []
     _, most = _BOUNDS["num_speculative_tokens"]
     is_valid = bool(entries) and all(

@@ -1,4 +1,4 @@
-"""Checks the values in a config.json, which may be anybody's, before anything is computed from them."""
+"""Checks of the values in a config.json, which may be anybody's, before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check(values: Mapping[str, Any], reference: FamilyReference | None, source:
 
 
 def _expectation(key: str, value: object, default: object) -> str | None:
-    """What a value should have been; None if it may be what it is."""
+    """Returns a description of the expected value; None if the value is valid."""
     if key in _OF_SEVERAL_TYPES:
         return None
     if key in _INTEGERS:

@@ -27,7 +27,7 @@ class ModelConfig:
       dtype: Data type of weights and activations.
       max_model_len: Most tokens of a request, prompt and output together.
       seed: Seed of requests that bring none, and of random weights.
-      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rl.md.
+      logprobs_mode: Meaning of log-probabilities, unless a request says: see `SamplingParams` and docs/rl.md.
       enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
         docs/rl.md.
     """
@@ -73,7 +73,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the model is spread over devices.
+    """Distribution of the model over devices.
 
     Attributes:
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
@@ -81,8 +81,8 @@ class ParallelConfig:
         cache of its own, which share the experts. See docs/several-machines.md.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
         of every expert. Their number must be a multiple of the number of devices. See docs/loading.md.
-      decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its
-        kin): 1, so that each has the whole cache, or all. See docs/loading.md.
+      decode_context_parallel_size: Number of the model's devices that share a cache of latents (DeepSeek and its kin)
+        by tokens: 1, so that each has the whole cache, or all. See docs/loading.md.
     """
 
     tensor_parallel_size: int = 1
@@ -92,10 +92,10 @@ class ParallelConfig:
 
 
 class TensorChanger(Protocol):
-    """What changes the tensors of one checkpoint; see `TensorChanges`."""
+    """Changes the tensors of one checkpoint; see `TensorChanges`."""
 
     def changed(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """What the model gets in place of a tensor.
+        """Returns the model's tensor in place of the checkpoint's.
 
         Raises:
           ConfigError, CheckpointError: The tensor cannot be changed as asked for.
@@ -103,7 +103,7 @@ class TensorChanger(Protocol):
         ...
 
     def check_all_used(self) -> None:
-        """Called once the whole checkpoint was read. Raises ConfigError if a change was for no tensor of it."""
+        """Called once the whole checkpoint was read. Raises ConfigError if a change applied to none of its tensors."""
         ...
 
 
@@ -114,24 +114,24 @@ class TensorChanges(Protocol):
         """Called before a checkpoint is read.
 
         Args:
-          name_here: From a name in checkpoints to the model's own, for modules and tensors.
-          is_tied: Whether the checkpoint's head is its embeddings.
+          name_here: Converts a name in checkpoints to the model's own, for modules and tensors.
+          is_tied: True if the checkpoint's head is its embeddings.
         """
         ...
 
     def splits_tied(self, name_here: Callable[[str], str]) -> bool:
-        """Whether a tied model's embeddings and head become two tables that differ."""
+        """Returns whether a tied model's embeddings and head become two different tables."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """Where the weights come from.
+    """Source of the weights, and changes to them.
 
     Attributes:
-      prediction_layer: Whether the layer that predicts the token after the next one is loaded, too, to draft tokens.
-      tensor_changes: What becomes of the checkpoint's tensors before a model gets them; None: nothing.
-      splits_tied: Whether these make two tables of the one that is the checkpoint's embeddings and head.
+      prediction_layer: True also loads the layer that predicts the token after the next one, to draft tokens.
+      tensor_changes: Changes to the checkpoint's tensors before a model gets them; None: no changes.
+      splits_tied: True if these changes make two tables of the checkpoint's embeddings and head, which are one.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
     """
 

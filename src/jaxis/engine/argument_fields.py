@@ -1,7 +1,7 @@
-"""What an engine can be asked for: the one declaration of each argument. Imports no JAX.
+"""The one declaration of each argument of an engine. Imports no JAX.
 
-What else has a list of them is written from this file by `python -m tools.engine_arguments`: the docstring of
-`EngineArgs`, `EngineKwargs`, the fields of the configuration that arguments become, and tables of the documentation.
+`python -m tools.engine_arguments` writes all other lists of arguments from this file: the docstring of `EngineArgs`,
+`EngineKwargs`, the fields of the configuration that arguments become, and tables of the documentation.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class ArgumentInfo:
     """Metadata of an argument beyond its type and default.
 
     Attributes:
-      description: What it means, in sentences of Markdown; links are relative to `docs/`.
-      documented_default: What the documentation says of the default, in Markdown, where the value does not say it.
-      config: The class of `jaxis.config` that has it as a field of the same name, if it goes there as it is.
+      description: Meaning of the argument, in sentences of Markdown; links are relative to `docs/`.
+      documented_default: Text of the documentation for the default, in Markdown, if the value itself does not say it.
+      config: Class of `jaxis.config` with an equal field of the same name, if the argument is passed on unchanged.
       minimum: Smallest value of an integer.
       help: One line for the command line; None if there is no option.
       metavar: Placeholder for the value in the help.
-      option: The option's name, if it differs from the argument's.
-      short: A short name of the option, with its dash, as vLLM has it; None if there is none.
-      panel: The group of options in the help.
-      speed_only: Whether it affects only speed, not answers.
+      option: Name of the option, if it differs from the argument's.
+      short: Short name of the option, with its dash, as vLLM has it; None if there is none.
+      panel: Group of options in the help.
+      speed_only: True if the argument affects only speed, not answers.
     """
 
     description: str
@@ -191,7 +191,9 @@ class EngineArgFields:
     kv_offloading_backend: KVOffloadingBackend = field(
         default="native",
         metadata=_info(
-            description='Whose they are: only "native"; accepted for vLLM\'s sake.', help="native.", speed_only=True
+            description='Implementation of the offloading: only "native"; accepted for vLLM\'s sake.',
+            help="native.",
+            speed_only=True,
         ),
     )
     kv_offloading_dir: str | os.PathLike[str] | None = field(
@@ -274,8 +276,8 @@ class EngineArgFields:
         default=1,
         metadata=_info(
             description=(
-                "Of these devices, how many share the tokens of a cache of latents (DeepSeek and its kin): 1, so that "
-                "each has the whole cache, or all. See [the context on several "
+                "Number of the model's devices that share a cache of latents (DeepSeek and its kin) by tokens: 1, so "
+                "that each has the whole cache, or all. See [the context on several "
                 "devices](loading.md#the-context-on-several-devices)."
             ),
             config="ParallelConfig",
@@ -308,7 +310,7 @@ class EngineArgFields:
     )
     distributed_timeout_seconds: int = field(
         default=300,
-        metadata=_info(description="How long hosts wait for each other at the start.", minimum=1, speed_only=True),
+        metadata=_info(description="Seconds that hosts wait for each other at the start.", minimum=1, speed_only=True),
     )
     load_format: LoadFormat = field(
         default="auto",
@@ -329,7 +331,7 @@ class EngineArgFields:
         default="raw_logprobs",
         metadata=_info(
             description=(
-                "What a log-probability is, unless a request says: see `SamplingParams` and [scores and "
+                "Meaning of log-probabilities, unless a request says: see `SamplingParams` and [scores and "
                 "rollouts](rl.md#what-a-log-probability-means)."
             ),
             config="ModelConfig",
@@ -361,7 +363,7 @@ class EngineArgFields:
     )
     token: str | None = field(default=None, metadata=_info(description="Access token of the hub.", speed_only=True))
     cache_dir: str | os.PathLike[str] | None = field(
-        default=None, metadata=_info(description="Where downloads from the hub are kept.", speed_only=True)
+        default=None, metadata=_info(description="Folder for downloads from the hub.", speed_only=True)
     )
     hf_overrides: Mapping[str, Any] | None = field(
         default=None,
@@ -469,7 +471,7 @@ class EngineArgFields:
         default=None,
         metadata=_info(
             description=(
-                "What renders conversations in place of the checkpoint's template: the name of one that jaxis brings "
+                "Template of conversations in place of the checkpoint's: the name of one that jaxis brings "
                 "(chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source. See "
                 "[chat templates](loading.md#chat-templates)."
             ),
@@ -556,11 +558,11 @@ class EngineArgFields:
 
 @functools.cache
 def argument_infos() -> Mapping[str, ArgumentInfo]:
-    """Each argument's information, in their order."""
+    """Returns each argument's metadata by its name, in the order of the declaration."""
     return {argument.name: argument.metadata["info"] for argument in fields(EngineArgFields)}
 
 
 @functools.cache
 def argument_types() -> Mapping[str, Any]:
-    """Each argument's type."""
+    """Returns each argument's type by its name."""
     return get_type_hints(EngineArgFields)

@@ -57,7 +57,7 @@ class EngineArgs(EngineArgFields):
         it is float32, because the native kernels have no float16 cache. See docs/loading.md.
       kv_offloading_size: GiB of the host's memory for blocks that the KV cache has no room for; None is none. See
         docs/kv-cache.md.
-      kv_offloading_backend: Whose they are: only "native"; accepted for vLLM's sake.
+      kv_offloading_backend: Implementation of the offloading: only "native"; accepted for vLLM's sake.
       kv_offloading_dir: A folder where those blocks are kept too, over restarts; None is none.
       kv_offloading_disk_size: Most bytes of all files there, or a size such as "100GiB".
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
@@ -67,21 +67,21 @@ class EngineArgs(EngineArgFields):
         cache of its own, which share the experts. See docs/several-machines.md.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
         of every expert. Their number must be a multiple of the number of devices. See docs/loading.md.
-      decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its
-        kin): 1, so that each has the whole cache, or all. See docs/loading.md.
+      decode_context_parallel_size: Number of the model's devices that share a cache of latents (DeepSeek and its kin)
+        by tokens: 1, so that each has the whole cache, or all. See docs/loading.md.
       nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
         docs/several-machines.md.
       master_addr: The address of this host by which the others reach it, if there are any.
       master_port: A free port there.
-      distributed_timeout_seconds: How long hosts wait for each other at the start.
+      distributed_timeout_seconds: Seconds that hosts wait for each other at the start.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
       seed: Seed of requests that bring none, and of random weights.
-      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rl.md.
+      logprobs_mode: Meaning of log-probabilities, unless a request says: see `SamplingParams` and docs/rl.md.
       enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
         docs/rl.md.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
-      cache_dir: Where downloads from the hub are kept.
+      cache_dir: Folder for downloads from the hub.
       hf_overrides: Keys of config.json to set; None as a value removes the key.
       quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
@@ -102,9 +102,8 @@ class EngineArgs(EngineArgFields):
         "eagle3" and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
         has no recurrent layers; else nothing. `{"num_speculative_tokens": 0}`: nothing. See
         docs/speculative-decoding.md.
-      chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
-        (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source. See
-        docs/loading.md.
+      chat_template: Template of conversations in place of the checkpoint's: the name of one that jaxis brings (chatml,
+        gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source. See docs/loading.md.
       mmproj: The vision part of a model in GGUF: its `mmproj` file. None: the one that lies beside the model's file, if
         there is one. See docs/images.md.
       vision_quantization: Low-precision weights of the vision tower: "int8", as in `quantization`. None: as in `dtype`.
@@ -149,6 +148,7 @@ class EngineArgs(EngineArgFields):
         self._check_kv_offloading()
         self._check_speculation()
         self._check_adapter()
+        self._check_vision()
         check_combinations(self._features())
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
@@ -194,7 +194,6 @@ class EngineArgs(EngineArgFields):
                 f"adapter={str(self.adapter)!r} needs merge, to be merged into the weights; for adapters by request, "
                 "give LLM enable_lora, and jaxis serve --enable-lora --lora-modules NAME=FOLDER"
             )
-        self._check_input_limits()
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules needs enable_lora")
         if isinstance(self.lora_target_modules, str):
@@ -208,7 +207,7 @@ class EngineArgs(EngineArgFields):
             raise ConfigError("adapter needs the weights that it was trained on: leave out load_format='dummy'")
 
     def _features(self) -> dict[EngineFeature, str]:
-        """The features that these arguments ask for, each with the argument that does."""
+        """Returns the requested features, each with the argument that asks for it."""
         speculative = self.parsed_speculative_config
         method = None if speculative is None else speculative.method
         asked_for = {
@@ -233,7 +232,7 @@ class EngineArgs(EngineArgFields):
 
     @property
     def num_devices(self) -> int:
-        """Devices of all data ranks and pipeline stages."""
+        """Number of devices of all data ranks and pipeline stages."""
         return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
 
     @functools.cached_property
@@ -271,7 +270,7 @@ class EngineArgs(EngineArgFields):
         """`kv_offloading_disk_size` in bytes."""
         return parse_bytes(self.kv_offloading_disk_size, "kv_offloading_disk_size")
 
-    def _check_input_limits(self) -> None:
+    def _check_vision(self) -> None:
         if self.vision_quantization not in (None, "int8"):
             raise ConfigError(f'vision_quantization={self.vision_quantization!r} must be "int8" or None')
         limits = self.limit_mm_per_prompt or {}

@@ -1,4 +1,4 @@
-"""Which features of an engine do not combine, and why: for the check of its arguments, and for docs/proof.md."""
+"""Features of an engine that do not combine, with reasons, for the check of arguments and for docs/proof.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxis.errors import ConfigError
 
 
 class EngineFeature(enum.Enum):
-    """What an engine can be asked for, by the name that the documentation has for it."""
+    """A feature of an engine, with its name in the documentation."""
 
     NO_PREFIX_CACHE = "no prefix cache"
     HOSTS = "several hosts"
@@ -25,12 +25,7 @@ class EngineFeature(enum.Enum):
 
 
 class Refusal(NamedTuple):
-    """Two features that an engine cannot have at once.
-
-    Attributes:
-      first, second: The features.
-      because: The reason, as it follows "because".
-    """
+    """Two features that an engine cannot have at once, with the reason as it follows "because"."""
 
     first: EngineFeature
     second: EngineFeature
@@ -65,7 +60,7 @@ def check_combinations(asked_for: Mapping[EngineFeature, str]) -> None:
     """Checks that an engine can have all these features at once.
 
     Args:
-      asked_for: The features, and the arguments that ask for them, such as "nnodes=2".
+      asked_for: Features with the arguments that ask for them, such as "nnodes=2".
 
     Raises:
       ConfigError: Two of them do not combine.
@@ -79,6 +74,6 @@ def check_combinations(asked_for: Mapping[EngineFeature, str]) -> None:
 
 
 def combinations_table() -> str:
-    """The features that do not combine, as a table in Markdown."""
+    """Returns a Markdown table of the features that do not combine."""
     rows = [f"| {first.value} | {second.value} | {because} |" for first, second, because in REFUSALS]
     return "\n".join(["| feature | does not combine with | because |", "|---|---|---|", *rows])

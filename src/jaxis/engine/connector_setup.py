@@ -1,4 +1,4 @@
-"""Builds what keeps or follows the blocks of an engine's KV cache beyond its devices."""
+"""Construction of an engine's KV connector: publishing of events, host memory, disk, other engines."""
 
 from __future__ import annotations
 
@@ -27,24 +27,18 @@ if TYPE_CHECKING:
     from jaxis.engine.arguments import EngineArgs
     from jaxis.engine.kv_store.peers import Peers
 
-# Of a block's bytes; a file of another one is never found.
+# Version of the layout of a block's bytes; files of other versions are never found.
 LAYOUT_VERSION = 1
 
 
 def make_connector(
     args: EngineArgs, programs: Programs, config: VllmConfig, path: Path, fingerprint: str
 ) -> KVConnector:
-    """The connector of the features that the arguments ask for.
-
-    Args:
-      args: The engine's.
-      programs: Of its model.
-      config: The engine's.
-      path: Of the checkpoint.
-      fingerprint: See `engine_fingerprint`.
+    """Returns the connector of the features that the arguments ask for; takes the result of `engine_fingerprint`.
 
     Raises:
-      ConfigError: There is no room for a store, its folder or an address cannot be used, or an extra is missing.
+      ConfigError: There is not enough memory for a store, its folder or an address cannot be used, or an extra is
+        missing.
     """
     executor, block_size = programs.executor, config.cache_config.block_size
     plan, peers = executor.plan, None
@@ -67,7 +61,6 @@ def make_connector(
 
 
 def _make_store(args: EngineArgs, plan: CachePlan, block_size: int, fingerprint: str) -> KVStore | None:
-    """The store that the arguments ask for; None if they ask for none."""
     transfer = args.kv_transfer
     if args.kv_offloading_bytes is not None:
         size, name = args.kv_offloading_bytes, f"kv_offloading_size={args.kv_offloading_size} GiB"
@@ -91,7 +84,7 @@ def _make_store(args: EngineArgs, plan: CachePlan, block_size: int, fingerprint:
 
 
 def _make_peers(config: KVTransferConfig, store: KVStore, plan: CachePlan, block_size: int, fingerprint: str) -> Peers:
-    """The engine's part in prefill and decode on different machines; the fingerprint is a `blocks_fingerprint`."""
+    """Returns the engine's part in prefill and decode on different machines; takes a `blocks_fingerprint`."""
     check_extra("server", "kv_transfer_config")
     from jaxis.engine.kv_store.peers import Peers
 
@@ -99,7 +92,6 @@ def _make_peers(config: KVTransferConfig, store: KVStore, plan: CachePlan, block
 
 
 def _block_arrays(plan: CachePlan) -> list[list[BlockArray]]:
-    """Of each group, what a block has of each array."""
     groups: list[list[BlockArray]] = [[] for _ in range(max(plan.layer_groups) + 1)]
     for group, layer, repeated in zip(plan.layer_groups, plan.structs, plan.repeated_heads, strict=True):
         for leaf in jax.tree.leaves(layer):
@@ -112,8 +104,8 @@ def _block_arrays(plan: CachePlan) -> list[list[BlockArray]]:
 
 
 def _namespace(plan: CachePlan, block_size: int, fingerprint: str) -> str:
-    """A name for all that the bytes of a block depend on, apart from its tokens and salt."""
-    # Each head once: how many devices share them makes no difference here.
+    """Returns a digest of all that the bytes of a block depend on, apart from its tokens and salt."""
+    # Each head counts once, since the number of devices that share the heads makes no difference.
     arrays = [[list(array.once.shape) for array in group] for group in _block_arrays(plan)]
     dtypes = [[str(leaf.dtype) for leaf in jax.tree.leaves(layer)] for layer in plan.structs]
     layers: list[Any] = [plan.layer_groups, dtypes, arrays]

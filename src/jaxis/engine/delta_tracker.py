@@ -1,4 +1,4 @@
-"""Tracks which part of a request was already streamed."""
+"""Tracker of the part of a request that was already streamed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class DeltaTracker:
         self._took_prompt_logprobs = False
 
     def take(self, first_token_time: float | None = None) -> RequestOutput:
-        """The additions since the last call, without the prompt, which the caller knows.
+        """Returns the additions since the last call, without the prompt, which the caller knows.
 
         `outputs` holds the completions with additions, each with only its new text and tokens; `prompt_logprobs` come
         with the first call.
 
         Args:
-          first_token_time: Copied to the output.
+          first_token_time: Value that is copied to the output.
         """
         request = self.request
         outputs = []
@@ -55,10 +55,10 @@ class DeltaTracker:
         )
 
     def take_tokens(self) -> tuple[str, list[int]] | None:
-        """As `take`, where new text and tokens of a single completion are all there is to tell.
+        """Returns the additions since the last call if they consist of text and tokens of a single completion.
 
         Returns:
-          The text and the token ids; None where `take` has more to tell, and nothing was taken.
+          The text and the token ids; None, with nothing taken, if there are other additions.
         """
         request = self.request
         told = self._took_prompt_logprobs and len(request.completions) == 1 and request.params.logprobs is None

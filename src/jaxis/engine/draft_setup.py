@@ -1,4 +1,4 @@
-"""What drafts tokens for a model, from a checkpoint of its own: its configuration, and its weights."""
+"""Loading of a draft model from a checkpoint of its own: configuration and weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_draft(
     mesh: jax.sharding.Mesh,
     progress: ProgressDisplay,
 ) -> None:
-    """Gives a loaded model what drafts for it, from a checkpoint of its own; it serves as long sequences as the model.
+    """Loads a draft model into a loaded model, with the same longest sequence.
 
     Raises:
       ConfigError, CheckpointError: The checkpoint cannot be loaded, or was not made for this model.
@@ -51,10 +51,10 @@ def load_draft(
 def read_draft_config(
     args: EngineArgs, speculative: SpeculativeConfig, target: VllmConfig
 ) -> tuple[EngineArgs, VllmConfig]:
-    """The arguments and the configuration of what drafts for a model, from a checkpoint of its own.
+    """Returns the arguments and the configuration of the draft model.
 
     Raises:
-      ConfigError, CheckpointError: The checkpoint is not there, or cannot be quantized so.
+      ConfigError, CheckpointError: The checkpoint is not there, or cannot be quantized in the requested format.
     """
     assert speculative.model is not None
     path = resolve_model(speculative.model, revision=speculative.revision, token=args.token, cache_dir=args.cache_dir)

@@ -1,9 +1,9 @@
 """The engine: requests in, tokens out, one step at a time.
 
 A step is schedule -> dispatch -> update. The next step is dispatched before this one's tokens are read, so that the
-devices never wait for the host. Where a sequence needs its newest token to sample the next one (penalties, structured
-output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read. A step with
-drafts is not run ahead of. With pipeline stages, a step of other sequences is in flight for each stage.
+devices never wait for the host. If a sequence needs its newest token to sample the next one (penalties, structured
+output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read. No step runs
+ahead of a step with drafts. With pipeline stages, a step of other sequences is in flight for each stage.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.grammar.request_grammars import RequestGrammars
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
-from jaxis.engine.request_factory import RequestFactory, UnfinishedRequests
+from jaxis.engine.request_factory import RequestFactory
 from jaxis.engine.routed_experts import RoutedLayers
 from jaxis.engine.scheduling.data_ranks import add_all
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
+from jaxis.engine.unfinished_requests import UnfinishedRequests
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import FIRST_VERSION, RequestOutput
 from jaxis.prompts import EmbeddedInput
@@ -52,23 +53,23 @@ class LLMEngine:
     Attributes:
       max_model_len: Most tokens of a sequence, prompt and output together.
       eos_token_ids: Tokens that end a sequence.
-      scheduler: Decides what runs, on each data rank.
-      runner: Runs it.
-      grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
-      connector: What becomes of blocks beyond the devices; other threads may ask it some things.
+      scheduler: Scheduler of steps, on each data rank.
+      runner: Runner of steps.
+      grammar_compiler: Compiler of `structured_outputs`; may be used from other threads.
+      connector: Connector to blocks beyond the devices; other threads may use a part of it.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
-      speculation: Makes drafts of sequences' next tokens.
-      weights_version: Of the weights; FIRST_VERSION until they are updated.
-      is_paused: Whether requests wait until it is False again.
-      asleep: Of "weights" and "kv_cache", what the devices do not have.
+      speculation: Maker of drafts.
+      weights_version: Version of the weights; FIRST_VERSION until they are updated.
+      is_paused: True if requests wait until it is False again.
+      asleep: Parts, "weights" and "kv_cache", that are currently released from device memory.
 
     Args:
       vllm_config: The engine's configuration.
-      programs: Those of the model.
-      tokenizer: The checkpoint's, if it has one.
+      programs: Programs of the model.
+      tokenizer: Tokenizer of the checkpoint; None if it has none.
       eos_token_ids: Tokens that end a sequence.
-      connector: See above; None: nothing keeps such blocks.
-      inputs: Encodes what prompts have besides tokens; None: they have tokens only.
+      connector: Connector to blocks beyond the devices; None: there are no such blocks.
+      inputs: Encoder of image and video inputs; None if prompts have tokens only.
     """
 
     def __init__(
@@ -113,12 +114,11 @@ class LLMEngine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self._requests)
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a step to run."""
+        """True if there is a step to run."""
         return self.has_unfinished and not self.is_paused and not self.asleep
 
     @property
@@ -128,7 +128,7 @@ class LLMEngine:
 
     @property
     def prefix_cache_hits(self) -> int:
-        """How many of `prefix_cache_queries` were found."""
+        """Prompt tokens found in the prefix cache, since the start."""
         return self.scheduler.block_manager.prefix_cache_hits
 
     def add_request(
@@ -148,17 +148,17 @@ class LLMEngine:
         """Queues a request for `params.n` completions of a prompt.
 
         Args:
-          request_id: Unique among unfinished requests.
-          prompt_token_ids: At least one.
-          params: How to sample and when to stop.
-          prompt: The prompt's text, for the output.
-          priority: The lower value is served first.
-          client: Whose request it is: clients share the tokens of steps equally (see `FairShares`).
-          cache_salt: Only requests with the same salt share prefix-cache blocks.
-          adapter: Digest of what changes the model for it (see `Adapters`); b"": nothing.
-          inputs: The parts of the prompt whose embeddings are not those of the tokens, in their order.
-          grammar: `params.structured_outputs`, compiled, with `params.thinking_token_budget`; None makes it here, which
-            may take seconds.
+          request_id: Id, unique among unfinished requests.
+          prompt_token_ids: Tokens of the prompt, at least one.
+          params: Parameters of sampling and stopping.
+          prompt: Text of the prompt, for the output.
+          priority: Priority; the lower value is served first.
+          client: Client of the request; clients share the tokens of steps equally (see `FairShares`).
+          cache_salt: Salt of the prefix cache; only requests with the same salt share blocks.
+          adapter: Digest of the adapter (see `Adapters`); b"" is none.
+          inputs: Embedded inputs, such as images, in the order of their places in the prompt.
+          grammar: Compiled `params.structured_outputs`, with `params.thinking_token_budget`; None compiles it here,
+            which may take seconds.
 
         Returns:
           The request, which `step` advances.
@@ -202,7 +202,7 @@ class LLMEngine:
         return request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """Ends a request; returns what it has so far, or None if it is not unfinished."""
+        """Ends a request; returns its output so far, or None if there is no such unfinished request."""
         request = self._requests.pop(request_id)
         if request is None:
             return None
@@ -216,7 +216,6 @@ class LLMEngine:
         return request.output()
 
     def abort_all(self) -> None:
-        """Ends all requests."""
         for request in list(self._requests):
             self.abort_request(request.request_id)
 
@@ -232,24 +231,21 @@ class LLMEngine:
         return self._take(self._step)
 
     def settle(self) -> list[Request]:
-        """Takes in the steps in flight, and dispatches none: every token is known then.
-
-        Returns, and raises: See `step`.
-        """
+        """Reads the tokens of the steps in flight and dispatches no further step. Returns and raises as `step` does."""
         return self._take(self._settle)
 
     def set_models(self, models: abc.Sequence[JaxModule], weights: bytes, version: str | int) -> None:
-        """Gives the engine other weights. Unfinished requests go on with them: what is known of each is computed anew.
+        """Replaces the weights. Unfinished requests go on with the new ones, and their known tokens are computed again.
 
-        No step may be in flight (see `settle`).
+        No step may be in flight: call `settle` first.
 
         Args:
-          models: Of each of this host's pipeline stages.
-          weights: Names them, as nothing names others: no block of others will be found.
-          version: Of the tokens that are sampled from now on.
+          models: Models of this host's pipeline stages.
+          weights: Unique digest of the weights; blocks of other weights are no longer found.
+          version: Version of the tokens that are sampled from now on.
 
         Raises:
-          ConfigError: They are of other shapes or types; nothing has changed.
+          ConfigError: The weights have other shapes or types; nothing has changed.
         """
         self.runner.set_models(models, weights)
         self.scheduler.recompute_all()
@@ -260,9 +256,9 @@ class LLMEngine:
             _begin_version(request, version)
 
     def sleep(self, level: int) -> None:
-        """Frees the caches, and moves the weights to the host's memory (level 1) or drops them (2).
+        """Frees the caches, and moves the weights to host memory (level 1) or drops them (level 2).
 
-        Unfinished requests wait, and are computed anew. No step may be in flight (see `settle`).
+        Unfinished requests wait, and are computed again later. No step may be in flight: call `settle` first.
         """
         self.scheduler.recompute_all()
         self.reset_prefix_cache()
@@ -271,7 +267,7 @@ class LLMEngine:
         self.asleep = frozenset({"weights", "kv_cache"})
 
     def wake_up(self, part: str) -> None:
-        """Has the "weights" back from where level 1 put them, unless others were set, or new caches ("kv_cache")."""
+        """Restores a part: "weights" from host memory, unless new ones were set, or "kv_cache", which is empty."""
         if part == "kv_cache":
             self.runner.recover()
         else:
@@ -293,12 +289,12 @@ class LLMEngine:
             raise
 
     def reset(self, reason: str = "the engine was reset") -> None:
-        """Drops the prefix cache and every request, whose `error` then has the reason."""
+        """Drops the prefix cache and all requests, and sets their `error` to the reason."""
         self._start_over(reason)
         self.runner.recover()
 
     def check_alone(self, token_ids: abc.Sequence[int]) -> list[int]:
-        """Checks tokens that are to run with no request beside them, and forgets steps in flight, whose requests ended.
+        """Checks tokens that run without any request beside them. Forgets steps in flight, whose requests have ended.
 
         Raises:
           RequestError: No tokens, an unknown one, or too many for the cache.
@@ -310,7 +306,7 @@ class LLMEngine:
         return self._factory.checked_prompt(token_ids, spare=0)
 
     def _check_inputs(self, inputs: abc.Sequence[EmbeddedInput], num_prompt_tokens: int) -> None:
-        """Raises a RequestError for inputs that cannot be encoded, or do not lie one after another in the prompt."""
+        """Raises a RequestError for inputs that cannot be encoded, overlap, or lie outside of the prompt."""
         encoder = self.runner.inputs
         if inputs and encoder is None:
             raise RequestError("this engine's prompts have tokens only")
@@ -341,19 +337,17 @@ class LLMEngine:
         self.runner.close()
 
     def _start_over(self, reason: str) -> None:
-        """Fails every request, and resets everything except the counters."""
         for request in self._requests:
             request.error = EngineError(reason)
             self.connector.request_done(request.completions[0].sequence, answered=False)
         self._reset_state()
 
     def reset_prefix_cache(self) -> None:
-        """Makes requests that are added from now on find nothing that was computed before; running ones go on."""
+        """Empties the prefix cache for requests that are added from now on; running ones go on."""
         self.scheduler.block_manager.reset_prefix_cache()
         self.connector.step_done()
 
     def _reset_state(self) -> None:
-        """Resets to no requests and an empty prefix cache."""
         self.scheduler = self.runner.make_scheduler()
         self.connector.begin(self.scheduler)
         self._requests = UnfinishedRequests(self.runner.inputs)
@@ -362,9 +356,9 @@ class LLMEngine:
         self.speculation.reset()
 
     def _step(self) -> list[Request]:
-        # A step that was dispatched ahead began when the one before it was taken in.
+        # A step that was dispatched ahead began when the tokens of the previous one were read.
         started = self._last_step_ended if self._inflight else time.monotonic()
-        # Stages that are all busy gain nothing from one more step, and its sequences would be missing in the others.
+        # If all stages are busy, one more step gains nothing, and its sequences would be missing in the others.
         num_ahead = 1 if self.scheduler.takes_tokens_in_flight else 0
         forwarded = self._run_ahead(self.runner.num_stages + num_ahead)
         if not self._inflight:
@@ -387,10 +381,10 @@ class LLMEngine:
         return list(touched.values())
 
     def _run_ahead(self, num_steps: int) -> ForwardedStep | None:
-        """Dispatches steps, up to so many in flight, as far as they do not depend on tokens that are not known yet.
+        """Dispatches steps until `num_steps` are in flight, or the next one depends on tokens that are not known yet.
 
         Returns:
-          A step whose model was dispatched as well, and whose sampler depends on tokens in flight; or None.
+          A step whose model was dispatched, and whose sampler waits for tokens in flight; None if there is none.
         """
         while len(self._inflight) < num_steps:
             if self._inflight and self.scheduler.takes_tokens_in_flight:
@@ -407,20 +401,20 @@ class LLMEngine:
         return None
 
     def _note_time(self, step: DispatchedStep, started: float) -> None:
-        """Learns when a step ended, and how long it took unless it waited for a program."""
+        """Records the end of a step, and its time unless it waited for a program to compile."""
         self._last_step_ended = time.monotonic()
         wait = self.runner.last_compile_wait
         if wait is None or wait.started < started:
             self.speculation.observe_time(step.output, self._last_step_ended - started)
 
     def _schedule(self) -> SchedulerOutput | None:
-        num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # in the step
+        num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # sequences of one stage's step
         drafts = self.speculation.propose(self._requests.sampling, num_running)
         output = self.scheduler.schedule(drafts)
         self.runner.encode(self.scheduler.awaited_inputs)
         if output is None:
             if not self._inflight and self.scheduler.awaited_inputs:
-                self.runner.wait_for_inputs()  # all sequences do
+                self.runner.wait_for_inputs()  # all sequences wait for them
             return None
         self.num_preemptions += len(output.preempted)
         return output
@@ -449,7 +443,7 @@ class LLMEngine:
         return list(touched.values())
 
     def _note_read_tokens(self, step: DispatchedStep) -> None:
-        """Applies what a step has found out about the tokens that it read."""
+        """Applies a step's results about prompt tokens: log-probabilities and chosen experts."""
         for index, prompt_logprobs in step.prompt_logprobs:
             entry = step.output.scheduled[index]
             if self._requests.has(entry.sequence):
@@ -475,14 +469,14 @@ class LLMEngine:
         """Ends the request of a sequence for which no token could be sampled."""
         request = completion.request
         if (error := completion.sampling.fault()) is None:
-            # Its cached keys and values may be what made its logits non-finite.
+            # Its cached keys and values may be the cause of the non-finite logits.
             self.scheduler.block_manager.forget_prefix(completion.sequence)
         self.abort_request(request.request_id)
         request.error = error or EngineError(NOT_FINITE)
         return request
 
     def _discard_inflight(self) -> None:
-        """Accounts for steps whose sequences have all ended, without waiting for them."""
+        """Removes steps in flight whose sequences have all ended, without waiting for them."""
         while self._inflight:
             output = self._inflight.popleft().output
             for _ in self.scheduler.update(output, [()] * len(output.scheduled)):

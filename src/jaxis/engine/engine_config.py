@@ -1,4 +1,4 @@
-"""From an engine's arguments and a checkpoint's config.json to the engine's configuration."""
+"""The engine's configuration, made from its arguments and a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -43,17 +43,12 @@ def make_vllm_config(
     platform: str,
     stored: Mapping[str, TensorInfo] | None = None,
 ) -> VllmConfig:
-    """The configuration of an engine.
+    """Makes the configuration of an engine on a platform such as "cpu".
 
-    Args:
-      args: Its arguments.
-      path: The checkpoint's folder or file.
-      hf_config: The checkpoint's config.json.
-      platform: Of the devices, such as "cpu".
-      stored: The checkpoint's tensors; None: they are looked for if need be.
+    The checkpoint's tensors, `stored`, are listed if needed and not given.
 
     Raises:
-      ConfigError: The arguments and the checkpoint do not go together.
+      ConfigError: The arguments and the checkpoint do not fit together.
     """
     quantization = requested_config(args.requested_quantization)
     speculative = args.parsed_speculative_config
@@ -92,18 +87,17 @@ def make_vllm_config(
 
 
 def _fields_of(config: type, args: EngineArgs) -> dict[str, Any]:
-    """The arguments that are fields of a part of the configuration as they are."""
+    """Returns the arguments that are unchanged fields of a part of the configuration."""
     infos = argument_infos().items()
     return {name: getattr(args, name) for name, info in infos if info.config == config.__name__}
 
 
 def _tensor_changes(args: EngineArgs) -> TensorChanges | None:
-    """What is merged into the checkpoint's weights."""
     return None if args.adapter is None else MergedAdapter(args.adapter)
 
 
 def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
-    """The requested type; else the model's or, if neither was requested, a checkpoint's own bfloat16.
+    """Returns the requested type; else the model's or, if neither was requested, a checkpoint's own bfloat16.
 
     On CPU a model computes in float32 by default, whatever its checkpoint's type: a bfloat16 cache is what the
     checkpoint was trained with, and half the memory to read. The native kernels have no float16 cache.
@@ -118,9 +112,9 @@ def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
 
 
 def check_quant_method(expected: str | None, hf_config: HFConfig) -> None:
-    """Raises an error if the checkpoint is not quantized as expected."""
+    """Raises a ConfigError if the checkpoint is not quantized in the expected format."""
     found = (hf_config.read_object("quantization_config") or {}).get("quant_method")
-    # Some names are followed by that of a variant: modelopt_fp4.
+    # Some formats add the name of a variant: modelopt_fp4.
     if expected is not None and found != expected and not str(found).startswith(f"{expected}_"):
         raise ConfigError(
             f"quantization={expected!r}, but {hf_config.source} says {found or 'that the weights are not quantized'}: "
@@ -138,7 +132,7 @@ def make_quant_config(
     hf_config: HFConfig,
     choice: RuleQuantizationConfig | Dequantize | None,
 ) -> QuantizationConfig | None:
-    """How weights are stored and applied: as the checkpoint says and the user chose; None: as they are."""
+    """Returns the storage of weights, by the checkpoint and the user's choice; None leaves them as they are."""
     if args.load_format != "dummy":
         config = quantization_of_checkpoint(hf_config, choice, stored)
     else:  # random weights are not quantized
@@ -157,7 +151,7 @@ def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
 
 
 def _step_limits(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> tuple[int, int]:
-    """The most sequences and tokens of a step, all of whose sequences must be able to decode in it.
+    """Returns the most sequences and tokens of a step. All sequences must be able to decode in one step.
 
     A limit that was not given follows from the other.
     """
@@ -189,7 +183,7 @@ def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
 
 
 def _short_context_len(hf_config: HFConfig) -> int | None:
-    """LongRoPE's longest sequence with the short frequencies; None for other ropes.
+    """Returns LongRoPE's longest sequence with the short frequencies; None for other ropes.
 
     A paged engine has one set of frequencies for all requests; the long ones are worse for short sequences.
     """

@@ -1,4 +1,4 @@
-"""A short name for everything that an engine's answers depend on."""
+"""Fingerprints: digests of everything that an engine's answers, or its blocks, depend on."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from jaxis.loading.gguf.mmproj import mmproj_beside
 from jaxis.loading.gguf.shards import find_shards
 from jaxis.version import __version__
 
-# Files that are no larger are read whole. Of others: the beginning, which holds the header, and samples of the rest.
+# Largest files that are read whole. Of larger ones, the beginning, which holds the header, and samples are read.
 WHOLE_FILE_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
-# How a block's bytes are arranged depends on these. How many devices share its heads does not: see `StoredBlockLayout`.
+# Arguments that determine the layout of a block's bytes. The number of devices that share its heads does not affect it:
+# see `StoredBlockLayout`.
 _ARRANGE_BLOCKS = frozenset({"pipeline_parallel_size", "decode_context_parallel_size"})
 _IGNORED_SUFFIXES = frozenset({".md", ".png", ".jpg", ".gitattributes"})
 
 
 def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: int) -> str:
-    """A digest of weights, version, kernels and arguments, such as "fp_0123456789abcdef0123".
+    """Returns a digest of weights, version, kernels and arguments, such as "fp_0123456789abcdef0123".
 
-    Engines with equal fingerprints answer a request that is greedy, or has a seed, with the same bytes. Two checkpoints
-    that differ in less than what is sampled of large files could have the same one; trained weights differ everywhere.
+    Engines with equal fingerprints answer a request that is greedy, or has a seed, with the same bytes. Large files are
+    only sampled: two checkpoints that differ elsewhere could have the same fingerprint, but trained weights differ
+    everywhere.
 
     Args:
       checkpoint: A folder, or a GGUF file.
-      arguments: The engine's.
-      max_model_len: Most tokens of a request, as it has turned out.
+      arguments: Arguments of the engine.
+      max_model_len: Most tokens of a request in the running engine.
     """
     digest = hashlib.sha256()
     facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments)]
@@ -51,17 +53,18 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
 
 
 def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: int) -> str:
-    """A digest of what the keys and values of a prompt depend on, for engines of different sizes to compare.
+    """Returns a digest of all that the keys and values of a prompt depend on. Engines of different sizes compare it.
 
-    Unlike `engine_fingerprint`, it leaves out how many sequences, tokens and blocks an engine has room for, how many
-    devices share its heads, experts and requests, which all show in the last bits without native kernels, and the
-    number of processors where those do not compute. An engine with native kernels has one device, and no engine
-    without them has its digest: what they promise holds for what it gets from others, too.
+    Unlike `engine_fingerprint`, it leaves out three facts. They only show in the last bits, and only without native
+    kernels: the numbers of sequences, tokens and blocks of the engine; the numbers of devices that share its heads,
+    experts and requests; and the number of processors if native kernels do not compute. An engine with native kernels
+    has one device, and no engine without them has its digest. So its promise of equal bits includes blocks that it gets
+    from others.
 
     Args:
       checkpoint: A folder, or a GGUF file.
-      arguments: The engine's.
-      max_model_len: The context that the model was built for.
+      arguments: Arguments of the engine.
+      max_model_len: Context that the model was built for.
     """
     digest = hashlib.sha256()
     infos = argument_infos()
@@ -76,14 +79,14 @@ def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
 
 
 def checkpoint_digest(checkpoint: Path) -> str:
-    """A digest of a checkpoint's files, as above; the folder's own name does not count."""
+    """Returns a digest of a checkpoint's files, sampling large ones; the folder's own name does not count."""
     digest = hashlib.sha256()
     _add_files(digest, checkpoint)
     return digest.hexdigest()[:20]
 
 
 def arguments_digest(arguments: EngineArgs) -> str:
-    """A digest of the arguments that matter for what is computed, and of the files that they name."""
+    """Returns a digest of the arguments that affect results, and of the files that they name."""
     return hashlib.sha256(json.dumps(_arguments(arguments), sort_keys=True, default=repr).encode()).hexdigest()[:20]
 
 
@@ -95,15 +98,14 @@ def _add_files(digest: hashlib._Hash, checkpoint: Path) -> None:
 
 
 def _arguments(arguments: EngineArgs) -> dict[str, Any]:
-    """The arguments that matter; files stand for their contents."""
-    # Otherwise how many tokens share a step, and which device sums what, can show in the last bits.
+    # Without native kernels, the tokens that share a step, and the devices that share a sum, affect the last bits.
     is_native = _uses_native_kernels(arguments)
     return _values(arguments, {name for name, info in argument_infos().items() if not (info.speed_only and is_native)})
 
 
 def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
-    """Those of the named arguments that matter; files stand for their contents."""
-    # Those of a place, and what the answers to greedy and seeded requests do not depend on.
+    """Returns those of the named arguments that affect answers; files stand for their contents."""
+    # Arguments of a host, and arguments that do not affect the answers to greedy and seeded requests.
     left_out = {
         "model",
         "token",
@@ -129,7 +131,7 @@ def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """What a file or a folder holds; other values as they are."""
+    """Replaces a file or a folder by its contents."""
     if not isinstance(value, str | os.PathLike):
         return value
     if os.path.isfile(value):
@@ -139,16 +141,16 @@ def _content(value: Any) -> Any:
 
 
 def _uses_native_kernels(arguments: EngineArgs) -> bool:
-    """Whether the engine computes with native kernels, which give the same bits in any batch: on one CPU device."""
+    """Returns whether the engine uses native kernels, which give the same bits in any batch: on one CPU device."""
     return native.usable() and arguments.num_devices == 1
 
 
 def _kernels(arguments: EngineArgs) -> list[Any]:
-    # The devices of the engine's mesh, as `make_mesh` takes them.
+    # The devices that `make_mesh` takes for the engine's mesh.
     local = jax.local_devices()[: arguments.num_devices]
     devices = sorted({(device.platform, device.device_kind) for device in local})
     kernels: list[Any] = [jax.__version__, version("jaxlib"), devices]
-    # XLA compiles for the processor that it finds.
+    # XLA compiles for the processor of the host.
     kernels += [platform.machine(), cpu_flags(), os.environ.get("XLA_FLAGS", "")]
     library = native.library()
     if library is not None and _uses_native_kernels(arguments):
@@ -157,7 +159,6 @@ def _kernels(arguments: EngineArgs) -> list[Any]:
 
 
 def _files(checkpoint: Path) -> Iterator[tuple[str, Path]]:
-    """The checkpoint's files by their names in it, in a fixed order."""
     if checkpoint.is_file():
         beside = mmproj_beside(checkpoint)
         yield from ((path.name, path) for path in (*find_shards(checkpoint), *([beside] if beside else [])))

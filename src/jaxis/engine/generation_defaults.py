@@ -1,4 +1,4 @@
-"""What a checkpoint says of how its answers are sampled, and how they end."""
+"""A checkpoint's recommendations for sampling its answers, and the tokens that end them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNAPPLIED: dict[str, tuple[Any, ...]] = {
 
 
 def eos_token_ids_of(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`.
+    """Returns the end tokens of generation_config.json, else config.json, else the tokenizer, as the reference does.
 
     An empty list counts as none, since answers would have no end. A GGUF file has them all in its tokenizer.
     """
@@ -41,7 +41,7 @@ def eos_token_ids_of(generation: dict[str, Any], hf_config: HFConfig, tokenizer:
 
 
 def note_unapplied(path: Path, progress: ProgressDisplay) -> None:
-    """Names the keys of generation_config.json that change answers of the reference, and none here."""
+    """Reports the keys of generation_config.json that change answers of the reference, but not here."""
     source = path / "generation_config.json"
     values = read_json_object(source) if source.is_file() else {}
     found = [key for key, neutral in _UNAPPLIED.items() if values.get(key) not in (None, [], {}, *neutral)]
@@ -50,7 +50,7 @@ def note_unapplied(path: Path, progress: ProgressDisplay) -> None:
 
 
 def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay, *, is_given: bool) -> frozenset[int]:
-    """What ends an answer in the chat template; says so where nothing does in one that the user gave."""
+    """Returns the tokens that end an answer in the chat template. Reports a user's template without any."""
     if not is_given:
         return answer_end_token_ids(tokenizer)
     if tokenizer is None or not tokenizer.has_chat_template:
@@ -65,14 +65,14 @@ def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay, *, is_gi
 
 
 def sampling_defaults(generation: dict[str, Any], path: Path) -> SamplingParams:
-    """The sampling parameters of requests that bring none.
+    """Returns the sampling parameters of requests that bring none.
 
     Args:
       generation: generation_config.json.
       path: The checkpoint's folder or file.
 
     Raises:
-      ConfigError: A value of the file cannot be honoured.
+      ConfigError: A value of the file is not supported.
     """
     names = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
     names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}

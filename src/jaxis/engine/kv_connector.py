@@ -1,4 +1,4 @@
-"""The seam between an engine and what becomes of the blocks of its KV cache beyond its devices."""
+"""The interface between an engine and the storage of KV cache blocks beyond its devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jaxis.sampling_params import SamplingParams
 
 @dataclass
 class TierStats:
-    """What one tier of blocks beyond the devices has done since the start.
+    """Counters of one tier of blocks beyond the devices, since the start.
 
     Attributes:
-      saved_blocks, saved_bytes: Written to it; of other engines, sent to them.
-      loaded_blocks, loaded_bytes: Found in it and read from it.
+      saved_blocks, saved_bytes: Blocks written to the tier; for other engines, blocks sent to them.
+      loaded_blocks, loaded_bytes: Blocks found in the tier and read from it.
       missed_blocks: Full blocks of prompts that were looked for here and not found.
-      failed_blocks: Not saved or loaded because of an error; each is computed anew when it is needed.
-      used_bytes: What it holds.
+      failed_blocks: Blocks not saved or loaded because of an error; each is computed anew when it is needed.
+      used_bytes: Current size of the tier's blocks.
     """
 
     saved_blocks: int = 0
@@ -38,20 +38,20 @@ class TierStats:
 
 
 class KVConnector:
-    """What an engine tells of its steps and requests to what keeps or follows the blocks of its KV cache.
+    """The engine's reports of its steps and requests to an object that stores or observes KV cache blocks.
 
-    This one keeps nothing. Subclasses override what they need; those that other threads may call say so.
+    This base class stores nothing. Subclasses override what they need. Methods that other threads may call say so.
     """
 
     def block_connectors(self, num_ranks: int) -> AbstractSequence[BlockConnector]:
-        """Those of the block managers, one for each data rank, that replace all earlier ones."""
+        """Returns the connectors of the block managers, one for each data rank. They replace all earlier ones."""
         return [BlockConnector()] * num_ranks
 
     def begin(self, scheduler: Scheduler | DataRanksScheduler) -> None:
-        """The engine begins, or begins anew after a step that failed, with this scheduler and empty caches."""
+        """Called when the engine starts, or restarts after a failed step, with this scheduler and empty caches."""
 
     def fetches(self, params: SamplingParams) -> bool:  # noqa: ARG002
-        """Whether there is anything that `fetch` could fetch for a request. Other threads may call it."""
+        """Returns whether `fetch` could find blocks for a request. Other threads may call it."""
         return False
 
     def fetch(
@@ -61,50 +61,50 @@ class KVConnector:
         params: SamplingParams,
         deadline: Deadline | None = None,
     ) -> None:
-        """Fetches what there is of a prompt that is about to be added; may take seconds.
+        """Fetches the available blocks of a prompt that will be added soon; may take seconds.
 
         Other threads may call it while steps run, and end its deadline.
         """
 
     def check(self, params: SamplingParams) -> None:
-        """Raises a RequestError for `kv_transfer_params` where nothing can take or hand over blocks."""
+        """Raises a RequestError for `kv_transfer_params` if the engine can neither take nor hand over blocks."""
         if params.kv_transfer is not None:
             raise RequestError("needs an engine with kv_transfer_config: leave it out", param="kv_transfer_params")
 
     def request_added(self, sequence: Sequence) -> None:
-        """The first sequence of a request was queued."""
+        """Called when the first sequence of a request was queued."""
 
     def step_dispatching(self, output: SchedulerOutput) -> None:
-        """The step is dispatched next."""
+        """Called right before a step is dispatched."""
 
     def step_dispatched(self, output: SchedulerOutput) -> None:
-        """The step's model was dispatched just now."""
+        """Called right after a step's model was dispatched."""
 
     def step_read(self, output: SchedulerOutput) -> None:
-        """The tokens of the step, and so of all before it, were read: none of them has failed."""
+        """Called when a step's tokens were read: it, and all steps before it, have succeeded."""
 
     def step_done(self) -> None:
-        """The engine has taken in a step, and may have scheduled the next ones."""
+        """Called after the engine has processed a step and may have scheduled the next ones."""
 
     def request_done(self, sequence: Sequence, *, answered: bool) -> dict[str, Any] | None:  # noqa: ARG002
-        """A request has ended.
+        """Called when a request has ended.
 
         Args:
-          sequence: Its first.
-          answered: Whether it has ended by itself, rather than failed or been aborted.
+          sequence: First sequence of the request.
+          answered: True if the request has ended by itself; False if it failed or was aborted.
 
         Returns:
-          The `kv_transfer_params` of its output.
+          The `kv_transfer_params` of the request's output.
         """
         return None
 
     def idle(self) -> None:
-        """No step is to follow for a while."""
+        """Called when no step follows for a while."""
 
     @property
     def stats(self) -> dict[str, TierStats]:
-        """What each tier has done, by its name. Other threads may ask."""
+        """Counters of each tier, by its name. Other threads may read them."""
         return {}
 
     def close(self) -> None:
-        """No step follows. May be called again."""
+        """Called when no step follows. May be called again."""

@@ -1,4 +1,4 @@
-"""The weights of a running engine: other ones take their place, they sleep, and they wake up."""
+"""Changes of a running engine's weights: replacement, sleep and waking up."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ from jaxis.engine.opened_model import OpenedModel
 from jaxis.engine.output_processor import Request
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.host.progress import ProgressDisplay
-from jaxis.kernels import native
+from jaxis.kernels import huge_pages
 from jaxis.layers.module import JaxModule
 from jaxis.loading.given_tensors import GivenTensors, GivenWeights
 from jaxis.loading.open_checkpoint import TensorListing, open_checkpoint, read_config_values
 
 Weights: TypeAlias = str | os.PathLike[str] | GivenWeights | JaxModule
-"""A checkpoint's folder; tensors by the names that they have there; or a model whose weights are loaded, as the engine
-itself would have it: its arrays are not copied."""
+"""Folder of a checkpoint; tensors by their names in a checkpoint; or a model with loaded weights.
+
+Such a model must be as the engine itself would load it. Its arrays are not copied.
+"""
 
 PARTS = ("weights", "kv_cache")
-# Of config.json, what does not change what a model computes.
+# Keys of config.json that do not change a model's results.
 _IRRELEVANT = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
 
 
 @dataclass(frozen=True)
 class NewWeights:
-    """Weights that were read, and checked, and are on the devices.
+    """Weights that were read and checked, and are on the devices.
 
     Attributes:
-      loaded: The model with them.
-      digest: Names them: those of a folder by its files; others have a name of their own.
-      folder: Where they are from; None: from the caller's memory.
+      loaded: The model with these weights.
+      digest: Digest of the files of a folder; a unique name for other weights.
+      folder: Folder of the weights; None if they came from the caller's memory.
     """
 
     loaded: LoadedModel
@@ -57,15 +59,15 @@ class LiveWeights:
     """Changes the weights of an engine, between two steps.
 
     Attributes:
-      fingerprint: See `engine_fingerprint`: another one for other weights.
+      fingerprint: Current fingerprint of the engine, as from `engine_fingerprint`; it changes with the weights.
 
     Args:
       engine: The engine.
-      args: Its arguments.
-      opened: The checkpoint that it began with.
-      meshes: Of its pipeline stages.
-      first: The weights that it began with.
-      fingerprint: Of the engine with the weights of its checkpoint.
+      args: Arguments of the engine.
+      opened: Checkpoint of the engine's start.
+      meshes: Meshes of its pipeline stages.
+      first: Weights of the engine's start; None: those of the checkpoint.
+      fingerprint: Fingerprint of the engine with the weights of its checkpoint.
     """
 
     def __init__(
@@ -85,32 +87,32 @@ class LiveWeights:
             self._put(first, engine.weights_version)
 
     def update(self, weights: Weights, version: str | int | None = None) -> list[Request]:
-        """Reads weights and gives them to the engine; see `read` and `put`."""
+        """Reads weights and gives them to the engine, as `read` and `put` do."""
         return self.put(self.read(weights), version)
 
     def read(self, weights: Weights) -> NewWeights:
-        """Puts weights on the devices beside those that are there. May be called from any thread.
+        """Puts weights on the devices beside the current ones. May be called from any thread.
 
         Raises:
           ConfigError: The engine's weights cannot be changed, or the folder is of another model.
           CheckpointError: A tensor is missing, unknown, or of another shape or type.
         """
         check_can_change(self._args)
-        native.begin_pages()  # the old weights' memory is to be free when they are dropped
+        huge_pages.begin_pages()  # the old weights' memory is to be free when they are dropped
         return read_weights(weights, self._args, self._opened, self._meshes, ProgressDisplay(enabled=False))
 
     def put(self, new: NewWeights, version: str | int | None = None) -> list[Request]:
-        """Gives the engine other weights. Requests that are unfinished go on with them; see `LLMEngine.set_models`.
+        """Gives the engine other weights. Unfinished requests go on with them, as `LLMEngine.set_models` says.
 
         Args:
           new: The weights.
-          version: Of the tokens that are sampled from now on; None: one more than there were updates.
+          version: Version of the tokens that are sampled from now on; None: one more than there were updates.
 
         Returns:
           The requests that got tokens of the steps that were in flight.
 
         Raises:
-          RequestError: The version is no string and no positive integer.
+          RequestError: The version is neither a string nor a positive integer.
           ConfigError: The weights are of other shapes or types. Nothing has changed then.
           EngineError: A step in flight failed.
         """
@@ -123,12 +125,18 @@ class LiveWeights:
         return requests
 
     def sleep(self, level: int = 1) -> list[Request]:
-        """Frees the caches, and moves the weights to the host's memory or drops them, until `wake_up`.
+        """Frees the caches, and moves the weights to host memory or drops them, until `wake_up`.
 
         Args:
-          level: 1 keeps the weights in the host's memory, 2 does not keep them.
+          level: 1 keeps the weights in host memory, 2 drops them.
 
-        Returns, and raises: See `put`.
+        Returns:
+          The requests that got tokens of the steps that were in flight.
+
+        Raises:
+          RequestError: There is no such level.
+          ConfigError: The engine's weights cannot be changed, or it has adapters by request.
+          EngineError: A step in flight failed.
         """
         if level not in (1, 2):
             raise RequestError(f"level={level!r} must be 1 or 2")
@@ -140,10 +148,10 @@ class LiveWeights:
         return requests
 
     def wake_up(self, parts: Collection[str] | None = None) -> None:
-        """Has back what went to sleep. Weights that were dropped are read again from the folder that they were from.
+        """Restores the parts that sleep. Weights that were dropped are read again from their folder.
 
         Args:
-          parts: Of PARTS; None: all.
+          parts: Members of PARTS; None: all.
 
         Raises:
           RequestError: There is no such part.
@@ -164,7 +172,8 @@ class LiveWeights:
 
     def _put(self, new: NewWeights, version: str | int) -> None:
         self._engine.set_models(new.loaded.models, new.digest, version)
-        # Flax leaves cycles behind that hold the arrays, just now: these would outlive the next update.
+        # Flax leaves reference cycles that hold the old arrays. Without a collection, these could outlive the next
+        # update.
         gc.collect(1)
         self._folder = new.folder
         name = hashlib.sha256(self._first_fingerprint.encode() + new.digest).hexdigest()
@@ -178,21 +187,16 @@ def read_weights(
     meshes: Sequence[jax.sharding.Mesh],
     progress: ProgressDisplay,
 ) -> NewWeights:
-    """Puts weights on the devices, stored as the engine's arguments say.
+    """Puts weights on the devices of the pipeline stages, stored as the engine's arguments say.
 
-    Args:
-      weights: The weights.
-      args: The engine's arguments.
-      opened: Its checkpoint.
-      meshes: Of its pipeline stages.
-      progress: Shows what is going on.
-
-    Raises: See `LiveWeights.read`.
+    Raises:
+      ConfigError: The folder is of another model.
+      CheckpointError: A tensor is missing, unknown, or of another shape or type.
     """
     if isinstance(weights, JaxModule):
         config = make_vllm_config(args, opened.path, opened.hf_config, meshes[0].devices.flat[0].platform, stored={})
         return NewWeights(LoadedModel(config, meshes, [weights]), _new_digest(), None)
-    args = dataclasses.replace(args, load_format="auto")  # what was drawn at random can become real
+    args = dataclasses.replace(args, load_format="auto")  # the new weights are real even if the first were random
     stored = _stored(opened.path)
     if isinstance(weights, str | os.PathLike):
         folder = Path(weights)
@@ -210,7 +214,7 @@ def read_weights(
 
 
 def check_can_change(args: EngineArgs) -> None:
-    """Raises a ConfigError for an engine whose weights stay what they are."""
+    """Raises a ConfigError for an engine whose weights cannot be changed."""
     if args.nnodes > 1:
         raise ConfigError(f"weights cannot be changed with nnodes={args.nnodes}: the other hosts would keep theirs")
     if args.adapter is not None:
@@ -218,7 +222,6 @@ def check_can_change(args: EngineArgs) -> None:
 
 
 def _stored(path: Path) -> Mapping[str, Any]:
-    """The tensors of a checkpoint; none of a folder without weights."""
     try:
         return TensorListing(path).infos
     except CheckpointError:
@@ -230,7 +233,7 @@ def _new_digest() -> bytes:
 
 
 def _check_same_model(folder: Path, values: Mapping[str, Any]) -> None:
-    """Raises a ConfigError where a folder's config.json says otherwise than the engine's."""
+    """Raises a ConfigError if a folder's config.json differs from the engine's."""
     if not (folder / CONFIG).exists():
         return
     found = read_config_values(folder).values

@@ -1,4 +1,4 @@
-"""A model whose weights are on the devices, and what its executor is made of."""
+"""A model whose weights are on the devices, from which an executor is made."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LoadedModel:
     """A model on its devices.
 
     Attributes:
-      vllm_config: The engine's configuration.
-      meshes: Of all pipeline stages.
-      models: That of each stage that this host has; their weights are loaded.
+      vllm_config: Configuration of the engine.
+      meshes: Meshes of all pipeline stages.
+      models: Models of this host's stages, with loaded weights.
     """
 
     vllm_config: VllmConfig
@@ -43,22 +43,22 @@ class LoadedModel:
 
     @property
     def most_cache_bytes(self) -> int:
-        """See `stage_caches.most_cache_bytes`."""
+        """Largest size of the caches, as `stage_caches.most_cache_bytes` computes it."""
         return most_cache_bytes(self._cache_specs, self.vllm_config, self.meshes)
 
     def first_share(self, rank: int) -> tuple[int, int]:
-        """The parameters, and their bytes on all devices together, of the stages that no host of a lower rank has."""
+        """Returns parameters and size, on all devices together, of the stages that no host of a lower rank has."""
         own = zip(self.models, own_stages(self.meshes), strict=True)
         models = [model for model, stage in own if first_host(self.meshes[stage.index]) == rank]
         arrays = [array for model in models for array in jax.tree.leaves(nnx.state(model))]
         return model_size(*models)[0], bytes_on_devices(arrays)
 
     def executor(self, cache_bytes: int | None = None, num_blocks: int | None = None) -> Executor:
-        """Allocates the caches; returns what runs this host's part of the model.
+        """Allocates the caches; returns the executor of this host's part of the model.
 
         Args:
-          cache_bytes: Of all caches on all hosts; None: those that were given, or those that are there on this one.
-          num_blocks: See `plan_kv_caches`; of a model with one pipeline stage.
+          cache_bytes: Size of all caches on all hosts; None: the requested size, or all free memory of this host.
+          num_blocks: Number of blocks, as in `plan_kv_caches`, for a model with one pipeline stage.
 
         Raises:
           ConfigError: The model's heads cannot be spread over the devices.

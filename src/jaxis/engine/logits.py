@@ -1,4 +1,4 @@
-"""The logits of one sequence, computed whole or as prompts are served, by an idle engine."""
+"""Logits of one sequence in an idle engine, computed at once or in chunks as prompts are served."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ from jaxis.sampling_params import SamplingParams
 
 
 def compute_logits(engine: LLMEngine, token_ids: AbstractSequence[int], *, paged: bool) -> np.ndarray:
-    """Logits float32 [T, V] of every position of one sequence.
+    """Computes the logits, float32 [T, V], of every position of one sequence of T tokens.
 
-    Args:
-      engine: Computes them.
-      token_ids: T tokens.
-      paged: Run through the KV cache in chunks, as prompts are served; otherwise the whole sequence at once without a
-        cache.
+    With `paged`, it runs through the KV cache in chunks, as prompts are served; otherwise at once without a cache.
 
     Raises:
       RequestError: No tokens, an unknown one, or too many for the cache.
@@ -41,10 +37,11 @@ def compute_logits(engine: LLMEngine, token_ids: AbstractSequence[int], *, paged
 
 
 def iterate_logits(engine: LLMEngine, token_ids: AbstractSequence[int]) -> Iterator[np.ndarray]:
-    """As `compute_logits` without a cache, a few rows of [T, V] at a time.
+    """Yields the logits of `compute_logits` without a cache, a few rows of [T, V] at a time.
 
     Raises:
-      RequestError, EngineError: See `compute_logits`.
+      RequestError: No tokens, an unknown one, or too many for the cache.
+      EngineError: Requests are running.
     """
     return engine.runner.iterate_whole_logits(engine.check_alone(token_ids))
 
@@ -52,14 +49,7 @@ def iterate_logits(engine: LLMEngine, token_ids: AbstractSequence[int]) -> Itera
 def _paged_logits(
     runner: Runner, scheduler: Scheduler | DataRanksScheduler, token_ids: list[int], chunk: int
 ) -> np.ndarray:
-    """Logits float32 [T, V] of every position of a sequence, through the KV cache in chunks.
-
-    Args:
-      runner: Runs the steps.
-      scheduler: Of an idle engine; its first data rank lends the blocks.
-      token_ids: T tokens.
-      chunk: Most tokens of a step.
-    """
+    """Computes logits, float32 [T, V], through the KV cache in chunks; the first data rank lends the blocks."""
     sequence = Sequence(SequenceId(""), token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
     blocks = scheduler.ranks[0].block_manager
     logits = []

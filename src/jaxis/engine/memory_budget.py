@@ -1,4 +1,4 @@
-"""What an engine may take of the memory that it shares with other engines of a server. No JAX here."""
+"""The share of memory of an engine that runs beside others in one server. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class MemoryBudget:
     Neither depends on which other engines are there at the moment, so an engine is the same whenever it is loaded.
 
     Attributes:
-      total_bytes: Main memory that is free without any of the engines; what decides how weights are stored.
-      share_bytes: What the engine takes for weights and KV cache, unless its weights and the least useful cache, or
-        the context or the cache that it was given, take more.
+      total_bytes: Main memory that is free without any of the engines; it determines how weights are stored.
+      share_bytes: Size of the engine's weights and KV cache. It is exceeded if the weights with the smallest useful
+        cache, or with the requested context or cache, need more.
     """
 
     total_bytes: int

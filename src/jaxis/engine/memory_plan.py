@@ -1,7 +1,7 @@
-"""Which width of the weights and how much context fit into memory, told before any weights are read.
+"""Plan of the memory: the width of the weights and the length of the context that fit, before any weights are read.
 
 Sizes follow from the shapes of a model that is constructed without weights, and from the headers of a quantized
-checkpoint's files. Nothing is quantized in silence: a plan is also a line that says what was chosen, and by what.
+checkpoint's files. Nothing is quantized silently: a plan includes a line that states the choice and its reason.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from jaxis.parallel.mesh import DATA_AXIS
 from jaxis.parallel.stages import Stage
 
 QUANTIZATIONS = ("int8", "int4")
-"""What is tried, in this order, where weights do not fit as they are stored."""
+"""Quantizations to try, in this order, if weights do not fit as they are stored."""
 
-# Of the free memory, what may be planned with; the rest is for programs, tokenizers and other processes.
+# Share of the free memory that a plan may use; the rest is for programs, tokenizers and other processes.
 _CPU_SHARE = 0.9
 _STEP_BYTES = 256 * 2**20
-# Of what is left beside the weights, what the KV cache may take.
+# Share of the memory left beside the weights that the KV cache may take.
 _CACHE_SHARE = 0.75
-# The least context to quantize weights for, if none is asked for.
+# Context, if none is requested, below which weights are quantized.
 _MIN_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How to load a model.
+    """A plan of loading a model.
 
     Attributes:
-      quantization: "int8" or "int4"; None as stored, or as asked for.
-      max_model_len: Most tokens of a request; None as it would be without a plan.
+      quantization: "int8" or "int4"; None: as stored, or as requested.
+      max_model_len: Most tokens of a request; None: the same as without a plan.
       kv_cache_memory: Bytes of the KV cache; None leaves it to the engine.
-      line: What was chosen, why, and the options that choose otherwise.
-      nbytes: All that the engine will take of the host's memory on CPU, about; 0 on other devices.
+      line: Text with the choice, its reason, and the options that choose otherwise.
+      nbytes: Approximate host memory that the engine will take on CPU; 0 on other devices.
     """
 
     quantization: str | None
@@ -72,7 +72,6 @@ class MemoryPlan:
     nbytes: int
 
     def apply(self, args: EngineArgs) -> EngineArgs:
-        """The arguments as planned."""
         return dataclasses.replace(
             args,
             quantization=self.quantization or args.quantization,
@@ -83,30 +82,24 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Width:
-    """Weights of one width.
-
-    Attributes:
-      quantization: None: as stored or asked for.
-      stage_bytes: Those of each pipeline stage, on all its devices together.
-    """
+    """Sizes of each stage's weights on all its devices, in one quantization (None: as stored or requested)."""
 
     quantization: str | None
     stage_bytes: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
         return sum(self.stage_bytes)
 
 
 @dataclass(frozen=True)
 class PlannedDraft:
-    """What drafts tokens for a model, from a checkpoint of its own.
+    """A draft model with a checkpoint of its own.
 
     Attributes:
-      model: Constructed without weights.
-      config: What it was constructed from.
-      stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats.
+      model: Model, constructed without weights.
+      config: Configuration of the model.
+      stored_bytes: Size of a checkpoint whose weights stay as they are; None for one in floats.
     """
 
     model: JaxModule
@@ -115,7 +108,7 @@ class PlannedDraft:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights once loaded."""
+        """Size of the draft model's weights once loaded."""
         if self.stored_bytes is not None:
             return self.stored_bytes
         return weight_bytes(self.model, _float_bytes(self.config))
@@ -128,28 +121,29 @@ def plan_memory(
     stored_bytes: int | None,
     make_draft: Callable[[EngineArgs], PlannedDraft | None],
     shared: MemoryBudget | None,
-    room: ExtraMemory,
+    extra_memory: ExtraMemory,
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
-    All is counted as it lies on the devices: a data rank has the whole model but for the experts, and a cache of its
-    own. What each pipeline stage has must fit on its own devices, unless all have the memory of the host.
+    Sizes count as the devices hold them: each data rank has the whole model except the experts, and its own cache. Each
+    pipeline stage must fit on its own devices, unless all stages share the memory of the host.
 
     Args:
-      args: What was asked for: a width, context or cache that was given is kept.
-      make_config: The configuration for arguments.
-      meshes: The devices of each pipeline stage.
-      stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can
-        be quantized.
-      make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
-      shared: The host's memory where other engines share it, on CPU; None is all that is free now.
-      room: What the engine has beside the weights.
+      args: Requested arguments; a width, context or cache that was given is kept.
+      make_config: Function from arguments to a configuration.
+      meshes: Devices of each pipeline stage.
+      stored_bytes: Size of a checkpoint whose weights stay as they are; None for one in floats, which can be quantized.
+      make_draft: Function from arguments to the draft model; it returns None if there is none, or if the model's own
+        layers draft.
+      shared: Budget of host memory that other engines share, on CPU; None is all that is free now.
+      extra_memory: Extra memory of the engine's features.
 
     Returns:
-      The plan; None for devices that do not say how much memory they have.
+      The plan; None for devices that do not report their memory.
 
     Raises:
-      EngineError: Weights that nobody asked for do not fit, not even in the lowest precision; or the room does not.
+      EngineError: The weights of a checkpoint do not fit, even in the lowest precision, and no width was requested; or
+        the extra memory does not fit.
     """
     config = make_config(args)
     mesh = meshes[0]
@@ -158,14 +152,14 @@ def plan_memory(
     free = _free_device_bytes(meshes) if not on_cpu else free_host_bytes() if shared is None else shared.total_bytes
     if free is None:
         return None
-    # On CPU, blocks beyond the KV cache are in the same memory.
+    # On CPU, offloaded blocks take the same memory.
     kept = args.kv_offloading_bytes or 0
     budget = int(free * _CPU_SHARE) - _STEP_BYTES - kept if on_cpu else free
     own_budget = budget if shared is None else int(shared.share_bytes * _CPU_SHARE) - _STEP_BYTES - kept
     draft = make_draft(args)
     models = _stage_models(config, len(meshes))
-    room_bytes = room.bytes_on(meshes, models, config.model_config.dtype, budget)
-    kept, budget, own_budget = kept + room_bytes, budget - room_bytes, own_budget - room_bytes
+    extra_bytes = extra_memory.bytes_on(meshes, models, config.model_config.dtype, budget)
+    kept, budget, own_budget = kept + extra_bytes, budget - extra_bytes, own_budget - extra_bytes
     specs = [cache_specs(model, config) if len(models) == 1 else own_cache_specs(model) for model in models]
     if draft is not None:
         specs[-1] = [*specs[-1], *kv_cache_specs(draft.model, draft.config)]
@@ -209,12 +203,10 @@ def plan_memory(
 
 @dataclass(frozen=True)
 class _Cache:
-    """The caches of a configuration.
+    """Sizes of a configuration's caches: of a block and of a state slot of one data rank, in all layers.
 
     Attributes:
-      config: The configuration.
-      per_block, per_slot: Bytes of a block, and of a slot for states, of a data rank in all layers.
-      mesh: The devices of a pipeline stage, which has all data ranks.
+      mesh: Devices of a pipeline stage, which hold all data ranks.
     """
 
     config: VllmConfig
@@ -224,26 +216,24 @@ class _Cache:
 
     @property
     def num_ranks(self) -> int:
-        """Data ranks, each of which has as much."""
         return self.mesh.shape[DATA_AXIS]
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Bytes that were given for it, or else of room for so many tokens in every layer, and for their states."""
+        """Returns the requested size, or else the size of caches for a sequence of `num_tokens` and its states."""
         num_blocks = -(-num_tokens // self.config.cache_config.block_size)
         paged, states = num_blocks * sum(self.per_block.values()), MIN_SLOTS * self.per_slot
-        # States get no more than their share.
+        # States may take no more than their share of the caches.
         needed = max(paged + states, math.ceil(states / STATE_SHARE)) if self.per_block else states
         return self.config.cache_config.kv_cache_memory_bytes or self.num_ranks * needed
 
     def memory(self, *, at_least: int, left: int) -> int:
-        """Bytes for one sequence of the whole context and for short ones of all that run, as far as `left` has them."""
+        """Returns the size of caches for one longest sequence, or for short ones of all that run, limited by `left`."""
         short = self.config.scheduler_config.max_num_seqs * CPU_TOKENS_PER_SEQ
         useful = self.bytes_for(max(self.config.model_config.max_model_len, short))
         useful += self.num_ranks * self.per_slot * (useful_slots(self.config) - MIN_SLOTS)
         return max(at_least, min(useful, int(left * _CACHE_SHARE)))
 
     def context(self, memory: int) -> int:
-        """The longest sequence that caches of so many bytes hold."""
         cache_config = dataclasses.replace(self.config.cache_config, kv_cache_memory_bytes=memory)
         config = dataclasses.replace(self.config, cache_config=cache_config)
         of_rank = memory // self.num_ranks
@@ -252,23 +242,21 @@ class _Cache:
 
 
 def _stage_models(config: VllmConfig, num_stages: int) -> list[JaxModule]:
-    """The model of each pipeline stage, without weights."""
     stages = [Stage(index, num_stages) for index in range(num_stages)]
     return [construct_abstractly(config, check_config=False, stage=stage) for stage in stages]
 
 
 def _is_chosen(args: EngineArgs) -> bool:
-    """Whether the user says how weights are to be stored."""
     return args.quantization is not None or args.additional_config is not None
 
 
 def _float_bytes(config: VllmConfig) -> int:
-    """Bytes of a float weight in memory: native kernels keep a checkpoint's 16-bit floats, XLA has the model's type."""
+    """Returns the size of a float: native kernels keep a checkpoint's 16-bit floats, XLA uses the model's type."""
     if config.load_config.load_format == "dummy" or not native.usable():
         return np.dtype(config.model_config.dtype).itemsize
     hf_config = config.model_config.hf_config
     stored = hf_config.get("dtype", hf_config.get("torch_dtype"))
-    if stored is None:  # as of many heads that draft
+    if stored is None:  # many draft heads have no such key
         stored = max(TensorListing(config.model_config.model).values(), key=lambda info: info.nbytes).dtype
     return 4 if str(stored).endswith("float32") else 2
 

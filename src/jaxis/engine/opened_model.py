@@ -1,4 +1,4 @@
-"""A checkpoint on its way to the devices: found and read, its devices chosen, its weights loaded."""
+"""A checkpoint on its way to the devices: finds and reads it, chooses its devices, loads its weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.draft_setup import load_draft
 from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
-from jaxis.engine.execution.pipeline import Handover
+from jaxis.engine.execution.handover import Handover
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
@@ -27,7 +27,8 @@ from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
 from jaxis.models.model_loader import load_model
 from jaxis.parallel import distributed
-from jaxis.parallel.mesh import check_heads, make_stage_meshes
+from jaxis.parallel.equal_shares import check_heads
+from jaxis.parallel.mesh import make_stage_meshes
 from jaxis.parallel.stages import own_stages
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
@@ -35,12 +36,12 @@ EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A checkpoint whose configuration was read, but not its weights.
+    """A checkpoint with its configuration, whose weights are not read yet.
 
     Attributes:
-      path: Its folder or file.
-      config: The values of its config.json.
-      hf_config: The same, with the overrides that were asked for.
+      path: Folder or file of the checkpoint.
+      config: Values of its config.json.
+      hf_config: The same values with the requested overrides.
     """
 
     path: Path
@@ -48,7 +49,7 @@ class OpenedModel:
     hf_config: HFConfig
 
     def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
-        """The mesh of each pipeline stage; the hosts of each, and of those that follow each other, have met.
+        """Makes the mesh of each pipeline stage. All hosts of a stage, and of consecutive stages, have then met.
 
         Raises:
           ConfigError: There are not enough devices, or they cannot share the model's heads.
@@ -62,7 +63,7 @@ class OpenedModel:
             args.nnodes,
             data_parallel_size=args.data_parallel_size,
         )
-        # In the same order on all hosts.
+        # All hosts must meet in the same order.
         for mesh in [*meshes, *(Handover(*pair).mesh for pair in itertools.pairwise(meshes))]:
             if 0 < len(mesh.local_devices) < mesh.size:
                 distributed.meet(mesh)
@@ -75,16 +76,16 @@ class OpenedModel:
         progress: ProgressDisplay,
         tensors: GivenTensors | None = None,
     ) -> LoadedModel:
-        """Loads the weights, of several hosts' those that this one's devices need.
+        """Loads the weights; with several hosts, those that this host's devices need.
 
         Args:
-          args: The engine's arguments.
-          meshes: Of the pipeline stages, also of those of other hosts.
-          progress: Shows what is going on.
-          tensors: The weights, of one pipeline stage; None: those of the checkpoint.
+          args: Arguments of the engine.
+          meshes: Meshes of all pipeline stages, including those of other hosts.
+          progress: Display of progress.
+          tensors: Weights, for one pipeline stage; None: those of the checkpoint.
 
         Raises:
-          ConfigError, CheckpointError, EngineError: See `LLM`.
+          ConfigError, CheckpointError, EngineError: The errors of `LLM`.
         """
         platform = meshes[0].devices.flat[0].platform
         stored = None if tensors is None else tensors.stored
@@ -101,10 +102,10 @@ class OpenedModel:
 
 
 def open_model(args: EngineArgs) -> OpenedModel:
-    """Finds the checkpoint, on the hub if need be, and reads its configuration.
+    """Finds the checkpoint, on the hub if needed, and reads its configuration.
 
     Raises:
-      ConfigError, CheckpointError: See `LLM`.
+      ConfigError, CheckpointError: The errors of `LLM`.
     """
     enable_disk_cache()
     set_gpu_memory_utilization(args.gpu_memory_utilization)
@@ -119,7 +120,7 @@ def open_model(args: EngineArgs) -> OpenedModel:
 
 
 def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:
-    """What must be the same on all hosts of a group, once its files were found."""
+    """Returns facts that must be the same on all hosts of a group, once each has found the model's files."""
     return {
         "the digest of the model's files": checkpoint_digest(path),
         "the digest of the engine's arguments": arguments_digest(args),
@@ -128,17 +129,17 @@ def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:
 
 
 def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
-    """Raises an error for devices that cannot share the model's heads, before its weights are read."""
+    """Raises a ConfigError if the devices cannot share the model's heads, before its weights are read."""
     num_heads = hf_config.get_text_config().get("num_attention_heads")
     if num_heads is None:  # a model with recurrent layers only
         return
-    # Of a copy: models that do not read this key are to say so.
+    # Read from a copy, so that the key counts as ignored by models that do not read it.
     num_kv_heads = hf_config.get_text_config().to_dict().get("num_key_value_heads") or num_heads
     check_heads(num_heads, num_kv_heads, tensor_parallel_size)
 
 
 def _check_context_is_latent(hf_config: HFConfig, decode_context_parallel_size: int) -> None:
-    """Raises an error for devices that are to share the context of a model that caches heads, which they share."""
+    """Raises a ConfigError if devices should share the context of a model that caches heads instead of latents."""
     has_latents = hf_config.get_text_config().to_dict().get("kv_lora_rank") is not None
     if decode_context_parallel_size > 1 and not has_latents:
         raise ConfigError(

@@ -26,12 +26,12 @@ class Request:
       request_id: Unique among unfinished requests.
       prompt: The prompt's text; None if it was given as token ids.
       prompt_token_ids: The prompt.
-      params: How to sample, and when to stop.
-      seed: Its own, or what was drawn for it.
-      completions: As many as `params.n`.
-      prompt_logprobs: By position, for each prompt token but the first, once known.
-      error: Why the request failed; None if it did not.
-      kv_transfer_params: See `RequestOutput`.
+      params: Parameters of sampling and stopping.
+      seed: The request's seed, or one that was drawn for it.
+      completions: Completions; `params.n` of them.
+      prompt_logprobs: Log-probabilities by position, for each prompt token but the first, once known.
+      error: Reason of failure; None if the request did not fail.
+      kv_transfer_params: Value for `RequestOutput`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether every completion has ended, or the request has failed."""
+        """Returns whether every completion has ended, or the request has failed."""
         if self.error is not None:
             return True
         # A loop, since this runs several times per token: `all` with a generator would be noticeably slower.
@@ -83,7 +83,7 @@ class Request:
         )
 
     def prompt_logprob_list(self) -> list[dict[int, Logprob] | None] | None:
-        """One entry per prompt token, None for the first; None for the whole list if not asked for."""
+        """Returns one entry per prompt token, None for the first; None for the whole list if not requested."""
         if self.params.prompt_logprobs is None:
             return None
         return [self.prompt_logprobs.get(position) for position in range(len(self.prompt_token_ids))]
@@ -98,9 +98,11 @@ class CompletionState:
       sampling: Its parameters, as the sampler sees them.
 
     Args:
-      request, sequence, sampling: See above.
-      tokenizer: The checkpoint's, if it has one.
-      expert_id_type: Of the ids of experts that are returned; None if there are no experts.
+      request: The request that it belongs to.
+      sequence: Its tokens, as the scheduler sees them.
+      sampling: Its parameters, as the sampler sees them.
+      tokenizer: The checkpoint's tokenizer, if it has one.
+      expert_id_type: Type of the expert ids that are returned; None if there are no experts.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class CompletionState:
 
         Args:
           token_id: The token.
-          logprobs: The step's, if any of its sequences wants them.
+          logprobs: Log-probabilities of the step, if any of its sequences wants them.
           row: The sequence's row in them.
 
         Returns:
@@ -178,12 +180,12 @@ class CompletionState:
             self._experts.put(start, expert_ids.astype(self._expert_id_type))
 
     def begin_version(self, version: str | int) -> None:
-        """Tokens that are added from now on were sampled by weights of this version."""
+        """Marks tokens that are added from now on as sampled by weights of this version."""
         self._versions.append((len(self.sequence.output_token_ids), version))
 
     @property
     def has_versions(self) -> bool:
-        """Whether the versions of its tokens are told."""
+        """True if the versions of its tokens are reported."""
         return bool(self._versions)
 
     def finish(self, stop: str | None = None) -> None:
@@ -200,7 +202,7 @@ class CompletionState:
         return output
 
     def tokens_since(self, start: int) -> CompletionOutput:
-        """The completion from its output token `start` on, without text; `cumulative_logprob` is of all its tokens."""
+        """Returns the completion from output token `start` on, without text; `cumulative_logprob` is of all tokens."""
         wants_logprobs = self.request.params.logprobs is not None
         return CompletionOutput(
             index=self._index,
@@ -219,27 +221,26 @@ class CompletionState:
         )
 
     def _versions_since(self, start: int) -> list[str | int]:
-        """Of the output tokens from `start` on."""
+        """Returns the versions of the output tokens from `start` on."""
         versions: list[str | int] = [FIRST_VERSION] * len(self.sequence.output_token_ids)
         for first, version in self._versions:
             versions[first:] = [version] * (len(versions) - first)
         return versions[start:]
 
     def _routed_experts(self) -> np.ndarray | None:
-        """See `CompletionOutput`."""
         if self._experts is None or not self.sequence.status.finished or not self.sequence.output_token_ids:
             return None
         num_tokens = self.sequence.num_prompt_tokens + len(self.sequence.output_token_ids)
         return self._experts.between(self.request.params.routed_experts_prompt_start, num_tokens - 1)
 
     def new_text(self) -> str:
-        """Text that became final since the last call."""
+        """Returns text that became final since the last call."""
         return self._detokenizer.delta() if self._detokenizer is not None else ""
 
     def _entry(
         self, token_id: int, logprobs: TokenLogprobs[np.ndarray], row: int, num_wanted: int
     ) -> dict[int, Logprob]:
-        """The given token first, then the `num_wanted` most likely, or all."""
+        """Returns the given token first, then the `num_wanted` most likely, or all."""
         top_ids = logprobs.top_ids[row] if num_wanted == ALL_LOGPROBS else logprobs.top_ids[row][:num_wanted]
         entry = {token_id: (float(logprobs.logprobs[row]), int(logprobs.ranks[row]))}
         for rank, other in enumerate(top_ids.tolist(), start=1):

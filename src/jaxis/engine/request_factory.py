@@ -1,14 +1,12 @@
-"""The requests that an engine has not answered yet."""
+"""Checks the arguments of requests and builds the requests of an engine."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from typing import TYPE_CHECKING
 
-from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.sampling_batch import check_scores
 from jaxis.engine.execution.sequence_sampling import SequenceSampling, draw_seed, sequence_seed, tokenize_bad_words
 from jaxis.engine.output_processor import CompletionState, Request
@@ -22,26 +20,25 @@ if TYPE_CHECKING:
     from jaxis.engine.grammar.matcher import Grammar
     from jaxis.tokenizer import Tokenizer
 
-
-# Of a prediction, for each token of the longest sequence: more are not read.
+# Characters of a prediction that are read, for each token of the longest sequence.
 MAX_PREDICTION_CHARACTERS = 8
 
 
 class RequestFactory:
-    """Makes an engine's requests.
+    """Maker of an engine's requests.
 
     Args:
-      tokenizer: The checkpoint's, if it has one.
+      tokenizer: The checkpoint's tokenizer, if it has one.
       eos_token_ids: Tokens that end a sequence.
       vocab_size: V.
-      max_model_len: Most tokens of a sequence, prompt and output together.
-      seed: Of requests that bring none.
-      logprobs_mode: Of requests that bring none.
-      returns_experts: Whether requests that do not say return the experts of their tokens.
-      routed_layers: Of the model.
+      max_model_len: Maximum number of tokens in a sequence, prompt and output together.
+      seed: Seed for requests that bring none.
+      logprobs_mode: Mode for requests that bring none.
+      returns_experts: True if requests that do not say return the experts of their tokens.
+      routed_layers: Layers of the model with experts.
 
     Raises:
-      ConfigError: They do, and there are none to return.
+      ConfigError: `returns_experts` is true for a model without experts.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class RequestFactory:
         grammar: Grammar | None,
         reads_prediction: bool,
     ) -> Request:
-        """A request for `params.n` completions.
+        """Returns a request for `params.n` completions.
 
         The arguments are those of `LLMEngine.add_request`, checked; a prediction is read only where it is of use.
         """
@@ -100,7 +97,7 @@ class RequestFactory:
         return request
 
     def checked_prompt(self, token_ids: AbstractSequence[int], *, spare: int = 1) -> list[int]:
-        """The token ids as a list.
+        """Checks the token ids, and returns them as a list.
 
         Raises:
           RequestError: There are none, an unknown one, or too many for `spare` more.
@@ -115,7 +112,7 @@ class RequestFactory:
         return checked_token_ids(token_ids, self._vocab_size)
 
     def check_needs_no_tokenizer(self, params: SamplingParams) -> None:
-        """Raises a RequestError for parameters that are texts, where there is no tokenizer to read them."""
+        """Raises a RequestError for parameters that are texts if there is no tokenizer."""
         if self._tokenizer is not None:
             return
         for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
@@ -176,68 +173,3 @@ class RequestFactory:
         else:
             token_ids = params.prediction
         return [token_id for token_id in token_ids if token_id < self._vocab_size][: self._max_model_len]
-
-
-# The requests that an engine has not answered yet.
-
-
-class UnfinishedRequests:
-    """Unfinished requests by id, and their unfinished completions by the sequences that the scheduler knows.
-
-    Attributes:
-      sampling: How the tokens of each unfinished sequence are sampled.
-
-    Args:
-      inputs: Encodes what prompts have besides tokens; None: they have tokens only.
-    """
-
-    def __init__(self, inputs: InputEncoder | None = None) -> None:
-        self._inputs = inputs
-        if inputs is not None:
-            inputs.begin()
-        self._requests: dict[str, Request] = {}
-        self._completions: dict[SequenceId, CompletionState] = {}
-        self.sampling: dict[SequenceId, SequenceSampling] = {}
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
-
-    def add(self, request: Request) -> None:
-        """Adds a request with all its completions."""
-        for completion in request.completions:
-            self._completions[completion.sequence.seq_id] = completion
-            self.sampling[completion.sequence.seq_id] = completion.sampling
-            if self._inputs is not None:
-                self._inputs.hold(completion.sequence.inputs)
-        self._requests[request.request_id] = request
-
-    def pop(self, request_id: str) -> Request | None:
-        """Removes a request, but not its completions; None if there is no such one."""
-        return self._requests.pop(request_id, None)
-
-    def completion(self, sequence: Sequence) -> CompletionState:
-        """The completion of an unfinished sequence."""
-        return self._completions[sequence.seq_id]
-
-    def has(self, sequence: Sequence) -> bool:
-        """Whether a sequence is unfinished; another one may have its id by now."""
-        completion = self._completions.get(sequence.seq_id)
-        return completion is not None and completion.sequence is sequence
-
-    def end(self, completion: CompletionState) -> None:
-        """Removes a completion that gets no more tokens."""
-        ended = self._completions.pop(completion.sequence.seq_id, None)
-        if ended is not None and self._inputs is not None:
-            self._inputs.let_go(ended.sequence.inputs)
-        self.sampling.pop(completion.sequence.seq_id, None)
-
-    def needs_newest_token(self, sequence: Sequence) -> bool:
-        """Whether the sampling of a sequence's next token depends on its newest one."""
-        sampling = self.sampling.get(sequence.seq_id)
-        return sampling is not None and sampling.needs_newest_token

@@ -1,4 +1,4 @@
-"""The experts that each token of a sequence went to, of a mixture of experts: kept by position, while steps compute."""
+"""The experts chosen for each token of a sequence by a mixture of experts, kept by position while steps compute."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jaxis.sampling_params import SamplingParams
 
 
 class RoutedExperts:
-    """One sequence's.
+    """The chosen experts of one sequence.
 
-    A position may be computed again, after a preemption or a draft that was wrong: what is computed last counts.
+    A position may be computed again, after a preemption or a wrong draft: the last result counts.
     """
 
     def __init__(self) -> None:
         self._rows = np.zeros((0, 0, 0), np.uint16)
 
     def put(self, start: int, rows: np.ndarray) -> None:
-        """Keeps the experts, uint8 or uint16 [T, layers with experts, k], of positions `start`, `start + 1`, ..."""
+        """Stores the experts, uint8 or uint16 [T, layers with experts, k], of positions `start`, `start + 1`, ..."""
         stop = start + len(rows)
         if stop > len(self._rows):
             grown = np.zeros((max(stop, 2 * len(self._rows)), *rows.shape[1:]), rows.dtype)
@@ -33,7 +33,7 @@ class RoutedExperts:
         self._rows[start:stop] = rows
 
     def between(self, start: int, stop: int) -> np.ndarray:
-        """Those of positions from `start` to before `stop`, all of which were put."""
+        """Returns the experts of positions from `start` to before `stop`, all of which must have been put."""
         return self._rows[start:stop].copy()
 
 
@@ -41,12 +41,12 @@ class RoutedLayers:
     """The layers of a model that have experts.
 
     Attributes:
-      dtype: Holds the ids of their experts; None: there are none, or not all on these devices.
-      why_not: In that case, the reason.
+      dtype: Type for the ids of their experts; None if there are none, or not all layers are on this host's devices.
+      why_not: Reason in that case.
 
     Args:
-      models: Of each pipeline stage that this host has.
-      num_stages: All stages.
+      models: Models of this host's pipeline stages.
+      num_stages: Number of all stages.
     """
 
     def __init__(self, models: Iterable[JaxModule], num_stages: int) -> None:
@@ -68,7 +68,7 @@ class RoutedLayers:
             self.dtype = np.uint8 if largest <= 2**8 else np.uint16
 
     def check(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Raises RequestError if a request wants experts that cannot be returned."""
+        """Raises a RequestError if a request wants experts that cannot be returned."""
         if not params.return_routed_experts:
             return
         if self.dtype is None:

@@ -1,4 +1,4 @@
-"""Builds a running engine from its arguments: reads the checkpoint, loads the model."""
+"""Builds a running engine from its arguments: reads the checkpoint, loads the model, allocates the caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.extra_memory import ExtraContents, ExtraMemory
 from jaxis.engine.execution.programs import Programs
-from jaxis.engine.extra_memory_setup import cache_bytes_beside, extra_memory
+from jaxis.engine.extra_memory_setup import cache_bytes_beside, make_extra_memory
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, note_unapplied, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
@@ -54,10 +54,10 @@ class BuiltEngine:
 
     Attributes:
       engine: The engine.
-      default_sampling_params: What its checkpoint recommends.
+      default_sampling_params: Sampling parameters that its checkpoint recommends.
       hosts: The other hosts that run its model.
-      adapters: Of its model, that requests may have; None: they have none.
-      weights: Its weights, which others can take the place of.
+      adapters: Adapters that requests may use; None: requests have none.
+      weights: Weights of the engine, which can be replaced.
     """
 
     engine: LLMEngine
@@ -68,7 +68,6 @@ class BuiltEngine:
 
     @property
     def fingerprint(self) -> str:
-        """See `engine_fingerprint`."""
         return self.weights.fingerprint
 
 
@@ -85,22 +84,22 @@ def build_engine(
     weights: Weights | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> BuiltEngine:
-    """Loads the model and allocates the cache; with several hosts, once the others have come.
+    """Loads the model and allocates the caches; with several hosts, once the others have joined.
 
     Args:
-      args: The engine's arguments.
-      progress: Shows what is going on.
-      opened: Its checkpoint; None: it is found by the arguments.
-      quant_method: How the checkpoint is expected to be quantized; None is any way.
-      needs_chat_template: Whether to refuse a model that has none, before its weights are read.
-      shared: The host's memory where other engines share it; None is all that is free.
-      admit: Called with the bytes that a plan says the engine will take (0 without a plan), before its weights are
-        read; may wait, and may raise.
-      weights: Those to begin with; None: the checkpoint's.
-      tokenizer: None: the checkpoint's.
+      args: Arguments of the engine.
+      progress: Display of progress.
+      opened: Opened checkpoint; None finds it by the arguments.
+      quant_method: Expected quantization format of the checkpoint; None is any.
+      needs_chat_template: True to refuse a model without a chat template, before its weights are read.
+      shared: Budget of host memory that other engines share; None is all that is free.
+      admit: Callback with the bytes that the memory plan says the engine will take (0 without a plan), before its
+        weights are read. It may wait, and may raise.
+      weights: First weights; None: those of the checkpoint.
+      tokenizer: Tokenizer; None: that of the checkpoint.
 
     Raises:
-      ConfigError, CheckpointError, EngineError: See `LLM`.
+      ConfigError, CheckpointError, EngineError: The errors of `LLM`.
     """
     build = functools.partial(
         _build_engine,
@@ -120,7 +119,7 @@ def build_engine(
     from jaxis.engine.hosts.followers import Followers
     from jaxis.engine.hosts.meeting import HostPlace, gather
 
-    # Before anything asks JAX for devices.
+    # Hosts must meet before anything asks JAX for devices.
     place = HostPlace(args.nnodes, 0, args.master_addr, args.master_port, args.distributed_timeout_seconds)
     progress.note(f"waiting for {args.nnodes - 1} more hosts at {place.address}:{place.port}")
     followers = Followers(gather(place))
@@ -156,14 +155,14 @@ def _build_engine(
     default_sampling_params = sampling_defaults(generation, path)
     note_unapplied(path, progress)
     if args.fit_memory and followers is not None:
-        # What fits into this host's memory says nothing of the others'.
+        # A plan for this host's memory need not fit into that of the others.
         args = dataclasses.replace(args, fit_memory=False)
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
     make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
-    room, notes = extra_memory(args, opened, tokenizer, make_config)
-    plan = _plan_memory(args, make_config, meshes, shared, room) if args.fit_memory else None
+    extra_memory, notes = make_extra_memory(args, opened, tokenizer, make_config)
+    plan = _plan_memory(args, make_config, meshes, shared, extra_memory) if args.fit_memory else None
     if admit is not None:
         admit(0 if plan is None else plan.nbytes)
     if plan is not None:
@@ -171,14 +170,14 @@ def _build_engine(
         args = plan.apply(args)
     first = None if weights is None else read_weights(weights, args, opened, meshes, progress)
     loaded = opened.load(args, meshes, progress) if first is None else first.loaded
-    is_read = not isinstance(weights, JaxModule)  # by the caller, otherwise
-    if is_read:
+    is_loaded_here = not isinstance(weights, JaxModule)
+    if is_loaded_here:
         _note_config(opened.config, hf_config, path, progress)
     if followers is None:
-        executor = loaded.executor(cache_bytes_beside(room, args, loaded))
+        executor = loaded.executor(cache_bytes_beside(extra_memory, args, loaded))
     else:
         executor = _leading_executor(args, loaded, followers)
-    contents = room.fill(executor, progress.note)
+    contents = extra_memory.fill(executor, progress.note)
     _note_parts(hf_config, contents, notes, progress)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
@@ -193,7 +192,7 @@ def _build_engine(
     )
     live = LiveWeights(engine, args, opened, meshes, first, fingerprint)
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
-    if is_read:
+    if is_loaded_here:
         engine.runner.precompile(1, greedy=default_sampling_params.greedy)
     return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, contents.adapters)
 
@@ -210,7 +209,7 @@ def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Follower
 
 
 def _check_ranks_share(args: EngineArgs) -> None:
-    """Raises an error for data ranks that would have nothing in common."""
+    """Raises a ConfigError for data ranks without experts to share."""
     if args.data_parallel_size > 1 and not args.enable_expert_parallel:
         raise ConfigError(
             f"data_parallel_size={args.data_parallel_size} is for mixtures of experts, which the ranks share: add "
@@ -219,7 +218,7 @@ def _check_ranks_share(args: EngineArgs) -> None:
 
 
 def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress: ProgressDisplay) -> None:
-    """Says what the checkpoint leaves open, and what of it has no effect."""
+    """Notes the assumptions about config.json, and the keys that have no effect."""
     if config.assumptions:
         progress.note(f"assumed, since {path.name} does not say it: {', '.join(config.assumptions)}")
     if ignored := hf_config.ignored_keys():
@@ -227,7 +226,7 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
 
 
 def _note_parts(hf_config: HFConfig, contents: ExtraContents, notes: Sequence[str], progress: ProgressDisplay) -> None:
-    """Says which parts of the checkpoint are left out, and why."""
+    """Notes the parts of the checkpoint that are left out, with the reasons."""
     for note in notes:
         progress.note(note)
     if contents.inputs is None and hf_config.get_text_config() is not hf_config:
@@ -235,7 +234,7 @@ def _note_parts(hf_config: HFConfig, contents: ExtraContents, notes: Sequence[st
 
 
 def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: int, progress: ProgressDisplay) -> None:
-    """Says why the context is shorter than the checkpoint's, or than what was asked for."""
+    """Notes the reason if the context is shorter than the checkpoint's, or than requested."""
     trained = trained_context_length(hf_config)
     if args.max_model_len is None and trained is None:
         progress.note(f"max_model_len is {wanted}: config.json names no longest sequence; give max_model_len for more")
@@ -256,7 +255,7 @@ def _plan_memory(
     make_config: Callable[[EngineArgs], VllmConfig],
     meshes: Sequence[jax.sharding.Mesh],
     shared: MemoryBudget | None,
-    room: ExtraMemory,
+    extra_memory: ExtraMemory,
 ) -> MemoryPlan | None:
     def make_draft(args: EngineArgs) -> PlannedDraft | None:
         speculative = args.parsed_speculative_config
@@ -266,17 +265,18 @@ def _plan_memory(
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
-    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared, room)
+    stored_bytes = _stored_bytes(args, make_config(args))
+    return plan_memory(args, make_config, meshes, stored_bytes, make_draft, shared, extra_memory)
 
 
 def _make_config(args: EngineArgs, path: Path, config: ConfigValues, meshes: Sequence[jax.sharding.Mesh]) -> VllmConfig:
-    """The engine's configuration, with an HFConfig of its own: keys that its readers read are not read by the model."""
+    """Returns the engine's configuration with an HFConfig of its own, so that its reads do not count as the model's."""
     hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
     return make_vllm_config(args, path, hf_config, meshes[0].devices.flat[0].platform)
 
 
 def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:
-    """Bytes of a checkpoint whose weights stay as they are stored; None for one in floats."""
+    """Returns the size of a checkpoint whose weights stay as they are stored; None for one in floats."""
     path, hf_config = Path(config.model_config.model), config.model_config.hf_config
     quantized = gguf_file(path) is not None or hf_config.read_object("quantization_config") is not None
     dequantized = args.requested_quantization is not None and args.requested_quantization.dequantize

@@ -1,6 +1,7 @@
-"""vLLM's arguments of `LLM`: renamed, accepted where they change no answer, refused by name where they would.
+"""vLLM's arguments of `LLM`: renamed, accepted if they change no answer, refused by name if they would.
 
-Those that both have are not here: they mean the same. Source: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
+Arguments that vLLM and jaxis share mean the same and are not listed. Source:
+https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NO_EFFECT = frozenset(
         *("long_prefill_token_threshold", "max_parallel_loading_workers", "disable_cascade_attn", "stream_interval"),
         *("distributed_executor_backend", "attention_backend", "attention_config", "device", "worker_cls"),
         *("block_manager", "use_v2_block_manager", "preemption_mode", "model_loader_extra_config"),
-        # What is not done at all: logs, images and sound.
+        # Features that do not exist here: logs, and options of images and sound.
         *("disable_log_stats", "disable_log_requests", "served_model_name", "profiler_config"),
         *("mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains", "disable_mm_preprocessor_cache"),
         *("mm_processor_cache_gb", "max_logprobs"),
@@ -69,17 +70,17 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "hf_config_path": ((None,), "give hf_overrides"),
     "config_format": (("auto", "hf"), "give a checkpoint in Hugging Face format"),
 }
-"""Arguments with the values that change no answer, and what to do instead of another value."""
+"""Arguments with the values that change no answer, and advice for other values."""
 
 QUANT_METHODS = (
     *("awq", "gptq", "auto-round", "compressed-tensors", "bitsandbytes", "fp8", "fbgemm_fp8", "modelopt", "mxfp4"),
     *("torchao", "gguf", "hqq"),
 )
-"""Names that vLLM's `quantization` has for ways in which checkpoints are quantized."""
+"""Names of quantization formats of checkpoints among the values of vLLM's `quantization`."""
 
 _DTYPES = {"half": "float16", "float": "float32"}
 _SAFETENSORS = ("safetensors", "hf", "safetensors_prefetch")
-# Where vLLM's "not given" is None or -1, and jaxis' is to leave the argument out.
+# Arguments that are None in vLLM, and left out in jaxis, if they are not given.
 _NOT_GIVEN = {"seed": None, "block_size": None, "enable_prefix_caching": None, "kv_offloading_backend": None}
 
 
@@ -88,9 +89,9 @@ class TranslatedArguments:
     """vLLM's arguments in jaxis' terms.
 
     Attributes:
-      arguments: Those of `EngineArgs`.
-      without_effect: The names of those that have no effect here.
-      quant_method: How the checkpoint is said to be quantized, which only its config.json decides; None if not said.
+      arguments: Arguments of `EngineArgs`.
+      without_effect: Names of the given arguments that have no effect here.
+      quant_method: Quantization format that was given, which only config.json decides; None if not given.
     """
 
     arguments: dict[str, Any]
@@ -99,11 +100,7 @@ class TranslatedArguments:
 
 
 def translate(model: str | None, given: Mapping[str, Any]) -> TranslatedArguments:
-    """Translates the arguments of `LLM` beside the model.
-
-    Args:
-      model: As given.
-      given: The arguments, jaxis' own and vLLM's.
+    """Translates the arguments of `LLM` beside the model, jaxis' own and vLLM's.
 
     Raises:
       ConfigError: An argument would change the answers and is not implemented, two say the same, or one is unknown.
@@ -141,7 +138,7 @@ def _check_names(arguments: Mapping[str, Any]) -> None:
 def _rename(arguments: dict[str, Any], name: str, ours: str) -> None:
     value = arguments.pop(name)
     if ours == "token" and isinstance(value, bool):
-        value = None  # True is the stored token, as without the argument
+        value = None  # True means the stored token, which is the default
     if value is None:
         return
     if arguments.get(ours) is not None:
@@ -162,7 +159,7 @@ def _check_tokenizer(model: str | None, arguments: dict[str, Any]) -> None:
 
 def _pop_quant_method(arguments: dict[str, Any]) -> str | None:
     name = arguments.get("quantization")
-    # Some names are followed by that of a kernel: awq_marlin.
+    # Some formats add the name of a kernel: awq_marlin.
     method = next((each for each in QUANT_METHODS if name == each or str(name).startswith(f"{each}_")), None)
     if method is not None:
         del arguments["quantization"]
@@ -180,7 +177,7 @@ def _translate_values(arguments: dict[str, Any]) -> None:
 
 
 def _move_rope(arguments: dict[str, Any]) -> None:
-    """Older versions' arguments for keys of config.json."""
+    """Moves arguments of older versions for keys of config.json to `hf_overrides`."""
     keys = {key: arguments.pop(key, None) for key in ("rope_scaling", "rope_theta")}
     keys = {key: value for key, value in keys.items() if value not in (None, {})}
     if not keys:

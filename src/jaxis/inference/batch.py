@@ -1,7 +1,8 @@
-"""Runs rows through an engine, as many at a time as it holds, and yields each as soon as it ends.
+"""Batch runner: runs rows through an engine, as many at a time as it holds, and yields each as soon as it ends.
 
-A row that cannot be read, rendered or run fails alone. A step that fails takes all rows in the engine with it; each of
-them then runs once more on its own, so that the one at fault fails and the others do not.
+A row that cannot be read, rendered or run fails alone. If a step fails, all rows in the engine are lost; each of them
+then
+runs once more alone, so that only the faulty row fails.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
-# After this many consecutive rows failed alone, the engine is at fault, not the rows.
+# After this many consecutive failures of single rows, the engine is considered faulty, not the rows.
 MAX_FAILED_STEPS = 3
 
 
 @dataclass(frozen=True)
 class RowFailure:
-    """Why a row has no answer.
+    """Reason why a row has no answer.
 
     Attributes:
-      message: One line.
-      type: The exception's name.
-      retryable: Whether the same row may succeed another time.
+      message: Message on one line.
+      type: Name of the exception.
+      retryable: True if the same row may succeed another time.
     """
 
     message: str
@@ -55,18 +56,19 @@ Finished = tuple[Row, RequestOutput | RowFailure]
 
 
 def run_rows(engine: LLMEngine, rows: Iterator[Row], prepare: Prepare) -> Generator[list[Finished], None, None]:
-    """Yields the rows that ended, step by step; a step's list may be empty.
+    """Yields finished rows, step by step; a step's list may be empty.
 
-    Rows are taken from the iterator as the engine gets room, and never more than two engines full are held. Closing the
-    generator aborts what runs.
+    Rows are taken from the iterator when the engine has room; at most two engines full are held. Closing the generator
+    aborts
+    running rows.
 
     Args:
-      engine: Must not be stepped by others meanwhile.
-      rows: What to run.
-      prepare: Reads a row; whatever it raises fails that row.
+      engine: Engine; nothing else may step it meanwhile.
+      rows: Rows to run.
+      prepare: Function that reads a row; an exception fails that row.
 
     Raises:
-      EngineError: Several steps with one row each failed one after another.
+      EngineError: Several steps with one row each failed consecutively.
     """
     batch = _Batch(engine, rows, prepare)
     try:
@@ -83,7 +85,7 @@ class _Batch:
         self._prepare = prepare
         self._max_sequences = 2 * engine.runner.num_ranks * engine.vllm_config.scheduler_config.max_num_seqs
         self._running: dict[str, tuple[Row, Request]] = {}
-        self._lost: deque[Row] = deque()  # in a failed step; each runs once more, alone
+        self._lost: deque[Row] = deque()  # from a failed step; each runs once more, alone
         self._done: list[Finished] = []
         self._num_failed_steps = 0
 

@@ -42,9 +42,9 @@ class ContentItem:
     """A part of a message's content.
 
     Attributes:
-      type: What it is.
-      content: The text, the path of an image, or the URL of one, which must be a data: URL.
-      binary: The image's file, whatever `content` says of where it is.
+      type: Type of the item.
+      content: Text, path of an image, or URL of an image, which must be a data: URL.
+      binary: Content of the image's file; takes precedence over `content`.
     """
 
     type: Type
@@ -53,10 +53,10 @@ class ContentItem:
 
     @classmethod
     def from_dict(cls, value: object, where: str) -> ContentItem:
-        """Reads an item of Oumi's, such as {"type": "text", "content": ...}, or OpenAI's text and image_url.
+        """Reads one of Oumi's items, such as {"type": "text", "content": ...}, or OpenAI's text and image_url.
 
         Raises:
-          RequestError: It is something else.
+          RequestError: The value is something else.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
             raise RequestError(f'{where} must be {{"type": "text", "content": "..."}}')
@@ -93,11 +93,10 @@ class ContentItem:
 
     @property
     def is_image(self) -> bool:
-        """Whether it is an image."""
         return self.type is not Type.TEXT
 
     def to_dict(self) -> dict[str, Any]:
-        """The item as JSON."""
+        """Returns the item as JSON."""
         fields: dict[str, Any] = {"type": str(self.type)}
         if self.content is not None:
             fields["content"] = self.content
@@ -106,7 +105,7 @@ class ContentItem:
         return fields
 
     def for_template(self) -> dict[str, Any]:
-        """The item as a part of a content."""
+        """Returns the item as a part of a message's content."""
         if not self.is_image:
             return {"type": "text", "text": self.content}
         if self.type is Type.IMAGE_PATH and self.binary is None:
@@ -121,10 +120,10 @@ class Message:
     Attributes:
       role: One of `Role`.
       content: Text, or a list of items; None only with tool calls.
-      id: The message's id, passed through.
-      name: The speaker's or the tool's name, for templates that show it.
+      id: Id of the message, passed through.
+      name: Name of the speaker or the tool, for templates that show it.
       tool_calls: An assistant's calls, in OpenAI's format.
-      tool_call_id: The call that a tool's message answers.
+      tool_call_id: Id of the call that a tool's message answers.
       reasoning_content: The assistant's reasoning before its answer.
     """
 
@@ -176,7 +175,7 @@ class Message:
             raise RequestError(f"{where}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as JSON, without fields that are None."""
+        """Returns the message as JSON, without fields that are None."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if getattr(self, name) is not None}
         if isinstance(self.content, list):
             fields["content"] = [item.to_dict() for item in self.content]
@@ -184,11 +183,11 @@ class Message:
 
     @property
     def has_images(self) -> bool:
-        """Whether items of its content are images."""
+        """True if the content has images."""
         return isinstance(self.content, list) and any(item.is_image for item in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it: its content is one string, or parts if some of them are images."""
+        """Returns the message for chat templates. Its content is one string, or parts if some of them are images."""
         fields = {"content": None} | {key: value for key, value in self.to_dict().items() if key != "id"}
         if isinstance(self.content, list):
             texts = "\n".join(item.content or "" for item in self.content)
@@ -198,13 +197,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, and what is known about them.
+    """Messages with their metadata and tools.
 
     Attributes:
-      messages: The messages in order.
-      conversation_id: Unique in a batch; None gets an id derived from the row.
-      metadata: Passed through; an answer adds `finish_reason` and `usage`, a failure `error`.
-      tools: Functions that the model may call, as JSON schemas.
+      messages: Messages in order.
+      conversation_id: Id, unique in a batch; None gets an id derived from the row.
+      metadata: Data that is passed through; an answer adds `finish_reason` and `usage`, a failure `error`.
+      tools: JSON schemas of functions that the model may call.
     """
 
     messages: list[Message]
@@ -240,7 +239,7 @@ class Conversation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The conversation as JSON, without empty fields except for the messages."""
+        """Returns the conversation as JSON, without empty fields except for the messages."""
         fields: dict[str, Any] = {} if self.conversation_id is None else {"conversation_id": self.conversation_id}
         fields["messages"] = [message.to_dict() for message in self.messages]
         if self.metadata:
@@ -250,7 +249,7 @@ class Conversation:
         return fields
 
     def extended(self, message: Message | None, **metadata: Any) -> Conversation:
-        """The conversation with one more message, if any, and more metadata."""
+        """Returns the conversation with one more message (unless None) and more metadata."""
         messages = [*self.messages, message] if message is not None else self.messages
         return replace(self, messages=messages, metadata={**self.metadata, **metadata})
 

@@ -1,4 +1,4 @@
-"""`jaxis embed`: the vectors of a file's texts, as JSONL or as one array."""
+"""Implementation of `jaxis embed`: vectors of a file's texts, as JSONL or as one array."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from jaxis.prompts import Prompt
 
 TEXT_KEYS = ("text", "input")
 _ANSWER_KEY = "embedding"
-# A kill loses what is computed and not yet kept: so many steps.
+# Number of steps whose results are saved together, and lost if the process is killed before that.
 _STEPS_KEPT_TOGETHER = 4
-# What a key consists of, in its order.
+# Parts of a run's key, in order.
 _KEY_PARTS = ("input", "model or its options", "prompt_name, truncate_prompt_tokens or dimensions")
 
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """How texts are read.
+    """Options for reading texts and cutting vectors.
 
     Attributes:
-      prompt_name: The kind of text, such as "query", for which the checkpoint has words to put before it; None is the
-        checkpoint's default.
-      truncate_prompt_tokens: How many tokens are left of a longer text; -1 is as many as the model takes; None: it is
-        an error.
-      dimensions: How many elements vectors are cut to, of a model that was trained for it; None: they are not cut.
+      prompt_name: Kind of the texts, such as "query", for which the checkpoint has a prompt; None: the checkpoint's
+        default.
+      truncate_prompt_tokens: Number of tokens to keep of a longer text; -1 is as many as the model takes; None: a
+        longer text
+        is an error.
+      dimensions: Size that vectors are cut to, for models trained for it; None: no cut.
     """
 
     prompt_name: str | None = None
@@ -51,15 +52,15 @@ class EmbedOptions:
 
 
 def open_texts(path: Path, output: Path | BinaryIO) -> JSONLSource:
-    """A file of texts, each of whose rows has one.
+    """Opens a file of texts and checks that each row has one.
 
     Args:
-      path: JSONL: strings, or objects with a `text` or `input`.
-      output: Where the vectors will go.
+      path: JSONL file of strings, or of objects with a `text` or `input`.
+      output: Destination of the vectors.
 
     Raises:
-      ConfigError: The file cannot be read, or is the output too.
-      RequestError: A row is broken; it names file and line.
+      ConfigError: The file cannot be read, or is also the output.
+      RequestError: A row is broken; the error names file and line.
     """
     source = JSONLSource(path, None, output=output, string_key=TEXT_KEYS[0])
     for row in source.rows(lambda _: True):
@@ -79,22 +80,23 @@ def embed_file(
 ) -> RunSummary:
     """Writes the vector of each text, resuming where an earlier process stopped.
 
-    A file whose name ends in .npy gets one array float32 [rows, E]; anything else the rows of the input, with
+    A file whose name ends in .npy gets one array float32 [rows, E]. Any other output gets the rows of the input, with
     `embedding` in place of the text.
 
     Args:
       model: Folder, file or Hub id.
-      arguments: Of `EngineArgs`.
-      source: See `open_texts`.
-      output: A file, which appears whole at the end, or a stream.
-      options: How texts are read.
-      runner: "pooling" makes vectors with a model that was made to generate.
-      display: Where progress is shown.
+      arguments: Arguments of `EngineArgs`.
+      source: Source from `open_texts`.
+      output: File, which appears complete at the end, or stream.
+      options: Options for reading texts and cutting vectors.
+      runner: "pooling" also accepts a model that was made to generate text.
+      display: Display of progress.
 
     Raises:
-      ConfigError: An unfinished run towards the same file had another input, model or options; or see `LLM`.
+      ConfigError: An unfinished run with the same output had another input, model or options; or opening the model
+        fails.
       RequestError: An input is empty or too long, or an option cannot be honoured; nothing was computed.
-      CheckpointError, EngineError: See `LLM`.
+      CheckpointError, EngineError: The model cannot be loaded, as in `LLM`.
     """
     check_runner(runner)
     args = EngineArgs(model=model, **arguments)
@@ -150,7 +152,7 @@ def _embed_rows(
 
 
 def _groups(rows: Iterable[tuple[Row, PoolingInput]], embedder: Embedder) -> Iterator[list[tuple[Row, PoolingInput]]]:
-    """Rows for a few steps at a time, which put together those of about one length."""
+    """Yields rows for a few steps at a time; each step then combines texts of similar length."""
     max_tokens = _STEPS_KEPT_TOGETHER * embedder.model.max_step_tokens
     max_rows = _STEPS_KEPT_TOGETHER * embedder.model.max_step_texts
     group: list[tuple[Row, PoolingInput]] = []
@@ -176,7 +178,7 @@ def _read(embedder: Embedder, options: EmbedOptions, path: Path, row: Row) -> Po
 
 
 def _text(row: Row, path: Path) -> Prompt:
-    """A row's text, or its token ids."""
+    """Returns a row's text, or its token ids."""
     where = _place(row, path)
     if row.error is not None:
         raise RequestError(f"{path}, {row.error}: correct it")
@@ -205,7 +207,7 @@ def _packed(_row: Row, vector: np.ndarray) -> dict[str, Any]:
 
 
 def _npy_file(num_rows: int, size: int, lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The bytes of an array float32 [num_rows, size], a row at a time."""
+    """Yields the bytes of an .npy file of an array float32 [num_rows, size], row by row."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (num_rows, size)})
     yield header.getvalue()
@@ -214,7 +216,7 @@ def _npy_file(num_rows: int, size: int, lines: Iterator[bytes]) -> Iterator[byte
 
 
 def _refuse_other_runs(output: Path, key: str) -> None:
-    """Raises ConfigError if an unfinished run towards the output was another: its rows are neither lost nor taken."""
+    """Raises ConfigError if an unfinished run with this output had another key. Its rows are kept, but not used."""
     for path in scratch_files(output):
         if path == scratch_path(output, key):
             continue

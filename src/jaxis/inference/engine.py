@@ -1,4 +1,4 @@
-"""JAXInferenceEngine: conversations in, the same with the assistant's turn out."""
+"""JAXInferenceEngine: answers conversations by adding the assistant's turn."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any, BinaryIO
 from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.inference.answer_message import parse_answer
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
+from jaxis.inference.conversation_file import ConversationFile
 from jaxis.inference.generation_params import GenerationParams, to_sampling_params
-from jaxis.inference.inference_config import InferenceConfig, template_arguments
+from jaxis.inference.inference_config import InferenceConfig
 from jaxis.inference.journal import dump_line, run_key
 from jaxis.inference.model_params import ModelParams, to_llm_arguments
-from jaxis.inference.output import ConversationFile, parse_answer
-from jaxis.inference.parameter_group import OumiConversation, OumiParams
+from jaxis.inference.oumi_objects import OumiConversation, OumiParams
 from jaxis.inference.run import (
     MemorySink,
     RunSummary,
@@ -31,6 +32,7 @@ from jaxis.inference.run import (
     with_row_seed,
 )
 from jaxis.inference.source import JSONLSource, ListSource, Row, RowSource
+from jaxis.inference.template_arguments import template_arguments
 from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
 from jaxis.parsing.model_parsers import AUTO, NONE, ModelParsers
@@ -46,21 +48,21 @@ ID_KEY = "conversation_id"
 class JAXInferenceEngine:
     """Answers conversations with one model.
 
-    Use it as a context manager, or call `close`, to give its memory back.
+    Use it as a context manager, or call `close`, to free its memory.
 
     Attributes:
       llm: The model.
-      model_params, generation_params: As given.
-      display: Where notes and progress are shown.
-      identity: Identifies what answers depend on besides parameters and data.
+      model_params, generation_params: Parameters as given.
+      display: Display of notes and progress.
+      identity: Values that answers depend on besides parameters and data.
 
     Args:
-      model_params: Which model; a `ModelParams`, a mapping, or Oumi's own object.
-      generation_params: For calls of `infer` without their own.
-      show_progress: Show loading and progress on stderr, if that is a terminal.
+      model_params: Model to use: a `ModelParams`, a mapping, or Oumi's own object.
+      generation_params: Parameters for calls of `infer` without their own.
+      show_progress: True to show loading and progress on stderr, if that is a terminal.
 
     Raises:
-      ConfigError: A field that cannot be honoured.
+      ConfigError: A field cannot be honoured.
       CheckpointError, EngineError: The model cannot be loaded.
     """
 
@@ -97,23 +99,27 @@ class JAXInferenceEngine:
     ) -> Sequence[Any]:
         """Answers each conversation with one more message.
 
-        A conversation that cannot be answered is returned unchanged, with metadata["error"], a dict of message, type
-        and retryable; the others are answered. With an output path, finished conversations are saved as they finish,
-        and the same call resumes an interrupted one.
+        A conversation that cannot be answered is returned unchanged, with metadata["error"]: a dict of message, type
+        and
+        retryable. The others are still answered. With an output path, conversations are saved as they finish, and the
+        same call
+        resumes an interrupted one.
 
         Args:
           conversations: `Conversation`s, dicts of the same structure, or Oumi's own objects.
           inference_config: Paths of files, and parameters; its model, if named, must be this one.
-          input: Another name of `conversations`.
-          generation_params: In place of the engine's.
+          input: Alternative name of `conversations`.
+          generation_params: Parameters that replace the engine's.
 
         Returns:
           The conversations in the order of the input, of the same class as the input; with an output path, a sequence
-          that reads them from the file.
+          that
+          reads them from the file.
 
         Raises:
-          ConfigError: Not exactly one input, two conversations with one id, or a field that cannot be honoured.
-          EngineError: The engine fails whatever runs, or a file cannot be written.
+          ConfigError: There is not exactly one input, two conversations have the same id, or a field cannot be
+            honoured.
+          EngineError: The engine fails for every row, or a file cannot be written.
         """
         config = InferenceConfig.of({} if inference_config is None else inference_config)
         if inference_config is not None and generation_params is not None:
@@ -165,7 +171,7 @@ class JAXInferenceEngine:
         return run_to_output(answers, source, output, key, display=self.display, progress_path=progress_path)
 
     def close(self) -> None:
-        """Frees the memory; the engine cannot be used afterwards."""
+        """Frees the memory. The engine cannot be used afterwards."""
         self.llm.close()
 
     def __enter__(self) -> JAXInferenceEngine:
@@ -178,12 +184,7 @@ class JAXInferenceEngine:
 
 
 def identity_of(model_params: ModelParams, folder: Path) -> list[Any]:
-    """What answers depend on besides parameters and data.
-
-    Args:
-      model_params: Which model.
-      folder: Where its checkpoint is.
-    """
+    """Returns the values that answers depend on besides parameters and data; `folder` is that of the checkpoint."""
     return [
         *model_identity(folder, to_llm_arguments(model_params)),
         content_of(model_params.chat_template),
@@ -193,7 +194,7 @@ def identity_of(model_params: ModelParams, folder: Path) -> list[Any]:
 
 
 def conversations_key(identity: list[Any], generation: GenerationParams, source: RowSource) -> str:
-    """The key of a run: a hash of all that its answers depend on. The rows' seeds follow from it."""
+    """Returns the key of a run: a hash of everything that its answers depend on. The rows' seeds follow from it."""
     effective = [
         dataclasses.asdict(to_sampling_params(generation)),
         generation.tools,
@@ -204,15 +205,15 @@ def conversations_key(identity: list[Any], generation: GenerationParams, source:
 
 
 class ConversationTask:
-    """Renders a conversation, and adds the answer to it.
+    """Renders conversations and adds answers to them.
 
     Args:
-      engine: The engine that answers.
-      generation: How answers are sampled.
-      key: The run's key, from which rows get seeds; None leaves seeds to the engine.
+      engine: Engine that answers.
+      generation: Sampling of answers.
+      key: Key of the run, from which rows get seeds; None leaves seeds to the engine.
 
     Raises:
-      ConfigError: A parameter that this model cannot honour.
+      ConfigError: The model cannot honour a parameter.
     """
 
     def __init__(self, engine: JAXInferenceEngine, generation: GenerationParams, *, key: str | None) -> None:
@@ -270,7 +271,7 @@ class ConversationTask:
 
 
 def _parsers(engine: JAXInferenceEngine, params: SamplingParams) -> ModelParsers | None:
-    """Parses tool calls and reasoning in the engine's answers; None leaves both in the text."""
+    """Returns parsers of tool calls and reasoning in answers; None leaves both in the text."""
     if (tool := engine.model_params.tool_call_parser) is None:
         return None
     model_type = engine.llm.engine.vllm_config.model_config.hf_config.get("model_type")
@@ -300,7 +301,7 @@ def _check_json(values: Sequence[Mapping[str, Any]]) -> None:
 def _like(
     given: Conversation | Mapping[str, Any] | OumiConversation, result: Conversation
 ) -> Conversation | OumiConversation:
-    """Converts a result to the class of the input: jaxis's for dicts, Oumi's for Oumi's."""
+    """Converts a result to the class of the input: Oumi's for Oumi's objects, otherwise jaxis's."""
     if isinstance(given, Mapping | Conversation):
         return result
     return type(given).model_validate(result.to_dict())

@@ -1,4 +1,4 @@
-"""How a run's answers are sampled, and when they end, under Oumi's names."""
+"""Parameters for sampling a run's answers, under Oumi's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.inference.parameter_group import ParameterGroup, plain_value
 from jaxis.sampling_params import SamplingParams
 from jaxis.structured_outputs import StructuredOutputs
 
-# Parameters that are fields of another name here.
+# Parameters whose fields have other names here.
 _FIELDS = {
     "max_tokens": "max_new_tokens",
     "stop": "stop_strings",
@@ -23,7 +23,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedDecodingParams(ParameterGroup):
-    """Constraints on answers: at most one of these.
+    """Constraints on answers; at most one is set.
 
     Attributes:
       json: A JSON schema as an object or as text, or a pydantic model.
@@ -55,22 +55,23 @@ class GuidedDecodingParams(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationParams(ParameterGroup):
-    """How answers are sampled, and when they end; see docs/sampling.md for ranges.
+    """Sampling and end of answers; see docs/sampling.md for ranges.
 
     Attributes:
-      max_new_tokens: Most tokens of an answer.
-      temperature: 0 always takes the most likely token.
-      min_p, frequency_penalty, presence_penalty, stop_token_ids, skip_special_tokens: As in `SamplingParams`.
-      top_p: None keeps all tokens, as 1 does.
-      seed: For every row; None gives each row of a file a seed of its own, derived from the run, so that a run that
-        was interrupted and one that was not give the same answers.
+      max_new_tokens: Limit of an answer's tokens.
+      temperature: Sampling temperature; 0 always takes the most likely token.
+      min_p, frequency_penalty, presence_penalty, stop_token_ids, skip_special_tokens: Fields of `SamplingParams`.
+      top_p: Limit of the probability mass; None keeps all tokens, like 1.
+      seed: Seed of every row; None gives each row of a file its own seed, derived from the run, so that an interrupted
+        run
+        gives the same answers as any other.
       stop_strings: Strings that end an answer.
-      logit_bias: Token id -> number added to its logit.
-      guided_decoding: What answers must match.
-      tools: For conversations without their own.
-      tool_choice: "auto", or "none" to offer no tools; others are refused.
-      reasoning_effort: Passed to the chat template; refused if that does not read it.
-      use_sampling: Follows from temperature; True with temperature 0 is refused.
+      logit_bias: Number to add to each token's logit, by token id.
+      guided_decoding: Constraint on answers.
+      tools: Tools for conversations without their own.
+      tool_choice: "auto", or "none" to offer no tools; other values are refused.
+      reasoning_effort: Variable for the chat template; refused if the template does not read it.
+      use_sampling: Redundant: temperature decides. True with temperature 0 is refused.
       batch_size, use_cache: No effect: requests are batched continuously, with a KV cache.
       num_beams, exclude_prompt_from_response, stream, stream_options, parallel_tool_calls, prompt_cache_ttl:
         Refused unless default.
@@ -144,7 +145,7 @@ class GenerationParams(ParameterGroup):
 
 
 def to_sampling_params(params: GenerationParams) -> SamplingParams:
-    """How each row is sampled.
+    """Converts the parameters to sampling parameters of each row.
 
     Raises:
       ConfigError: A value is out of range.
@@ -171,7 +172,7 @@ def to_sampling_params(params: GenerationParams) -> SamplingParams:
 
 
 def to_logit_bias(bias: dict[Any, float]) -> dict[int, float]:
-    """Token id -> bias; in JSON and YAML the ids may be strings.
+    """Returns the bias by token id. In JSON and YAML, the ids may be strings.
 
     Raises:
       RequestError: A key is not a token id.

@@ -1,4 +1,4 @@
-"""Converts a run's parameters to the arguments of the chat template."""
+"""Configuration of an inference run, and reading of YAML."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from jaxis.errors import ConfigError
 from jaxis.inference.generation_params import GenerationParams
 from jaxis.inference.model_params import ModelParams
 from jaxis.inference.parameter_group import ParameterGroup
-from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.chat_messages import reasoning_effort_variables, reserved_variable
-from jaxis.tokenizer.template_choice import chat_template_source
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-5 is a number; in YAML 1.1 it is a string."""
+    """YAML loader that reads 1e-5 as a number; in YAML 1.1 it is a string."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -31,7 +28,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """Parses YAML; raises a ConfigError of one line if it is invalid."""
+    """Parses YAML; raises ConfigError with one line if it is invalid. `what` names the text in the error."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -40,16 +37,16 @@ def parse_yaml(text: str, what: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceConfig(ParameterGroup):
-    """A run: model, parameters, and files.
+    """Configuration of a run: model, parameters and files.
 
     Attributes:
-      model: Which model, and how it is loaded.
-      generation: How answers are sampled.
+      model: Model, and how it is loaded.
+      generation: Sampling of answers.
       input_path: JSONL file of conversations.
       output_path: JSONL file to write.
       progress_path: JSON file {total, completed, failed, updated_at}, kept up to date during the run.
       engine: None or "JAX".
-      remote_params: Refused: nothing is sent to a remote server.
+      remote_params: Not supported: nothing is sent to a remote server.
     """
 
     model: ModelParams = field(default_factory=ModelParams)
@@ -84,7 +81,7 @@ class InferenceConfig(ParameterGroup):
         """Reads a YAML file.
 
         Raises:
-          ConfigError: It cannot be read, or a field cannot be honoured.
+          ConfigError: The file cannot be read, or a field cannot be honoured.
         """
         return cls.of(read_yaml_mapping(path))
 
@@ -93,7 +90,7 @@ def read_yaml_mapping(path: str | Path) -> dict[str, Any]:
     """Reads a YAML file that holds a mapping.
 
     Raises:
-      ConfigError: It cannot be read, or holds something else.
+      ConfigError: The file cannot be read, or is not a mapping.
     """
     try:
         text = Path(path).read_text("utf-8")
@@ -105,30 +102,3 @@ def read_yaml_mapping(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no configuration: it needs sections such as `model:`")
     return value
-
-
-# Converts a run's parameters to the arguments of the chat template.
-
-
-def template_arguments(model: ModelParams, generation: GenerationParams, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Keyword arguments for rendering every conversation.
-
-    Raises:
-      ConfigError: There is no such template, or it does not read one of the arguments.
-    """
-    arguments: dict[str, Any] = dict(model.chat_template_kwargs or {})
-    if (reserved := reserved_variable(arguments, tokenizer)) is not None:
-        raise ConfigError(f"model.chat_template_kwargs must not set {reserved!r}: leave it out")
-    templates = {} if tokenizer is None else tokenizer.chat_templates
-    if (asked := model.chat_template) is not None:
-        arguments["chat_template"] = asked if asked in templates else chat_template_source(asked, templates)
-    if generation.reasoning_effort is not None:
-        source: str = arguments.get("chat_template", "".join(templates.values()))
-        variables = reasoning_effort_variables(generation.reasoning_effort, templates.get(source, source))
-        if variables is None:
-            raise ConfigError(
-                f"generation.reasoning_effort={generation.reasoning_effort!r} cannot be honoured: the model's chat "
-                "template does not read it"
-            )
-        arguments |= variables
-    return arguments

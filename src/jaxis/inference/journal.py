@@ -1,8 +1,9 @@
-"""A run's scratch file: each finished row, appended as soon as it is there, so that no kill loses or repeats it.
+"""Journal of a run: a scratch file to which each row is appended when it finishes, so that a kill loses no row.
 
-A line is `checksum row status json`. The file's name holds the run's key, a hash of everything that answers depend on,
-so that rows of other settings are never taken for this run's. Written data survives the process; a sync now and then
-makes it survive the machine.
+A line is `checksum row status json`. The file's name contains the run's key, a hash of everything that answers depend
+on,
+so rows of other settings are never used for this run. Written data survives the process. An occasional sync makes it
+survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from jaxis.errors import ConfigError, EngineError
 
 Status = Literal["completed", "failed", "retry"]
 SYNC_INTERVAL_SECONDS = 1.0
-# From the lines of the output, each with its newline, to its bytes.
+# Function from the lines of the output, each with its newline, to the output's bytes.
 Formatted = Callable[[Iterator[bytes]], Iterator[bytes]]
 
 
 class RowResult(NamedTuple):
-    """A row's line of the output.
+    """Result of a row.
 
     Attributes:
-      row: Its number in the input.
-      status: "retry" is a failure that may go away: it counts as failed, and a resumed run tries it again.
-      value: The line, as JSON.
+      row: Index of the row in the input.
+      status: Outcome; "retry" is a failure that may go away: it counts as failed, and a resumed run tries it again.
+      value: Line of the output, as JSON.
     """
 
     row: int
@@ -41,7 +42,7 @@ class RowResult(NamedTuple):
 
 
 def dump_line(value: object) -> bytes:
-    """JSON on one line, without the newline."""
+    """Returns JSON on one line, without the newline."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:  # half of a surrogate pair has no UTF-8 form, but can be escaped
@@ -49,36 +50,36 @@ def dump_line(value: object) -> bytes:
 
 
 def run_key(*parts: object) -> str:
-    """A hash of everything that a run's answers depend on, as 16 hexadecimal digits."""
+    """Returns a hash of everything that a run's answers depend on, as 16 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def scratch_path(output_path: Path, key: str) -> Path:
-    """Where a run's finished rows are."""
+    """Returns the path of a run's scratch file."""
     return output_path.with_name(f"{output_path.name}.{key}.scratch")
 
 
 def scratch_files(output_path: Path) -> list[Path]:
-    """The scratch files of all runs towards an output."""
+    """Returns the scratch files of all runs with this output."""
     folder, start = output_path.parent, f"{output_path.name}."
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(path for path in found if path.name.startswith(start) and path.name.endswith(".scratch"))
 
 
 class Journal:
-    """The finished rows of a run towards one output file.
+    """The finished rows of a run with one output file.
 
     Attributes:
-      path: The scratch file, beside the output.
-      num_completed: Rows with an answer.
-      num_failed: Rows with an error.
+      path: Scratch file, beside the output.
+      num_completed: Number of rows with an answer.
+      num_failed: Number of rows with an error.
 
     Args:
-      output_path: The output.
-      key: See `run_key`.
-      num_rows: Rows of the input.
-      formatted: Makes the bytes of the output of its lines; None leaves them as they are.
+      output_path: Path of the output.
+      key: Key of the run; see `run_key`.
+      num_rows: Number of rows of the input.
+      formatted: Function from lines to the output's bytes; None keeps the lines.
 
     Raises:
       ConfigError: The scratch file cannot be written, or another process is working on the same run.
@@ -102,14 +103,14 @@ class Journal:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def is_done(self, row: int) -> bool:
-        """Whether the row needs no more work."""
+        """Returns whether the row needs no more work."""
         return self._offsets[row] >= 0
 
     def append(self, results: Iterable[RowResult]) -> None:
-        """Adds finished rows; when it returns, a kill does not lose them.
+        """Adds finished rows. After it returns, a kill does not lose them.
 
         Raises:
-          EngineError: The disk is full, or failing.
+          EngineError: The disk is full or failing.
         """
         lines = [(result, _line(result)) for result in results]
         if not lines:
@@ -130,16 +131,16 @@ class Journal:
             start += len(line)
 
     def other_runs(self) -> list[Path]:
-        """Scratch files of runs towards the same output with other settings or data."""
+        """Returns scratch files of runs with the same output and other settings or data."""
         return [path for path in scratch_files(self._output_path) if path != self.path]
 
     def finish(self) -> None:
-        """Writes the output, once every row has a result, in the order of the input, and removes the scratch file.
+        """Writes the output in the order of the input, once every row has a result, and removes the scratch file.
 
-        The output appears whole or not at all.
+        The output appears complete or not at all.
 
         Raises:
-          EngineError: The disk is full, or failing.
+          EngineError: The disk is full or failing.
         """
         temporary = self._output_path.with_name(f"{self.path.name}.tmp")
         try:
@@ -157,7 +158,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Leaves the scratch file for the next run."""
+        """Closes the scratch file, and leaves it for the next run."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -178,7 +179,7 @@ class Journal:
             os.close(file)  # the run that held it has just finished and removed it
 
     def _recover(self) -> None:
-        """Reads what earlier processes wrote, and cuts off a line that a killed process left incomplete."""
+        """Reads the lines of earlier processes, and cuts off a line that a killed process left incomplete."""
         end = 0
         with os.fdopen(os.dup(self._file), "rb") as lines:
             for line in lines:
@@ -191,7 +192,7 @@ class Journal:
         self._end = end
 
     def _forget_retries(self) -> None:
-        """Forgets failures of an earlier process that may have gone away."""
+        """Forgets failures of earlier processes that may have gone away."""
         for row, failed in enumerate(self._failed):
             if failed and self._offsets[row] < 0:
                 self._failed[row] = 0
@@ -207,7 +208,7 @@ class Journal:
         elif not self._failed[row]:
             self.num_failed += 1
             self._failed[row] = 1
-        # A failure to be tried again stands at a negative offset: found by `finish`, and not done.
+        # A failure to be tried again has a negative offset: `finish` finds it, and it is not done.
         self._offsets[row] = -2 - offset if status == "retry" else offset
 
     def _write(self, data: bytes) -> None:
@@ -218,7 +219,7 @@ class Journal:
         self._end += len(data)
 
     def lines_from(self, first: int) -> Iterator[bytes]:
-        """The output's lines from a row on, up to the first row that has no result."""
+        """Yields the output's lines from a row on, up to the first row without a result."""
         with os.fdopen(os.dup(self._file), "rb") as lines:
             for row in range(first, len(self._offsets)):
                 offset = self._offsets[row]
@@ -234,7 +235,7 @@ def _line(result: RowResult) -> bytes:
 
 
 def _parse(line: bytes, num_rows: int) -> tuple[int, Status] | None:
-    """Row and status; None for a damaged line."""
+    """Returns row and status; None for a damaged line."""
     checksum, _, content = line[:-1].partition(b" ")
     if checksum != b"%08x" % zlib.crc32(content):
         return None

@@ -1,4 +1,4 @@
-"""Which model a run uses and how it is loaded, under Oumi's names."""
+"""Model of a run and how it is loaded, under Oumi's names."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ _NOT_IN_MODEL_KWARGS = {"model", "dtype", "max_model_len", "load_format", "revis
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParams(ParameterGroup):
-    """Which model, and how it is loaded.
+    """Model, and how it is loaded.
 
     Attributes:
-      model_name: Folder or Hub id; None is the embedded demonstration model.
-      model_max_length: Most tokens of a request; None is the checkpoint's.
+      model_name: Folder or Hub id; None: the embedded demonstration model.
+      model_max_length: Limit of a request's tokens; None: the checkpoint's.
       model_revision: Branch, tag or commit of a Hub id.
       torch_dtype_str: "auto", "float32", "bfloat16" or "float16", or one of Oumi's other names for these.
-      load_pretrained_weights: False makes random weights.
-      chat_template: Jinja source, a file with it, or the name of a template: one of the checkpoint's, or one that jaxis
-        brings, such as chatml.
+      load_pretrained_weights: False for random weights.
+      chat_template: Jinja source, a file with it, or the name of a template: one of the checkpoint's, or one of
+        jaxis's, such
+        as chatml.
       chat_template_kwargs: More variables for the chat template, such as enable_thinking.
       model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
         max_num_seqs; also load_in_8bit and load_in_4bit.
-      trust_remote_code: No code of a checkpoint is ever run; jaxis has the families itself.
-      adapter_model: Folder of an adapter in PEFT's format, which is merged into the weights as they are loaded.
+      trust_remote_code: No effect: no code of a checkpoint is ever run, because jaxis has the families itself.
+      adapter_model: Folder of an adapter in PEFT's format, which is merged into the weights while loading.
       adapter_trainable: Refused: nothing is trained.
       tokenizer_name: Only `model_name` again: the tokenizer is the checkpoint's.
       tokenizer_kwargs, processor_kwargs: Refused unless empty.
       tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
         No effect.
-      tool_call_parser: How the model writes its tool calls, or "auto", which looks into its chat template: calls and
-        reasoning then come apart from the message's text. None leaves them in it.
+      tool_call_parser: Format of the model's tool calls, or "auto" to detect it in the chat template. Calls and
+        reasoning are
+        then separated from the message's text. None leaves them in the text.
       shard_for_eval: Refused: model_kwargs.tensor_parallel_size spreads a model over devices.
     """
 
@@ -118,7 +120,7 @@ class ModelParams(ParameterGroup):
 
 
 def to_llm_arguments(params: ModelParams) -> dict[str, Any]:
-    """Keyword arguments of `LLM`, except for the model and its revision.
+    """Returns keyword arguments of `LLM`, except for the model and its revision.
 
     Raises:
       ConfigError: A field cannot be honoured.

@@ -1,4 +1,4 @@
-"""Runs OpenAI batch files: one request per line in, one response per line out.
+"""OpenAI batch files: one request per line in, one response per line out.
 
 The server's own code reads the bodies and writes the answers.
 """
@@ -31,7 +31,8 @@ from jaxis.server.openai.chat_job import chat_job
 from jaxis.server.openai.chat_schema import ChatCompletionRequest
 from jaxis.server.openai.completions import CompletionAnswer, CompletionRequest, completion_job
 from jaxis.server.openai.response_answer import ResponseAnswer
-from jaxis.server.openai.response_job import RESPONSE_ERRORS, response_job
+from jaxis.server.openai.response_errors import RESPONSE_ERRORS
+from jaxis.server.openai.response_job import response_job
 from jaxis.server.openai.response_schema import ResponseRequest
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
@@ -44,7 +45,7 @@ _LINE_KEYS = {CUSTOM_ID, "method", "url", "body"}
 
 
 class _Endpoint(NamedTuple):
-    """How the requests of a URL are read, and answered."""
+    """Classes and functions that read and answer the requests of a URL."""
 
     request_model: type[Any]
     job: Callable[[Any, ServedModel], GenerationJob]
@@ -60,13 +61,13 @@ _ENDPOINTS = {
 
 
 def served_model(llm: LLM, names: Sequence[str], tool_call_parser: str, reasoning_parser: str) -> ServedModel:
-    """The model as requests of a batch see it.
+    """Returns the model as requests of a batch see it.
 
     Args:
       llm: The model.
-      names: What requests call it.
-      tool_call_parser: As of `jaxis serve`.
-      reasoning_parser: The same.
+      names: Names of the model in requests.
+      tool_call_parser: Name of a parser, as for `jaxis serve`.
+      reasoning_parser: Name of a parser, as for `jaxis serve`.
     """
     model_type = llm.engine.vllm_config.model_config.hf_config.get("model_type")
     return ServedModel(
@@ -84,7 +85,7 @@ class BatchTask:
 
     Args:
       model: The model.
-      key: The run's key, from which requests without a seed get one.
+      key: Key of the run, from which requests without a seed get one.
     """
 
     def __init__(self, model: ServedModel, key: str) -> None:
@@ -109,7 +110,7 @@ class BatchTask:
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         endpoint, request = self._request(row)
         writer = endpoint.writer(request, self._job(endpoint, request))
-        # Nobody saw the answer's tokens come: a file's rows have no timings.
+        # Nobody watched the answer's tokens arrive, so a file's rows have no timings.
         return _line(row, 200, writer.whole([output]).model_dump(mode="json", exclude={"timings"}), None)
 
     def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class BatchTask:
         return _line(row, status, {"error": error}, {"code": kind, "message": failure.message})
 
     def _request(self, row: Row) -> tuple[_Endpoint, Any]:
-        """The row's request, and what reads and answers it."""
+        """Returns the row's endpoint and request."""
         line = row.value
         if unknown := sorted(set(line) - _LINE_KEYS):
             raise RequestError(f"the row has the unknown key {unknown[0]!r}; known: {', '.join(sorted(_LINE_KEYS))}")

@@ -7,62 +7,34 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NoReturn, Protocol, Self, runtime_checkable
+from typing import Any, NoReturn, Self
 
 from jaxis.errors import ConfigError
+from jaxis.inference.oumi_objects import PydanticObject
 
-# Protocols of Oumi's own objects, which are accepted without importing Oumi.
-
-
-class OumiParams(Protocol):
-    """A group of parameters: a dataclass whose fields have the names that ours have."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-@runtime_checkable
-class PydanticObject(Protocol):
-    """Any pydantic object."""
-
-    def model_dump(self, *, mode: str, exclude_none: bool) -> Any:
-        """The object as plain values."""
-        ...
-
-
-@runtime_checkable
-class OumiConversation(PydanticObject, Protocol):
-    """A conversation: a pydantic object that can be rebuilt."""
-
-    @classmethod
-    def model_validate(cls, obj: dict[str, Any], /) -> Self:
-        """Builds an object from plain values."""
-        ...
-
-
-_LIKE = 0.75  # of difflib: how like names are that are offered
+_LIKE = 0.75  # similarity, by difflib, of names that errors suggest
 _MAX_SHOWN = 5
-_MISSING = "???"  # what Oumi's objects hold for fields that were not given
+_MISSING = "???"  # Oumi's value of fields that were not given
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
     """A group of fields, each of which is applied, or refused with the reason.
 
-    A few have no effect on answers here, whatever their value: they are accepted, so that existing configurations run,
-    and `notes` names them.
+    A few fields never affect answers. They are accepted, so that existing configurations run, and `notes` names them.
     """
 
     @classmethod
     def section(cls) -> str:
-        """The group's name in errors and YAML files, such as "model"."""
+        """Returns the group's name in errors and YAML files, such as "model"."""
         raise NotImplementedError
 
     @classmethod
     def of(cls, value: object) -> Self:
-        """Takes an object of this class, a mapping, or an object of Oumi's with fields of the same names.
+        """Converts an object of this class, a mapping, or one of Oumi's objects with the same fields.
 
         Raises:
-          ConfigError: It is something else, or sets a field that jaxis does not know.
+          ConfigError: The value is something else, or sets a field that jaxis does not know.
         """
         if isinstance(value, cls):
             return value
@@ -85,7 +57,7 @@ class ParameterGroup:
 
     @classmethod
     def _meant_by(cls, unknown: str) -> str:
-        """A hint at the fields whose names are like an unknown one, of this section or of another of the same file."""
+        """Returns a hint at fields with similar names, in this section or another one of the same file."""
         package = cls.__module__.split(".")[1]
         groups = [group for group in _subclasses(ParameterGroup) if group.__module__.split(".")[1] == package]
         places: dict[str, list[str]] = {}
@@ -102,14 +74,14 @@ class ParameterGroup:
 
     @classmethod
     def _section_name(cls) -> str:
-        """The section's name; empty of a class that is a base of others."""
+        """Returns the section's name; empty for a class that is only a base of others."""
         try:
             return cls.section()
         except NotImplementedError:
             return ""
 
     def notes(self) -> list[str]:
-        """One line for each field that is set and has no effect on answers."""
+        """Returns one line for each field that is set and has no effect on answers."""
         return []
 
     def refuse(self, name: str, why: str) -> NoReturn:
@@ -125,12 +97,12 @@ class ParameterGroup:
 
 
 def _subclasses(group: type[ParameterGroup]) -> list[type[ParameterGroup]]:
-    """All classes below one that are dataclasses of fields."""
+    """Returns all classes below a class."""
     return [each for direct in group.__subclasses__() for each in (direct, *_subclasses(direct))]
 
 
 def plain_value(value: object) -> Any:
-    """An enum's value, and a pydantic object as a dict."""
+    """Returns an enum's value, or a pydantic object as a dict; any other value unchanged."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PydanticObject) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""The rows of a run: JSON objects from a JSONL file or from memory, read one at a time."""
+"""Rows of a run: JSON objects from a JSONL file or from memory, read one at a time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Row:
     """One row of the input.
 
     Attributes:
-      index: Its number, from 0, blank lines not counted.
-      value: Its content; {} if it is not a JSON object.
-      id: Its own, or one made from its number and content.
-      error: Why it cannot be used; None if it can.
-      line: The number of its line, from 1; 0 if it is from memory.
+      index: Index of the row, from 0; blank lines are not counted.
+      value: Content of the row; {} if it is not a JSON object.
+      id: The row's own id, or one made from its index and content.
+      error: Reason why it cannot be used; None if it can.
+      line: Line number, from 1; 0 for a row from memory.
     """
 
     index: int
@@ -53,21 +53,21 @@ class RowSource(Protocol):
     digest: str
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
-        """The rows with the requested indices, in order."""
+        """Yields the rows whose indices are wanted, in order."""
         ...
 
 
 class JSONLSource:
-    """A JSONL file, read once to check it and once to run; holds one line at a time.
+    """A JSONL file, read once to check it and once to run it. One line at a time is in memory.
 
     Args:
-      path: The file.
-      id_key: The key that names a row: "conversation_id" or "custom_id"; None: rows need no names.
-      output: Where the answers will go.
-      string_key: What a line that is a JSON string is the value of; None: such a line is no row.
+      path: Path of the file.
+      id_key: Key of a row's id: "conversation_id" or "custom_id"; None: rows need no ids.
+      output: Destination of the answers.
+      string_key: Key under which a line that is a JSON string is stored; None: such a line is an error.
 
     Raises:
-      ConfigError: The file cannot be read, is the output too, or two rows have the same id.
+      ConfigError: The file cannot be read, is also the output, or two rows have the same id.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class JSONLSource:
                 yield row if row.error is None else replace(row, error=RequestError(f"line {number}: {row.error}"))
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Line number, from 1, and content of each line that is not blank."""
+        """Yields line number, from 1, and content of each line that is not blank."""
         try:
             with self.path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
@@ -152,7 +152,7 @@ class ListSource:
 
 @contextmanager
 def spooled_stdin() -> Iterator[Path]:
-    """All of stdin as a temporary file, since it is read twice; no answer contains its name."""
+    """Copies all of stdin to a temporary file, since it is read twice. No answer contains the file's name."""
     with tempfile.NamedTemporaryFile(prefix="jaxis-stdin-", suffix=".jsonl") as file:
         source: BinaryIO = sys.stdin.buffer
         shutil.copyfileobj(source, file)
@@ -161,13 +161,13 @@ def spooled_stdin() -> Iterator[Path]:
 
 
 def parse_row(index: int, line: bytes, id_key: str | None, string_key: str | None = None) -> Row:
-    """The row in a line of JSON, which may be invalid.
+    """Parses the row in a line of JSON, which may be invalid.
 
     Args:
-      index: The row's number.
-      line: UTF-8.
-      id_key: The key that names a row, if one does.
-      string_key: See `JSONLSource`.
+      index: Index of the row.
+      line: UTF-8 text.
+      id_key: Key of a row's id; None: rows need no ids.
+      string_key: Key under which a line that is a JSON string is stored; see `JSONLSource`.
     """
     value, error = _parse(line, string_key)
     return Row(index, value, _row_id(value, index, id_key, line), error)

@@ -1,1 +1,1 @@
-"""jaxis inside other systems. Nothing else imports these modules, and each imports its system when it is imported."""
+"""jaxis inside other systems. No other code imports these modules, and each imports its system on import."""

@@ -1,4 +1,4 @@
-"""The arguments of an application on Ray Serve: an engine's, a server's and a deployment's, by their names."""
+"""Arguments of an application on Ray Serve: of the engine, the server and the deployment, by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxis.inference.inference_config import parse_yaml
 from jaxis.integrations.ray_hosts import host_bundles
 from jaxis.server.config import ServerConfig, default_served_name
 
-# What a deployment may be told; the first parameter is the class, and the second and third name it.
+# Options of a deployment. The first parameter is the class; the second and third name it.
 DEPLOYMENT_OPTIONS = frozenset(list(inspect.signature(serve.deployment).parameters)[3:])
 _CUT_OFF_SECONDS = 5.0  # after the time to drain, for the answers that report why a request was cut off
 _HEALTH_CHECK_TIMEOUT_SECONDS = 60.0
@@ -27,11 +27,11 @@ _CONSTRUCTOR_RETRIES = 3  # a wrong path stays wrong
 
 @dataclass(frozen=True)
 class ServeArguments:
-    """What `build` was asked for.
+    """Arguments of `build`, sorted.
 
     Attributes:
       engine: Arguments of each replica's `EngineArgs`.
-      config: How each replica serves its engine.
+      config: Configuration of each replica's server.
       deployment: Options of `serve.deployment`.
     """
 
@@ -41,10 +41,10 @@ class ServeArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ServeArguments:
-        """Sorts and checks arguments; those of a command line are strings, in YAML where they begin with [ or {.
+        """Sorts and checks arguments. A command line gives strings, which are YAML if they begin with [ or {.
 
         Raises:
-          ConfigError: There is no such argument, or a value cannot be honoured.
+          ConfigError: An argument is unknown, or a value cannot be honoured.
         """
         engine_types, server_types = argument_types(), get_type_hints(ServerConfig)
         engine: dict[str, Any] = {}
@@ -74,9 +74,9 @@ class ServeArguments:
 
 
 def _deployment_defaults(arguments: EngineArgs, config: ServerConfig) -> dict[str, Any]:
-    """Options for which Ray's own defaults do not suit an engine."""
+    """Returns options whose defaults in Ray do not suit an engine."""
     return {
-        # As many as the engine takes: Ray's default of a few would leave its batch empty.
+        # As many as the engine accepts: Ray's small default would leave its batch empty.
         "max_ongoing_requests": (arguments.max_num_seqs or SchedulerConfig.max_num_seqs) + config.max_queued,
         "graceful_shutdown_timeout_s": config.drain_seconds + _CUT_OFF_SECONDS,
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_SECONDS,
@@ -85,10 +85,10 @@ def _deployment_defaults(arguments: EngineArgs, config: ServerConfig) -> dict[st
 
 
 def _place_hosts(num_hosts: int, engine: Mapping[str, Any], deployment: dict[str, Any]) -> None:
-    """Reserves a bundle for each host of a replica, on nodes of their own unless it was said where.
+    """Reserves a bundle for each host of a replica, by default on separate nodes.
 
     Raises:
-      ConfigError: What was given cannot be honoured.
+      ConfigError: The given placement cannot be honoured.
     """
     for name in ("master_addr", "master_port"):
         if name in engine:
@@ -109,7 +109,7 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
 
 
 def _number_of(value: Any) -> Any:
-    """A number in a string as a number; anything else as it is, such as num_replicas=auto."""
+    """Converts a number in a string; returns any other value unchanged, such as num_replicas=auto."""
     if not isinstance(value, str):
         return value
     for kind in (int, float):

@@ -1,4 +1,4 @@
-"""Batches of rows on several replicas: a stage for `Dataset.map_batches`, and what `--replicas` runs.
+"""Batch inference on several replicas: a stage for `Dataset.map_batches`, and the implementation of `--replicas`.
 
 dataset = ray.data.read_text("conversations.jsonl")
 dataset.map_batches(ConversationAnswers, fn_constructor_kwargs={"model": {...}}, batch_size=256, concurrency=2)
@@ -31,19 +31,19 @@ from jaxis.inference.run import Answered, RowTask, answer_rows
 from jaxis.inference.source import Row, parse_row
 from jaxis.integrations.ray_replicas import resources_of_replica, use_reserved_cpus
 
-# Opens a model in a replica, and says what to do with each row.
+# Opens a model in a replica, and returns its task for each row.
 OpenTask = Callable[[], tuple[LLMEngine, RowTask]]
-# A replica answers one chunk after the other, and its batch drains at the end of each.
+# A replica answers one chunk after another, and its batch drains at the end of each.
 _CHUNKS_PER_REPLICA = 4
-_MOST_ROWS = 256  # in a chunk: what is lost, and computed again, with a replica that dies
+_MOST_ROWS = 256  # in a chunk: the rows that are lost, and computed again, if a replica dies
 
 
 class ConversationAnswers:
     """Answers conversations: a class for `Dataset.map_batches`, whose actors are the replicas.
 
     Args:
-      model: Which model; see `ModelParams`.
-      generation: How answers are sampled; see `GenerationParams`. Without a seed, sampled answers differ each time.
+      model: Model to open; see `ModelParams`.
+      generation: Sampling of answers; see `GenerationParams`. Without a seed, sampled answers differ each time.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ConversationAnswers:
           batch: Its column "text" holds conversations as lines of JSON, as in the input of `jaxis infer`.
 
         Returns:
-          The batch, with the lines that `jaxis infer` would write; those of rows without an answer have metadata.error.
+          The batch, with the lines that `jaxis infer` would write; rows without an answer have metadata.error.
         """
         rows = (parse_row(i, str(text).encode(), "conversation_id") for i, text in enumerate(batch["text"]))
         texts = np.empty(len(batch["text"]), object)
@@ -72,12 +72,12 @@ class ConversationAnswers:
 def open_conversations(
     model: ModelParams, generation: GenerationParams, key: str | None = None
 ) -> tuple[LLMEngine, RowTask]:
-    """Opens a model for conversations, in a replica.
+    """Opens a model for conversations in a replica.
 
     Args:
-      model: Which model.
-      generation: How answers are sampled.
-      key: The run's key, from which rows get seeds.
+      model: Model to open.
+      generation: Sampling of answers.
+      key: Key of the run, from which rows get seeds; None: no seeds.
     """
     use_reserved_cpus()
     engine = JAXInferenceEngine(model, show_progress=False)
@@ -85,7 +85,7 @@ def open_conversations(
 
 
 class _ChunkAnswers:
-    """Answers chunks of a run's rows; each is a row of the dataset, in JSON."""
+    """Answers chunks of a run's rows. Each chunk is one row of the dataset, in JSON."""
 
     def __init__(self, open_task: OpenTask) -> None:
         self._engine, self._task = open_task()
@@ -106,24 +106,24 @@ class _ChunkAnswers:
 def answer_on_replicas(
     open_task: OpenTask, num_replicas: int, num_devices: int, num_rows: int, rows: Iterator[Row]
 ) -> Generator[Answered, None, None]:
-    """Yields the rows that ended, chunk by chunk in any order. A chunk whose replica dies is given to another one.
+    """Yields finished rows, chunk by chunk in any order. If a replica dies, another one gets its chunk.
 
     Args:
-      open_task: Called in each replica.
-      num_replicas: How many there are; each gets an equal share of the cluster's processors.
-      num_devices: Accelerators of each.
-      num_rows: Most rows that there are.
-      rows: What to run; all of them are read at once, into Ray's object store.
+      open_task: Opens the model; called in each replica.
+      num_replicas: Number of replicas; each gets an equal share of the cluster's processors.
+      num_devices: Number of accelerators of each replica.
+      num_rows: Upper limit of the number of rows.
+      rows: Rows to run; all of them are read at once, into Ray's object store.
 
     Raises:
       ConfigError: The cluster is too small.
-      EngineError: A model could not be opened, or fails whatever runs.
+      EngineError: A model could not be opened, or fails for every row.
     """
     size = max(1, min(_MOST_ROWS, math.ceil(num_rows / (num_replicas * _CHUNKS_PER_REPLICA))))
     with _cluster():
         resources = resources_of_replica(num_replicas, num_devices)
         ray.data.DataContext.get_current().enable_progress_bars = False  # the run has one of its own
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it reports is raised, too
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its reports are raised, too
         chunks = []
         while chunk := list(itertools.islice(rows, size)):
             fields = [(row.index, row.value, row.id, row.error and str(row.error)) for row in chunk]
@@ -147,7 +147,7 @@ def answer_on_replicas(
 
 @contextmanager
 def _cluster() -> Iterator[None]:
-    """The cluster that RAY_ADDRESS names, or one of this machine that lasts as long as the block."""
+    """Connects to the cluster of RAY_ADDRESS, or starts one on this machine for the duration of the block."""
     if ray.is_initialized():
         yield
         return
@@ -160,7 +160,7 @@ def _cluster() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """One line: of a user's mistake the message, of anything else the last line of Ray's report."""
+    """Returns one line: the message of a user's mistake, or the last line of Ray's report of another error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, JaxisError):

@@ -1,6 +1,6 @@
-"""A replica on several hosts: its placement group has one bundle a host, and an actor in each follows the first.
+"""A replica on several hosts: its placement group has a bundle for each host, with a follower's actor in each.
 
-Ray places, starts and ends the actors. What a step says goes from host to host directly; see `jaxis.engine.hosts`.
+Ray places, starts and ends the actors. Steps go from host to host directly; see `jaxis.engine.hosts`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from jaxis.errors import EngineError
 from jaxis.integrations.ray_replicas import use_reserved_cpus
 from jaxis.server.listener import listen
 
-# What Ray calls resources that actors ask for by an option; all others are in `resources`.
+# Ray's options of actors for some resources; all other resources are in the option `resources`.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-_ACCELERATOR_SHARE = 0.001  # what Ray takes of a node's "accelerator_type:..." for an actor that asks for it
+_ACCELERATOR_SHARE = 0.001  # Ray's share of a node's "accelerator_type:..." for an actor that asks for it
 
 
 class JaxisFollower:
-    """An actor: a host of a replica, other than the first. Its process ends with the group."""
+    """Actor on a host of a replica, other than the first. Its process ends with the group."""
 
     def is_placed(self) -> bool:
-        """True: there is a node for it, which has what it imports."""
+        """Returns True, once a node runs the actor and has imported its modules."""
         use_reserved_cpus()
         return True
 
     def follow(self, place: Mapping[str, Any], own_arguments: dict[str, Any]) -> None:
-        """Does what the leader says until it ends.
+        """Carries out the leader's orders until the leader ends.
 
         Args:
-          place: The fields of `HostPlace`.
-          own_arguments: See `jaxis.engine.follower.follow`.
+          place: Fields of `HostPlace`.
+          own_arguments: Arguments of this host; see `jaxis.engine.follower.follow`.
         """
-        # JAX reads how many threads it may have when it is imported.
+        # JAX reads its number of threads when it is imported.
         from jaxis.engine.follower import follow
         from jaxis.engine.hosts.meeting import HostPlace
         from jaxis.host.logs import set_up_logs
@@ -51,16 +51,16 @@ class JaxisFollower:
 
 
 class ReplicaHosts:
-    """The actors on this replica's other hosts; Ray ends them with it.
+    """Actors on this replica's other hosts. Ray ends them with the replica.
 
     Attributes:
-      leader_arguments: Of the engine: where its followers look for it.
+      leader_arguments: Engine arguments with the leader's address.
 
     Args:
-      args: The engine's arguments; the replica's placement group has a bundle for each of its `nnodes`.
+      args: Engine arguments; the replica's placement group has a bundle for each of its `nnodes`.
 
     Raises:
-      EngineError: One of them could not start.
+      EngineError: An actor could not start.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -84,7 +84,7 @@ class ReplicaHosts:
 
 
 def _start(group: PlacementGroup, rank: int) -> Any:
-    """An actor that has all of a bundle."""
+    """Starts an actor that takes a whole bundle."""
     bundle = group.bundle_specs[rank]
     options: dict[str, Any] = {_OPTIONS[name]: amount for name, amount in bundle.items() if name in _OPTIONS}
     options["resources"] = {name: amount for name, amount in bundle.items() if name not in _OPTIONS}
@@ -93,10 +93,10 @@ def _start(group: PlacementGroup, rank: int) -> Any:
 
 
 def host_bundles(num_hosts: int, actor_options: Mapping[str, Any]) -> list[dict[str, float]]:
-    """What a replica reserves on each of its hosts: what its actor asks for on the first one.
+    """Returns the bundles of a replica's hosts. Each has the resources of the first host's actor.
 
     Args:
-      num_hosts: Of the replica.
+      num_hosts: Number of hosts.
       actor_options: The deployment's `ray_actor_options`.
     """
     bundle = {"CPU": float(actor_options.get("num_cpus", 1))}

@@ -1,4 +1,4 @@
-"""How a replica uses the machine that Ray gives it."""
+"""A replica's share of the machine under Ray."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ import ray
 
 from jaxis.errors import ConfigError
 
-# How many threads the libraries of a process start: XLA's, and those of numpy.
+# Variables for the number of threads in a process: of XLA, and of numpy's libraries.
 _THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS")
 
 
 def use_reserved_cpus() -> None:
-    """Gives this process, and those that it starts, a thread for each CPU that Ray reserved for it.
+    """Limits this process, and those that it starts, to a thread for each CPU that Ray reserved for it.
 
-    Without it, every replica of a machine would have threads for all of its processors.
+    Otherwise every replica on a machine would have threads for all of its processors.
     """
     num_cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
     os.environ |= dict.fromkeys(_THREAD_VARIABLES, str(max(1, int(num_cpus))))
 
 
 def resources_of_replica(num_replicas: int, num_devices: int) -> dict[str, Any]:
-    """An equal share of the cluster's processors for each replica, and its accelerators, if there are any.
+    """Returns the resources of a replica: an equal share of the cluster's processors, and accelerators if there are
+    any.
 
     Args:
-      num_replicas: Replicas that share the cluster.
-      num_devices: Accelerators that each of them uses.
+      num_replicas: Number of replicas that share the cluster.
+      num_devices: Number of accelerators of each replica.
 
     Returns:
       Arguments of a Ray actor: `num_cpus`, and `num_gpus` or `resources`.
 
     Raises:
-      ConfigError: There are not enough accelerators.
+      ConfigError: The cluster has too few accelerators.
     """
     cluster = ray.cluster_resources()
     share = cluster.get("CPU", 0.0) / num_replicas

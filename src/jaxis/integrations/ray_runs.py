@@ -1,4 +1,4 @@
-"""Runs of `jaxis infer` and `jaxis run-batch` on several replicas: the same rows, and the same journal, as on one."""
+"""Runs of `jaxis infer` and `jaxis run-batch` on several replicas, with the same rows and journal as on one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_conversations(
 
     Raises:
       ConfigError, CheckpointError: The model or a parameter cannot be honoured, or the cluster is too small.
-      EngineError: A replica fails whatever runs.
+      EngineError: A replica fails for every row.
     """
     args = _arguments(config.model.model_name, to_llm_arguments(config.model), config.model.model_revision)
     identity = identity_of(config.model, open_model(args).path)
@@ -53,18 +53,18 @@ def run_requests(
     """Answers a source's requests, as `jaxis run-batch` does.
 
     Args:
-      model: Folder or Hub id; None is the embedded model.
-      arguments: Those of `LLM`.
-      names: What requests call the model.
-      parsers: Of tool calls, and of reasoning.
-      num_replicas: How many engines share the rows.
+      model: Folder or Hub id; None: the embedded model.
+      arguments: Arguments of `LLM`.
+      names: Names of the model in requests.
+      parsers: Names of the parsers of tool calls and of reasoning.
+      num_replicas: Number of engines that share the rows.
       source: The requests.
-      output: Gets the responses.
+      output: Destination of the responses.
       progress_path: A file for the progress.
 
     Raises:
       ConfigError, CheckpointError: The model or an argument cannot be honoured, or the cluster is too small.
-      EngineError: A replica fails whatever runs.
+      EngineError: A replica fails for every row.
     """
     args = _arguments(model, arguments)
     key = run_key("requests", model_identity(open_model(args).path, arguments), [*names, *parsers], source.digest)

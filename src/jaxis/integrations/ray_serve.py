@@ -2,9 +2,10 @@
 
     serve run jaxis.integrations.ray_serve:build model=Qwen/Qwen3-0.6B num_replicas=2
 
-A replica is an actor with the web application in it, and with an engine in a process of its own, as `jaxis serve` has.
-With `nnodes`, its model also runs on other hosts, in an actor on each. Ray routes requests, replaces replicas that die
-or make no progress, and scales their number.
+A replica is an actor with the web application, and with an engine in a process of its own, as in `jaxis serve`. With
+`nnodes`, its model also runs on other hosts, in an actor on each. Ray routes requests, replaces replicas that die or
+make
+no progress, and scales their number.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from jaxis.server.listener import allow_many_connections
 
 
 class JaxisServer:
-    """A replica: owns an engine, and serves it. Ray Serve makes it, through `build`.
+    """A replica: an engine and its server. Ray Serve creates it, through `build`.
 
     Args:
-      engine_arguments: Those of `EngineArgs`; without a seed, each replica draws one, as `jaxis serve` does.
-      config: How to serve it.
+      engine_arguments: Arguments of `EngineArgs`; without a seed, each replica draws one, as `jaxis serve` does.
+      config: Configuration of the server.
 
     Raises:
-      JaxisError: What building the engine raised.
+      JaxisError: Building the engine failed.
     """
 
     def __init__(self, engine_arguments: Mapping[str, Any], config: ServerConfig) -> None:
@@ -56,14 +57,14 @@ class JaxisServer:
         self._config = config
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Ray Serve's hook; it also runs the application's start and shutdown."""
+        """Hook of Ray Serve, which also runs the application's startup and shutdown."""
         return create_app(self._engine, self._config)
 
     async def check_health(self) -> None:
-        """Ray Serve's hook; it replaces a replica for which this has failed several times.
+        """Hook of Ray Serve, which replaces a replica after several failures.
 
         Raises:
-          EngineError: The engine has failed for good, or makes no progress. Compiling a program is progress.
+          EngineError: The engine has failed permanently, or makes no progress. Compiling a program is progress.
         """
         if self._engine.failure is not None:
             raise self._engine.failure
@@ -72,14 +73,14 @@ class JaxisServer:
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """An application of Ray Serve.
+    """Makes an application of Ray Serve.
 
     Args:
-      arguments: Of the engine (see `EngineArgs`), the server (see `ServerConfig`) and the deployment (those of
-        `serve.deployment`), by their names.
+      arguments: Arguments of the engine (see `EngineArgs`), the server (see `ServerConfig`) and the deployment (see
+        `serve.deployment`), by name.
 
     Raises:
-      ConfigError: There is no such argument, or a value cannot be honoured.
+      ConfigError: An argument is unknown, or a value cannot be honoured.
     """
     given = ServeArguments.of(arguments)
     deployment = serve.deployment(**given.deployment)(serve.ingress()(JaxisServer))

@@ -1,4 +1,4 @@
-"""Tunix trains, and an engine of jaxis answers: a rollout worker for Tunix's `RLCluster`."""
+"""Rollout worker for Tunix's `RLCluster`: Tunix trains, and an engine of jaxis answers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ _LARGEST_SEED = 2**31 - 1
 
 
 class JaxisRollout(BaseRollout):
-    """Tunix's `BaseRollout`: samples with an engine, whose weights follow the trainer's.
+    """Tunix's `BaseRollout`: samples with an engine whose weights follow the trainer's.
 
     Give it to Tunix as `ClusterConfig(rollout_engine=functools.partial(JaxisRollout, folder=FOLDER), ...)`.
 
     Args:
       rollout_actor: Tunix's model, with the first weights.
-      tokenizer: Tunix's.
-      mesh: Tunix's; the engine has its own.
-      rollout_config: Tunix's, which comes with each call as well.
-      folder: Of the checkpoint that the model is from: its config.json and the names of its tensors. None: that of the
-        embedded model.
-      **arguments: Of `LLM`.
+      tokenizer: Tunix's tokenizer.
+      mesh: Tunix's mesh; not used, since the engine has its own.
+      rollout_config: Tunix's configuration; not used, since each call has one.
+      folder: Folder of the model's checkpoint, for config.json and the names of tensors. None: the embedded model.
+      **arguments: Arguments of `LLM`.
 
     Raises:
-      ConfigError: A model that Tunix has no names of tensors for.
+      ConfigError: Tunix has no tensor names for the model.
     """
 
     def __init__(
@@ -60,8 +59,9 @@ class JaxisRollout(BaseRollout):
         """Answers prompts.
 
         Returns:
-          Answers as texts and tokens, the end-of-sequence token included, and prompts padded on the left; if asked for,
-          also the log-probabilities that the tokens were drawn with. No logits.
+          Answers as texts and tokens, including the end-of-sequence token, and prompts padded on the left; if asked
+          for, also
+          the log-probabilities with which the tokens were sampled. No logits.
         """
         config, pad = rollout_config, self.pad_id()
         ids = [self._encode(prompt)[-config.max_prompt_length :] for prompt in prompts]
@@ -79,14 +79,14 @@ class JaxisRollout(BaseRollout):
         )
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probabilities of completions by the weights of the moment.
+        """Computes log-probabilities of completions with the current weights.
 
         Args:
           prompt_tokens: [B, P], padded on the left.
           completion_tokens: [B, C], padded on the right.
 
         Returns:
-          float32 [B, C]; 0 of padding.
+          float32 [B, C]; 0 for padding.
         """
         pad, found = self.pad_id(), np.zeros(completion_tokens.shape, np.float32)
         rows = zip(np.asarray(prompt_tokens).tolist(), np.asarray(completion_tokens).tolist(), strict=True)
@@ -99,34 +99,34 @@ class JaxisRollout(BaseRollout):
         return jax.numpy.asarray(found)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Gives the engine the trainer's weights.
+        """Updates the engine's weights from the trainer's.
 
         Args:
-          params: Of Tunix's model.
-          filter_types: Which they are: all, but those of LoRA.
+          params: Parameters of Tunix's model.
+          filter_types: Types of the parameters; None or any types but LoRA's mean all parameters.
 
         Raises:
-          ConfigError: They are LoRA's.
+          ConfigError: The parameters are LoRA's.
         """
         if filter_types is not None and nnx.LoRAParam in filter_types:
             raise ConfigError("JaxisRollout takes whole weights from Tunix, not LoRA's: train all weights")
-        # Tunix forbids copies while it hands on weights; those that are packed have to be copied.
+        # Tunix forbids copies during this call, but packed weights have to be copied.
         with jax.transfer_guard("allow"):
             self._llm.update_weights(self._names.tensors_of(params))
 
     def pad_id(self) -> int:
-        """The tokenizer's."""
+        """Returns the tokenizer's padding id."""
         return self._tokenizer.pad_id()
 
     def eos_id(self) -> int:
-        """The tokenizer's."""
+        """Returns the tokenizer's end-of-sequence id."""
         return self._tokenizer.eos_id()
 
     def model(self) -> None:
-        """None: the weights are shared with no model of Tunix's, so that it hands them on."""
+        """Returns None: the engine shares weights with no model of Tunix's, so Tunix sends updates."""
 
     def close(self) -> None:
-        """Gives the engine's memory back."""
+        """Frees the engine's memory."""
         self._llm.close()
 
     def _encode(self, prompt: str) -> list[int]:
@@ -151,16 +151,16 @@ class JaxisRollout(BaseRollout):
 
 
 class TunixTensors:
-    """From the parameters of a model of Tunix's to the tensors of the checkpoint that it is from.
+    """Converts the parameters of a Tunix model to the tensors of its checkpoint.
 
-    Tunix says which parameter a tensor becomes, and how it is turned and cut; this goes the other way.
+    Tunix defines which parameter a tensor becomes, and how it is transposed and reshaped. This class inverts that.
 
     Args:
-      model: Tunix's.
-      folder: The checkpoint.
+      model: The Tunix model.
+      folder: Folder of the checkpoint.
 
     Raises:
-      ConfigError: Tunix does not say it of this model.
+      ConfigError: Tunix defines no such mapping for the model.
     """
 
     def __init__(self, model: Any, folder: str | Path) -> None:
@@ -168,13 +168,13 @@ class TunixTensors:
         self._rules = _rules_of(model)
 
     def tensors_of(self, params: Any) -> Iterator[tuple[str, np.ndarray]]:
-        """Each tensor and its name.
+        """Yields the name and value of each tensor.
 
         Args:
-          params: A state of the model's, or a dict.
+          params: State of the model, or a dict.
 
         Raises:
-          ConfigError: A tensor is in no parameter.
+          ConfigError: A tensor is not in any parameter.
         """
         values = dict(_by_name(nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params))
         for name, info in self._infos.items():

@@ -1,4 +1,4 @@
-"""Activations, and the names of those that the native kernels apply to gates."""
+"""Activation functions, and the names under which native kernels apply them to gates."""
 
 from __future__ import annotations
 

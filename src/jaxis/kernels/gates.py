@@ -1,7 +1,7 @@
-"""Functions of a token's logits: gates, softmax over experts, steps and decays of recurrent layers.
+"""Elementwise functions of logits: gates, softmax over experts, and steps and decays of recurrent layers.
 
-XLA on CPU computes exponentials and logarithms of a few elements otherwise than of many, with other last bits; the
-native kernels do not, so that what a token gets does not depend on how many tokens are in a step.
+XLA on CPU computes exponentials and logarithms of a few elements with other instructions, and other last bits, than
+those of many. The native kernels do not, so that a token's result does not depend on the number of tokens in a step.
 """
 
 from __future__ import annotations
@@ -21,19 +21,11 @@ ACTIVATIONS = {
     "softplus": jax.nn.softplus,
     "normal_cdf": jax.scipy.stats.norm.cdf,
 }
-"""What a gate makes of its logit, by name."""
+"""Activation functions of gates, by name."""
 
 
 def softplus(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """`log(1 + exp(x + bias))`.
-
-    Args:
-      x: float32 [T, N].
-      bias: float32 [N].
-
-    Returns:
-      float32 [T, N].
-    """
+    """Computes `log(1 + exp(x + bias))` of x float32 [T, N] and bias float32 [N]."""
     return _native_softplus(x, bias) if native.usable() else _softplus_definition(x, bias)
 
 
@@ -49,7 +41,7 @@ _native_softplus = native.transformable(_softplus_kernel, _softplus_definition)
 
 
 def softmax(x: jax.Array) -> jax.Array:
-    """float32 [T, N] -> the same shape: each row's softmax."""
+    """Returns the softmax of each row of x, float32 [T, N]."""
     return _native_softmax(x) if native.usable() else _softmax_definition(x)
 
 
@@ -65,15 +57,9 @@ _native_softmax = native.transformable(_softmax_kernel, _softmax_definition)
 
 
 def gated(x: jax.Array, logits: jax.Array, activation: str) -> jax.Array:
-    """`x * activation(logits)`, computed in float32.
+    """Returns `x * activation(logits)`, computed in float32, [T, M] in x's type, for x [T, M] and logits [T, N].
 
-    Args:
-      x: [T, M].
-      logits: [T, N]; M / N consecutive elements of x share a gate.
-      activation: A key of ACTIVATIONS.
-
-    Returns:
-      [T, M] in x's type.
+    M / N consecutive elements of x share a gate; the activation is a key of ACTIVATIONS.
     """
     if not native.usable():
         return gated_definition(x, logits, activation)

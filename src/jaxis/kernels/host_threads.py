@@ -1,4 +1,4 @@
-"""Threads for native code that processes weights on the host during loading."""
+"""Threads of the host for native code that processes weights during loading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _this_thread = threading.local()
 def for_each_part(function: Callable[[int, int], T], size: int, part_size: int) -> list[T]:
     """Calls `function(first, last)` for each part of `range(size)`, in parallel as far as it releases the GIL.
 
-    Inside a job of `BackgroundJobs`, which has the other jobs beside it, one part after the other.
+    A job of `BackgroundJobs` computes its parts one after the other, since other jobs run at the same time.
 
     Raises:
       Exception: The error of the first part that failed.
@@ -32,16 +32,16 @@ def for_each_part(function: Callable[[int, int], T], size: int, part_size: int) 
 
 
 class BackgroundJobs:
-    """Jobs that run on these threads while the caller goes on. A context manager: its end waits for all of them.
+    """Jobs that run on these threads while the caller goes on. The end of the context manager waits for all of them.
 
-    At most a few jobs per thread wait their turn, so that what they hold is bounded.
+    At most a few jobs per thread wait in the queue, which bounds the memory that they hold.
     """
 
     def __init__(self) -> None:
         self._jobs: deque[Future[None]] = deque()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs the job on one of the threads, after waiting until there is room for it.
+        """Waits until the queue has room, then runs the job on one of the threads.
 
         Raises:
           Exception: The error of an earlier job.

@@ -1,4 +1,4 @@
-"""Products with pairs of thin matrices, another pair for each row: what adapters add to the products of layers."""
+"""Products with low-rank pairs of matrices, selected per row: the additions of adapters to the products of layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxis.kernels.native_constants import MAX_MATRICES
 
 
 class LowRankStack(NamedTuple):
-    """The pairs of one layer: S slots of rank r at most.
+    """Pairs of matrices of one layer: S adapter places, each of rank r at most.
 
     Attributes:
       a: [S, r, in], float32 or bfloat16.
-      b: [S, r, out] of the same type.
-      ranks: i32 [S]; of slot s, only the first ranks[s] rows of both count.
+      b: [S, r, out] in the same type.
+      ranks: i32 [S], the rank in each place; later rows of a and b do not count.
     """
 
     a: jax.Array
@@ -27,17 +27,14 @@ class LowRankStack(NamedTuple):
 
 
 def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> list[jax.Array]:
-    """`b[s].T @ (a[s] @ x[t])` for each row t, whose slot is s = slots[t] - 1; zeros where slots[t] is 0.
+    """Returns `b[s].T @ (a[s] @ x[t])` for each row t with adapter place s = slots[t] - 1; zeros where slots[t] is 0.
 
-    With native kernels, a row's bits depend on no other row.
+    With native kernels, a row's bits depend on no other row. The result is float32 [T, out] for each stack.
 
     Args:
       x: [T, in].
       slots: i32 [T], from 0 to S.
-      stacks: Any number, all of one type.
-
-    Returns:
-      float32 [T, out] of each stack.
+      stacks: Any number of stacks of one type.
     """
     x = x.astype(jnp.float32)
     if not native.usable():
@@ -64,7 +61,10 @@ def _stacks(arrays: Sequence[jax.Array]) -> list[LowRankStack]:
 
 
 def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Array:
-    """Rows are sorted by slot, so that each slot's matrices are read once; rows without one come last, in no group."""
+    """Computes one stack's product in plain JAX.
+
+    Rows are sorted by place, so that the matrices of each are read once. Rows without an adapter come last.
+    """
     num_slots, rank = stack.a.shape[:2]
     slots = jnp.where(slots == 0, num_slots, slots - 1)
     order = jnp.argsort(slots)

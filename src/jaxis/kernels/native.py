@@ -1,21 +1,13 @@
-"""Memory for weights on CPU, in huge pages if the system supports them.
-
-With ordinary pages of 4 KiB a core that streams weights waits for address translations; huge pages are read up
-to twice as fast.
-"""
+"""Library of native CPU kernels: loading, checks, and calls from JAX programs."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
 import logging
-import math
-import mmap
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, overload
@@ -63,7 +55,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None if it was not built or does not load here, or if `JAXIS_CPU_ISA=none`.
+    """Returns the loaded library; None if it was not built or does not load here, or if `JAXIS_CPU_ISA=none`.
 
     Raises:
       EngineError: `JAXIS_CPU_ISA` names an instruction set that the library or the processor does not have, or the
@@ -73,13 +65,13 @@ def library() -> ctypes.CDLL | None:
 
 
 def isa() -> str | None:
-    """The instruction set in use; None without native kernels."""
+    """Returns the instruction set in use; None without native kernels."""
     lib = library()
     return None if lib is None else lib.jaxis_isa().decode()
 
 
 def status() -> str:
-    """One line: the instruction set in use and those available, or why there are no native kernels."""
+    """Returns one line: the instruction set in use and those available, or why there are no native kernels."""
     try:
         lib, why_none = _find()
     except EngineError as error:
@@ -91,7 +83,7 @@ def status() -> str:
 
 @functools.cache
 def _find() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or None and why."""
+    """Returns the library, or None and the reason."""
     wanted = os.environ.get("JAXIS_CPU_ISA")
     if wanted == "none":
         return None, "JAXIS_CPU_ISA=none"
@@ -149,7 +141,6 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def _constants(lib: ctypes.CDLL) -> dict[str, int]:
-    """The library's constants, by name."""
     constants: dict[str, int] = {}
     for constant in lib.jaxis_constants():
         if constant.name is None:
@@ -181,7 +172,7 @@ def _xla_ffi_version() -> tuple[int, int]:
 
 
 def usable() -> bool:
-    """Whether a program traced now may call native kernels: on CPU, on one device."""
+    """Returns whether a program traced now may call native kernels: on CPU, on one device."""
     if target_platform() != "cpu" or library() is None:
         return False
     mesh = jax.sharding.get_abstract_mesh()
@@ -215,14 +206,14 @@ def call(
     aliases: dict[int, int] | None = None,
     **attributes: Any,
 ) -> jax.Array | Sequence[jax.Array]:
-    """Calls the kernel `name`; attributes are passed as numpy scalars, arrays or strings.
+    """Calls the kernel `name`.
 
     Args:
-      name: The handler's name in the library, without the prefix `jaxis_`.
+      name: Name of the handler in the library, without the prefix `jaxis_`.
       outputs: Shape and type of each output, as `jax.ffi.ffi_call` takes them.
-      operands: The input arrays.
+      operands: Input arrays.
       aliases: Index of an operand -> index of the output that reuses its memory.
-      attributes: The kernel's attributes, by name.
+      attributes: Attributes of the kernel, by name: numpy scalars, arrays or strings.
     """
     lib = library()
     assert lib is not None
@@ -231,7 +222,7 @@ def call(
 
 
 def transformable(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, but differentiated and vectorised as `definition`; both take and return the same trees of arrays."""
+    """Returns `function`, but differentiated and vectorised as `definition`, which has the same trees of arrays."""
     vectorised = jax.custom_batching.custom_vmap(function)
 
     @vectorised.def_vmap
@@ -253,7 +244,7 @@ def transformable(function: Callable[..., Any], definition: Callable[..., Any]) 
 
 
 def kernel_name(target: str) -> str | None:
-    """The kernel that `call` was given, from what JAX knows it as; None for a target that is not of this library."""
+    """Returns the kernel's name from its name in JAX; None for a target that is not of this library."""
     lib = library()
     suffix = "" if lib is None else f"_{lib.jaxis_isa().decode()}"
     is_ours = target.startswith("jaxis_") and bool(suffix) and target.endswith(suffix)
@@ -262,64 +253,7 @@ def kernel_name(target: str) -> str | None:
 
 @functools.cache
 def _register(lib: ctypes.CDLL, name: str) -> str:
-    """Registers the kernel with JAX and returns the name it has there, which identifies the library."""
+    """Registers the kernel with JAX and returns its name there, which identifies the library."""
     target = f"jaxis_{name}_{lib.jaxis_isa().decode()}"
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, f"jaxis_{name}")), platform="cpu")
     return target
-
-
-# Memory for weights on CPU, in huge pages if the system supports them.
-#
-# With ordinary pages of 4 KiB a core that streams weights waits for address translations; huge pages are read up to
-# twice as fast.
-
-
-HUGE_PAGE_BYTES = 2 << 20
-# Reserved at a time. Pages take up memory only once they are written to, and so does what is left of a chunk when the
-# next weight does not fit, except for the rest of a huge page: with large chunks that is rare.
-CHUNK_BYTES = 256 * HUGE_PAGE_BYTES
-ALIGNMENT_BYTES = 4096
-
-
-class _Chunks:
-    """Allocates from large chunks. A chunk returns to the system when no array refers to it any more."""
-
-    def __init__(self) -> None:
-        self._chunk = np.empty(0, np.uint8)
-        self._lock = threading.Lock()
-
-    def take(self, num_bytes: int) -> np.ndarray:
-        padded = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        with self._lock:
-            if padded > self._chunk.size:
-                self._chunk = _map(max(padded, CHUNK_BYTES))
-            taken, self._chunk = self._chunk[:num_bytes], self._chunk[padded:]
-        return taken
-
-    def begin(self) -> None:
-        with self._lock:
-            self._chunk = np.empty(0, np.uint8)
-
-
-_chunks = _Chunks()
-
-
-def begin_pages() -> None:
-    """What is allocated from now on shares no chunk with what was before: each of them can return to the system."""
-    _chunks.begin()
-
-
-def empty_pages(shape: tuple[int, ...]) -> np.ndarray:
-    """An uninitialised, page-aligned uint8 array of this shape."""
-    return _chunks.take(math.prod(shape)).reshape(shape)
-
-
-def _map(num_bytes: int) -> np.ndarray:
-    mapped = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # The system may have been built without huge pages.
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(mapped, np.uint8)
-    start = -array.ctypes.data % HUGE_PAGE_BYTES
-    return array[start : start + num_bytes]

@@ -1,4 +1,4 @@
-"""The constants for types and sizes that the native library and its callers share.
+"""Constants for types and sizes that the native library and its callers share.
 
 `native/src/constants.cc` has the same table. `native.load` compares the two, so that a library built from other sources
 fails to load instead of giving wrong results.
@@ -25,27 +25,27 @@ QUANTIZE_STATUS = {"ok": 0, "not_finite": 1, "unsupported": 2, "out_of_memory": 
 PANEL_ROWS = 32
 """Rows of a weight that are packed together."""
 MAX_MATRICES = 4
-"""Weights that one product takes at most."""
+"""The most weights that one product takes."""
 ACTIVATION_GROUP = 32
 """Features of an activation that are quantized together."""
 CODE_UNIT = 32
 """Columns of a weight of codes that are packed together; groups are multiples of it, or half of it."""
 MAX_CODE_GROUP = 128
-"""Columns of codes that share a scale at most."""
+"""The most columns of codes that share a scale."""
 MAX_LEVELS = 16
-"""Levels that codes stand for at most."""
+"""The most levels that codes have."""
 ATTENTION_TILE = 16
-"""Block sizes and head dimensions of the attention kernels are multiples of this."""
+"""Divisor of the attention kernels' block sizes and head dimensions."""
 MAX_HEAD_DIM = 512
-"""Of the kernels of paged attention and of attention without a cache."""
+"""The largest head dimension of the kernels of paged attention and of attention without a cache."""
 MAX_CONV_WIDTH = 8
-"""Taps of the causal convolution kernel."""
+"""The most taps of the causal convolution kernel."""
 VOCAB_TILE = 128
-"""Tokens that reductions over the vocabulary go by."""
+"""Tokens of a tile in reductions over the vocabulary."""
 
 
 def table() -> dict[str, int]:
-    """Every constant, by its name in the library."""
+    """Returns every constant, by its name in the library."""
     enums = {
         "weight_type": WEIGHT_TYPES,
         "scale_type": SCALE_TYPES,

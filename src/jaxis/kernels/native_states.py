@@ -1,4 +1,4 @@
-"""Calls of native kernels with a state: the state is updated in place, or there is none and sequences are whole."""
+"""Calls of native kernels for recurrent layers, with a state that is updated in place or over whole sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call(
     out_shape: tuple[int, ...],
     **attributes: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Calls the kernel `name`, whose handler takes the inputs, the state, and which slots requests read and write.
+    """Calls the kernel `name` with the inputs, the state, and the state slots that requests read and write.
 
     Returns:
       The state, updated in place if it is donated, and the output, float32 of `out_shape`.
@@ -41,22 +41,18 @@ def over_whole_sequences(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> jax.Array:
-    """The output of whole sequences; differentiated and vectorised as the definition.
+    """Returns the output over whole sequences; differentiated and vectorised as the definition.
 
-    Args:
-      kernel: From the inputs, a state, slots, query_start_loc and num_requests to a state and the output.
-      definition: The same in plain JAX, where state and slots may be None.
-      inputs: Arrays, or None.
-      empty_state: A state without slots.
-      query_start_loc: i32 [R + 1].
-      num_requests: i32 [].
+    `kernel` maps the inputs, a state, slots, query_start_loc i32 [R + 1] and num_requests i32 [] to a state and the
+    output. `definition` is the same function in plain JAX, which also takes None as state and slots. `empty_state` has
+    0 slots.
     """
 
     def run(*operands: jax.Array) -> jax.Array:
         *inputs, query_start_loc, num_requests = operands
         none = jnp.full(query_start_loc.shape[0] - 1, -1, jnp.int32)
         slots = StateSlots(read=none, write=none, keep=none, keep_after=none)
-        empty = jnp.zeros(empty_state.shape, empty_state.dtype)  # made here: what is derived must hold no tracer
+        empty = jnp.zeros(empty_state.shape, empty_state.dtype)  # made here: derivatives must hold no tracer
         return kernel(*inputs, empty, slots, query_start_loc, num_requests)[1]
 
     def define(*operands: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Norms over the last axis, in float32: native kernels on CPU, elsewhere their definitions in plain JAX."""
+"""Norms over the last axis, in float32: native kernels on CPU, plain JAX on other platforms."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from jaxis.kernels import native
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
-    """Root-mean-square norm (arXiv:1910.07467): `x / sqrt(mean(x ** 2) + epsilon) * weight`.
+    """Root-mean-square norm (arXiv:1910.07467): `x / sqrt(mean(x ** 2) + epsilon) * weight`, in x's type.
 
     Args:
       x: [..., N].
       weight: [N].
       epsilon: Added to the mean square.
-
-    Returns:
-      [..., N] in x's type.
     """
     if not native.usable():
         return rms_norm_definition(x, weight, epsilon=epsilon)
@@ -49,16 +46,13 @@ def _native_rms_norm(epsilon: float):  # noqa: ANN202
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
-    """Layer norm (arXiv:1607.06450): `(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`.
+    """Layer norm (arXiv:1607.06450): `(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, in x's type.
 
     Args:
       x: [..., N].
       weight: [N], or [M, N] with separate weights for each row of x [..., M, N].
-      bias: Same shape as the weight; None for none.
+      bias: The weight's shape, or None.
       epsilon: Added to the variance.
-
-    Returns:
-      [..., N] in x's type.
     """
     if not native.usable():
         return layer_norm_definition(x, weight, bias, epsilon=epsilon)
@@ -85,13 +79,9 @@ def _native_layer_norm(epsilon: float):  # noqa: ANN202
 
 
 def row_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of each row, with sums that do not depend on the number of rows.
+    """Returns the mean and variance of each row of x [..., N], N at least 1, each float32 [..., 1].
 
-    Args:
-      x: [..., N], N at least 1.
-
-    Returns:
-      float32 [..., 1] each; the variance is the mean square of the differences to the mean.
+    The variance is the mean square of differences to the mean. Sums do not depend on the number of rows.
     """
     wide = x.astype(jnp.float32)
     return _native_row_moments(wide) if native.usable() else _row_moments_definition(wide)

@@ -42,15 +42,12 @@ def rotary_embedding(
     """Rotates each pair of a head's first 2 * P dimensions by the token's angle for that pair, computed in float32.
 
     Args:
-      q: [T, H, D].
-      k: [T, K, D].
-      cos: float32 [T, P], of the angles; P is at most D / 2.
+      q: [T, H, D]; the result has its type.
+      k: [T, K, D]; the result has its type.
+      cos: float32 [T, P], cosines of the angles; P is at most D / 2.
       sin: float32 [T, P].
-      interleaved: Pairs are dimensions (2i, 2i+1); otherwise (i, i + P).
-      norms: Applied to each head first; None for none.
-
-    Returns:
-      q and k, rotated, in their dtypes.
+      interleaved: True for pairs of dimensions (2i, 2i+1), False for (i, i + P).
+      norms: Norms applied to each head first, or None.
     """
     if not native.usable():
         return rotary_embedding_definition(q, k, cos, sin, interleaved=interleaved, norms=norms)
@@ -76,7 +73,7 @@ def rotary_embedding_definition(
 
 
 def _apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool) -> jax.Array:
-    """x [T, N, D]; cos and sin [T, P]."""
+    """Rotates x [T, N, D] with cos and sin [T, P]."""
     rotary_dim = 2 * cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
     rotated, rest = x[..., :rotary_dim].astype(jnp.float32), x[..., rotary_dim:]

@@ -1,6 +1,7 @@
-"""Attention of tokens to others of the same array, without a cache: what training and vision towers compute.
+"""Attention of tokens to others of the same array, without a cache, for training and image encoders.
 
-In plain JAX; on CPU its derivative, and what has none, by native kernels, which keep nothing of the size of T * T.
+It is computed in plain JAX. On CPU, native kernels compute its derivative, and attention without a derivative; they
+keep nothing of the size of T * T.
 """
 
 from __future__ import annotations
@@ -22,18 +23,15 @@ _Operands = tuple[jax.Array, ...]
 def sequence_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array, *, scale: float
 ) -> jax.Array:
-    """Softmax attention, in which each token sees a range of tokens.
+    """Softmax attention in which each token sees a range of tokens, [T, H, D].
 
     Args:
       q: [T, H, D].
       k: [T, K, D], K a divisor of H.
       v: [T, K, D].
-      first: int32 [T], the first token that each sees.
-      last: int32 [T], the last one, which is not before the first.
+      first: int32 [T], the first token that each token sees.
+      last: int32 [T], the last token that each token sees, not before the first.
       scale: Multiplies the scores.
-
-    Returns:
-      [T, H, D].
     """
     if not has_kernel(q, k, v):
         return _definition(scale, q, k, v, first, last)
@@ -43,31 +41,24 @@ def sequence_attention(
 def kernel_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array, *, scale: float
 ) -> jax.Array:
-    """Attention of some queries by the native kernel, without a derivative; only where `has_kernel`.
+    """Attends with some queries by the native kernel, without a derivative. `has_kernel` must be true.
 
-    Args:
-      q: [Q, H, D].
-      k: float32 [K, T, D], by head.
-      v: The same.
-      first: int32 [Q], the first token that each query sees.
-      last: int32 [Q], the last one.
-      scale: Multiplies the scores.
-
-    Returns:
-      [Q, H, D]. A query's output depends on nothing but what it sees, and on where in it the tiles of 16 queries begin.
+    Takes q [Q, H, D], k and v float32 [K, T, D], by head, and the first and last token that each query sees, int32 [Q].
+    Returns [Q, H, D]. A query's output depends only on the tokens that it sees, and on where tiles of 16 queries begin
+    among them.
     """
     out, _ = _call_forward(scale, _by_head(_as_float32(q)), k, v, first, last)
     return _by_head(out).astype(q.dtype)
 
 
 def visible_tokens(first: jax.Array, last: jax.Array) -> jax.Array:
-    """Which tokens each token sees, bool [T, T], of the ranges that `sequence_attention` takes."""
+    """Returns bool [T, T]: the tokens that each token sees, from the ranges that `sequence_attention` takes."""
     token = jnp.arange(first.shape[0])
     return (token >= first[:, None]) & (token <= last[:, None])
 
 
 def has_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
-    """Whether native kernels compute the attention of these, [T, H, D] and twice [T, K, D], and its derivative."""
+    """Returns whether native kernels compute attention, and its derivative, of q [T, H, D] and k and v [T, K, D]."""
     head_dim = q.shape[-1]
     return (
         native.usable()
@@ -85,7 +76,7 @@ def _definition(scale: float, q: jax.Array, k: jax.Array, v: jax.Array, first: j
 
 @functools.cache
 def _differentiable(scale: float) -> Callable[..., jax.Array]:
-    """The definition, whose derivative the native kernels compute, of mapped rows as of one array."""
+    """Returns the definition with a derivative by native kernels; rows that `jax.vmap` maps over become one array."""
     forward_kernel = _of_mapped_rows(functools.partial(_call_forward, scale))
 
     @_of_mapped_rows
@@ -110,14 +101,13 @@ def _differentiable(scale: float) -> Callable[..., jax.Array]:
 
 
 def _call_forward(scale: float, *operands: jax.Array) -> _Operands:
-    """The output [H, T, D] of q [H, T, D], k and v [K, T, D] and the ranges, and what its derivative needs, [H, T]."""
+    """Returns the output [H, T, D] of q [H, T, D], k and v [K, T, D] and the ranges, and [H, T] for its derivative."""
     q = operands[0]
     outputs = (_like(q), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
     return tuple(native.call("sequence_attention", outputs, *operands, scale=np.float32(scale)))
 
 
 def _by_head(array: jax.Array) -> jax.Array:
-    """[T, H, D] -> [H, T, D], and back."""
     return array.swapaxes(0, 1)
 
 
@@ -130,8 +120,10 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _of_mapped_rows(kernel: Callable[..., _Operands]) -> Callable[..., _Operands]:
-    """A kernel of (q, k, v, first, last, ...), called once for all rows that `jax.vmap` maps over: they become one
-    array, in which each row's tokens see their own."""
+    """Wraps a kernel of (q, k, v, first, last, ...): one call computes all rows that `jax.vmap` maps over.
+
+    The rows become one array, in which each row's tokens see their own.
+    """
     mapped = jax.custom_batching.custom_vmap(kernel)
 
     @mapped.def_vmap

@@ -1,8 +1,8 @@
-"""A recurrence over the tokens of a flat batch, chunk by chunk: for devices that multiply matrices fast.
+"""A recurrence over the tokens of a flat batch, chunk by chunk, for devices that multiply matrices fast.
 
 Requests with one token in the step, decodes, take that step together. The tokens of the others go in chunks, one after
 the other; a loop whose length is data serves every mix of requests. Chunks begin at a request's first token of the step
-and where its state is kept, so numbers depend on how a request is split into steps, by rounding.
+and at the token after which its state is kept. Numbers thus depend, by rounding, on a request's split into steps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import jax.numpy as jnp
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.state_slots import StateSlots, load_slots, store_slots
 
-# Sums of log decays between the tokens of a chunk, from which chunked recurrences take their weights.
-
 
 def sums_between(log_decay: jax.Array) -> jax.Array:
-    """Of log decays [C, ...], at [i, j, ...] their sum over the tokens after j up to i; -inf where i < j.
+    """Returns at [i, j, ...] the sum of log decays [C, ...] over the tokens after j up to i; -inf where i < j.
 
-    Each is summed by itself: as a difference of two sums from the chunk's beginning, it would lose the digits that
-    those have before it.
+    Chunked recurrences take their weights from these sums. Each is summed by itself: as a difference of two sums from
+    the chunk's beginning, it would lose digits.
     """
     num_rows = log_decay.shape[0]
     row = jnp.arange(num_rows)
@@ -34,29 +32,29 @@ def sums_between(log_decay: jax.Array) -> jax.Array:
 
 
 class TokenChunk(NamedTuple):
-    """Some of a request's tokens, i32 [] or bool [] each."""
+    """Some of a request's tokens, as scalars i32 [] or bool []."""
 
     request: jax.Array
-    row: jax.Array  # its first
+    row: jax.Array  # the first row
     num_tokens: jax.Array
-    is_first: jax.Array  # whether the request begins here,
-    is_last: jax.Array  # whether it ends here,
-    is_kept: jax.Array  # and whether the state after it is kept
+    is_first: jax.Array  # True if the request begins here
+    is_last: jax.Array  # True if it ends here
+    is_kept: jax.Array  # True if the state after the chunk is kept
 
 
 class TokenChunks(NamedTuple):
     """The chunks of a step. Each request has two parts, before and after the token whose state is kept."""
 
-    starts: jax.Array  # i32 [2 R], each part's first row
-    sizes: jax.Array  # i32 [2 R], its tokens
-    ends: jax.Array  # i32 [2 R], how many chunks there are up to its end
+    starts: jax.Array  # i32 [2 R], the first row of each part
+    sizes: jax.Array  # i32 [2 R], the tokens of each part
+    ends: jax.Array  # i32 [2 R], the number of chunks up to the end of each part
     chunk_size: int
 
     @classmethod
     def of(
         cls, slots: StateSlots | None, query_start_loc: jax.Array, num_requests: jax.Array, chunk_size: int
     ) -> TokenChunks:
-        """The chunks of the requests with several tokens."""
+        """Returns the chunks of the requests with several tokens."""
         starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
         lengths = jnp.where(lengths == 1, 0, lengths)
         before = lengths if slots is None else jnp.where(_is_kept(slots, lengths), slots.keep_after, lengths)
@@ -65,7 +63,7 @@ class TokenChunks(NamedTuple):
         return cls(starts, sizes, jnp.cumsum(-(-sizes // chunk_size)), chunk_size)
 
     def at(self, index: jax.Array) -> TokenChunk:
-        """The chunk of this number, i32 []; behind the last, one without tokens."""
+        """Returns chunk number `index`, i32 []; after the last one, a chunk without tokens."""
         part = jnp.minimum(jnp.sum(self.ends <= index), self.ends.shape[0] - 1)
         first = jnp.where(part == 0, 0, self.ends[part - 1])
         done = (index - first) * self.chunk_size
@@ -98,16 +96,16 @@ def run_chunks(
     """Runs a recurrence from each request's state.
 
     Args:
-      chunk_step: From a state, the inputs [C, ...] of a chunk, and how many of its tokens are not padding, to the state
-        after the chunk and its outputs [C, *out_shape]. What the inputs of padding are must not matter.
-      token_step: From a state and one token's inputs to the state after the token and its output.
+      chunk_step: Maps a state, the inputs [C, ...] of a chunk, and its number of tokens that are not padding, to the
+        state after the chunk and its outputs [C, *out_shape]. The inputs of padding must not matter.
+      token_step: Maps a state and one token's inputs to the state after the token and its output.
       state: [num_slots, *shape]; None: requests begin with zeros, and their states are dropped.
-      shape: Of one state.
-      slots: What the requests read and write; None without a state.
+      shape: Shape of one state.
+      slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
       num_requests: i32 [].
-      inputs: A pytree of arrays [T, ...].
-      out_shape: Of one token's output.
+      inputs: Pytree of arrays [T, ...].
+      out_shape: Shape of one token's output.
       chunk_size: C.
 
     Returns:
@@ -127,7 +125,7 @@ def run_chunks(
         if state is not None and slots is not None:
             state = store_slots(state, jnp.where(chunk.is_last, slots.write[chunk.request], -1), running)
             state = store_slots(state, jnp.where(chunk.is_kept, slots.keep[chunk.request], -1), running)
-        # Rows behind the chunk are those of later chunks, which overwrite them; a chunk of none is behind all rows.
+        # Later chunks overwrite the rows behind this one; a chunk without tokens is behind all rows.
         row = jnp.where(chunk.num_tokens > 0, chunk.row, num_tokens)
         return running, state, jax.lax.dynamic_update_slice_in_dim(out, rows_out, row, 0)
 
@@ -153,7 +151,7 @@ def _single_tokens(
     num_requests: jax.Array,
     inputs: Any,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """The updated state, and outputs [R, ...], of which those of requests with one token are meaningful."""
+    """Returns the updated state, and outputs [R, ...], which are meaningful for requests with one token."""
     starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
     rows = jax.tree.map(lambda x: x[jnp.minimum(starts, x.shape[0] - 1)], inputs)
     if state is None or slots is None:
@@ -166,11 +164,10 @@ def _single_tokens(
 
 
 def _num_tokens(query_start_loc: jax.Array, num_requests: jax.Array) -> jax.Array:
-    """The tokens of each request in the step, i32 [R]; 0 of padding."""
+    """Returns the number of each request's tokens in the step, i32 [R]; 0 for padding."""
     is_request = jnp.arange(query_start_loc.shape[0] - 1) < num_requests
     return jnp.where(is_request, query_start_loc[1:] - query_start_loc[:-1], 0)
 
 
 def _is_kept(slots: StateSlots, lengths: jax.Array) -> jax.Array:
-    """Whether each request keeps a state, bool [R]."""
     return (slots.keep >= 0) & (slots.keep_after >= 1) & (slots.keep_after <= lengths)

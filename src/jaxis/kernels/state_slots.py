@@ -1,10 +1,8 @@
-"""A recurrence over the tokens of a flat batch, token by token: the definition of the layers with a recurrent state."""
+"""Slots of recurrent states that the requests and tokens of a step read and write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +13,16 @@ from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StateSlots:
-    """The slots of a step's R requests; a request without tokens in this step writes nothing.
+    """State slots of a step's R requests; a request without tokens in this step writes nothing.
 
-    What one request writes or keeps to, no other reads, writes or keeps to in the same step.
+    A slot that one request writes or keeps to is not read, written or kept to by any other in the same step.
 
     Attributes:
-      read: i32 [R], the slot with the state before the request's first token of this step; -1: the state is zeros.
-      write: i32 [R], the slot that gets the state after its last token of this step. It may be the one that is read;
-        -1: none.
-      keep: i32 [R], a second slot, which gets the state after `keep_after` tokens; -1: none.
-      keep_after: i32 [R], a number of the request's tokens in this step, from 1 to all. Meaningless where `keep` is -1.
+      read: i32 [R], slot with the state before the request's first token of this step; -1: the state is zeros.
+      write: i32 [R], slot for the state after the request's last token of this step, possibly the one that is read; -1:
+        none.
+      keep: i32 [R], second slot, for the state after `keep_after` tokens; -1: none.
+      keep_after: i32 [R], number of the request's tokens in this step, from 1 to all. Meaningless where `keep` is -1.
     """
 
     read: jax.Array
@@ -36,14 +34,14 @@ class StateSlots:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenSlots:
-    """The same for each of a flat batch's T tokens.
+    """State slots of each of a flat batch's T tokens.
 
     Attributes:
-      valid: bool [T], whether it is not padding.
-      is_first: bool [T], whether it is the first of its request in this step.
-      read: i32 [T], the slot to begin with at the first token; -1: zeros.
-      write: i32 [T], the slot that gets the state after this token; -1: none.
-      keep: i32 [T], the second slot that gets it; -1: none.
+      valid: bool [T], False for padding.
+      is_first: bool [T], True for a request's first token in this step.
+      read: i32 [T], slot to begin with at the first token; -1: zeros.
+      write: i32 [T], slot for the state after this token; -1: none.
+      keep: i32 [T], second slot for this state; -1: none.
     """
 
     valid: jax.Array
@@ -56,7 +54,7 @@ class TokenSlots:
     def of(
         cls, slots: StateSlots | None, query_start_loc: jax.Array, num_requests: jax.Array, num_tokens: int
     ) -> TokenSlots:
-        """What the tokens of a step read and write; without slots, only where the requests begin."""
+        """Returns the slots of a step's tokens; without slots of requests, only `valid` and `is_first` have meaning."""
         request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
         count = jnp.arange(num_tokens, dtype=jnp.int32) - query_start_loc[request] + 1
         is_first = valid & (count == 1)
@@ -75,47 +73,11 @@ class TokenSlots:
 
 
 def load_slots(state: jax.Array, slot: jax.Array) -> jax.Array:
-    """The states [..., *rest] in the slots i32 [...] of the state cache [num_slots, *rest]; zeros for slot -1."""
+    """Returns states [..., *rest] from slots i32 [...] of the state cache [num_slots, *rest]; zeros for slot -1."""
     has_slot = (slot >= 0).reshape(slot.shape + (1,) * (state.ndim - 1))
     return jnp.where(has_slot, state[jnp.maximum(slot, 0)], 0)
 
 
 def store_slots(state: jax.Array, slot: jax.Array, values: jax.Array) -> jax.Array:
-    """The state cache [num_slots, *rest] with `values` [..., *rest] in the slots i32 [...]; nothing for slot -1."""
+    """Returns the state cache [num_slots, *rest] with `values` [..., *rest] in slots i32 [...]; nothing for slot -1."""
     return state.at[jnp.where(slot >= 0, slot, state.shape[0])].set(values.astype(state.dtype), mode="drop")
-
-
-# A recurrence over the tokens of a flat batch, token by token: the definition of the layers with a recurrent state.
-
-
-def scan_tokens(
-    step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
-    state: jax.Array | None,
-    shape: tuple[int, ...],
-    tokens: TokenSlots,
-    inputs: Any,
-) -> tuple[jax.Array | None, jax.Array]:
-    """Runs `step` over the tokens, from each request's state.
-
-    Args:
-      step: From a state and one token's inputs to the state after the token and its output.
-      state: [num_slots, *shape]; None: requests begin with zeros, and their states are dropped.
-      shape: Of one state.
-      tokens: What the T tokens read and write.
-      inputs: A pytree of arrays [T, ...].
-
-    Returns:
-      The updated state (None without one), and the outputs [T, ...], zeros for padding.
-    """
-
-    def body(carry: tuple[jax.Array, jax.Array | None], token: tuple[TokenSlots, Any]) -> tuple[Any, jax.Array]:
-        running, state = carry
-        slots, inputs = token
-        first = jnp.zeros(shape, jnp.float32) if state is None else load_slots(state, slots.read).astype(jnp.float32)
-        running, out = step(jnp.where(slots.is_first, first, running), inputs)
-        if state is not None:
-            state = store_slots(store_slots(state, slots.write, running), slots.keep, running)
-        return (running, state), jnp.where(slots.valid, out, 0)
-
-    (_, state), out = jax.lax.scan(body, (jnp.zeros(shape, jnp.float32), state), (tokens, inputs))
-    return state, out

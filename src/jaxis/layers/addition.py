@@ -1,4 +1,4 @@
-"""What is added to the products of linear layers, row by row."""
+"""Additions of adapters to the products of linear layers, selected row by row."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jaxis.layers.module import JaxModule
 Matrix = TypeVar("Matrix", np.ndarray, jax.Array)
 
 SCALES = "scales"
-"""Factors other than 1 of outputs."""
+"""Part of adapters with factors other than 1 of outputs."""
 EXPERTS = "experts"
-"""Matrices of experts."""
+"""Part of adapters with matrices of experts."""
 
 
 class StepRows(JaxModule):
-    """Which of their slots the additions of a model use for each row of a step.
+    """Adapter places that a model's additions use for each row of a step.
 
     Attributes:
-      slots: i32 [T], from 0, which means none, to S; or [1], of all rows of any step.
-      parts: What these slots have besides matrices of their layers: SCALES, EXPERTS. What is not there costs nothing.
+      slots: i32 [T], from 0, which means no adapter, to S; or [1], the place for all rows of any step.
+      parts: Parts of the current adapters besides the matrices of layers: SCALES, EXPERTS. Missing parts cost nothing.
     """
 
     def __init__(self) -> None:
@@ -36,20 +36,20 @@ class StepRows(JaxModule):
         self.slots = nnx.Variable(jnp.zeros(1, jnp.int32))
 
     def of(self, num_rows: int) -> jax.Array:
-        """The slots of a step of so many rows, i32 [T]."""
+        """Returns the adapter places of a step with `num_rows` rows, i32 [T]."""
         return jnp.broadcast_to(self.slots.get_value(), (num_rows,))
 
 
 class LowRankAddition(JaxModule):
-    """Adds `b.T @ (a @ x)` to a layer's product, with the matrices of the row's slot, and scales the outputs.
+    """Adds `b.T @ (a @ x)` to a layer's product, with the matrices of the row's adapter, and scales the outputs.
 
     Args:
       num_slots: S.
-      rank: r, of a slot at most.
+      rank: r, the largest rank of an adapter.
       input_size: Features in.
       output_size: Features out.
-      rows: The slots of rows; all additions of a model share it.
-      dtype: The matrices' type, float32 or bfloat16.
+      rows: Adapter places of rows, shared by all additions of a model.
+      dtype: Type of the matrices, float32 or bfloat16.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class LowRankAddition(JaxModule):
 
     @property
     def stack(self) -> LowRankStack:
-        """The matrices."""
         return LowRankStack(self.a.get_value(), self.b.get_value(), self.ranks.get_value())
 
     def changed_product(
@@ -74,7 +73,7 @@ class LowRankAddition(JaxModule):
         preferred_element_type: DTypeLike | None,
         axes: tuple[str | None, str | None],
     ) -> jax.Array:
-        """The layer's product with x [T, in], changed; see `jaxis.kernels.weights.matmul`."""
+        """Returns the layer's product with x [T, in], changed; the arguments are those of `kernels.weights.matmul`."""
         changes, dtype = changes_of(x, [self]), preferred_element_type or x.dtype
         if dtype == x.dtype and (fused := fused_matmul(x, [weight], *changes)) is not None:
             return fused[0]
@@ -83,20 +82,17 @@ class LowRankAddition(JaxModule):
         return (y * changes.factors[0] if changes.factors else y).astype(dtype)
 
     def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
-        """What a slot has of each table, for a change `b.T @ a` with a [r, in] and b [r, out]."""
+        """Returns an adapter's entry of each table, for a change `b.T @ a` with a [r, in] and b [r, out]."""
         return {"a": a, "b": b}
 
 
 class LookupAddition(JaxModule):
-    """Adds `b.T @ a[id]` to an embedding that is looked up, with the matrices of the row's slot, and scales features.
+    """Adds `b.T @ a[id]` to a looked-up embedding, with the matrices of the row's adapter, and scales its features.
 
     Args:
-      num_slots: S.
-      rank: r, of a slot at most.
+      num_slots, rank, rows, dtype: Arguments of `LowRankAddition`.
       num_embeddings: V.
       features: E.
-      rows: The slots of rows; see `LowRankAddition`.
-      dtype: The matrices' type, float32 or bfloat16.
     """
 
     def __init__(
@@ -109,30 +105,24 @@ class LookupAddition(JaxModule):
         self.rows = rows
 
     def change(self, embeddings: jax.Array, input_ids: jax.Array) -> jax.Array:
-        """embeddings [T, E] of input_ids [T] -> float32 [T, E]."""
+        """Returns the changed embeddings, float32 [T, E], of embeddings [T, E] of input_ids [T]."""
         slots, a, b = self.rows.of(len(input_ids)), self.a.get_value(), self.b.get_value()
         u = a[jnp.maximum(slots - 1, 0), input_ids]
         changed = embeddings.astype(jnp.float32) + _combined(u, slots, b, self.ranks.get_value())
         return changed * factors_of(slots, self.factors) if SCALES in self.rows.parts else changed
 
     def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
-        """See `LowRankAddition.entries`, with a [r, V] and b [r, E]."""
         return {"a": a.T, "b": b}
 
 
 class HeadwiseAddition(JaxModule):
-    """Adds `b.T @ a` to the matrix [H * (N + V), L] that maps a latent to the keys and values of H heads.
-
-    Then scales its rows.
+    """Adds `b.T @ a` to the matrix [H * (N + V), L] from a latent to the keys and values of H heads; scales its rows.
 
     Args:
-      num_slots: S.
-      rank: r, of a slot at most.
+      num_slots, rank, rows, dtype: Arguments of `LowRankAddition`.
       latent_dim: L.
       key_dim, value_dim: N, V.
       num_heads: H.
-      rows: The slots of rows; see `LowRankAddition`.
-      dtype: The matrices' type, float32 or bfloat16.
     """
 
     def __init__(
@@ -155,39 +145,38 @@ class HeadwiseAddition(JaxModule):
         self.rows = rows
 
     def scaled_queries(self, queries: jax.Array) -> jax.Array:
-        """queries [T, H, N] -> the same, scaled as the rows of the keys' matrices are."""
+        """Scales queries [T, H, N] like the rows of the keys' matrices."""
         if SCALES not in self.rows.parts:
             return queries
         factors = factors_of(self.rows.slots.get_value(), self.factors)[..., : self.key_dim]
         return (queries.astype(jnp.float32) * factors).astype(queries.dtype)
 
     def scaled_values(self, values: jax.Array) -> jax.Array:
-        """values float32 [T, H, V] -> the same, scaled as the rows of the values' matrices are."""
+        """Scales values float32 [T, H, V] like the rows of the values' matrices."""
         if SCALES not in self.rows.parts:
             return values
         return values * factors_of(self.rows.slots.get_value(), self.factors)[..., self.key_dim :]
 
     def of_queries(self, queries: jax.Array) -> jax.Array:
-        """queries [T, H, N] -> float32 [T, H, L], their products with the change of each head's keys."""
+        """Returns the products of queries [T, H, N] with the change of each head's keys, float32 [T, H, L]."""
         of_heads, of_rows = self._slots(len(queries))
         u = _reduced(_rows_of_heads(queries), of_heads, _stacked(self.keys), self._ranks_of_heads)
         product = _combined(u, of_rows, self.a.get_value(), self.ranks.get_value())
         return product.reshape(*queries.shape[:2], -1)
 
     def of_latents(self, latents: jax.Array) -> jax.Array:
-        """One latent per head [T, H, L] -> float32 [T, H, V], by the change of each head's values."""
+        """Returns the change of each head's value, float32 [T, H, V], for one latent per head [T, H, L]."""
         of_heads, of_rows = self._slots(len(latents))
         u = _reduced(_rows_of_heads(latents), of_rows, self.a.get_value(), self.ranks.get_value())
         product = _combined(u, of_heads, _stacked(self.values), self._ranks_of_heads)
         return product.reshape(*latents.shape[:2], -1)
 
     def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
-        """See `LowRankAddition.entries`, with a [r, L] and b [r, H * (N + V)]."""
         heads = b.reshape(len(b), self.num_heads, -1).swapaxes(0, 1)
         return {"a": a, "keys": heads[..., : self.key_dim], "values": heads[..., self.key_dim :]}
 
     def _slots(self, num_tokens: int) -> tuple[jax.Array, jax.Array]:
-        """The slots of each token and head, [T * H]: where each head of a slot is one, and as they are."""
+        """Returns the places of each token and head, [T * H]: first counted by heads, then as they are."""
         slots = self.rows.of(num_tokens)[:, None]
         of_heads = (slots - 1) * self.num_heads + 1 + jnp.arange(self.num_heads, dtype=jnp.int32)
         return jnp.where(slots == 0, 0, of_heads).reshape(-1), jnp.repeat(slots[:, 0], self.num_heads)
@@ -198,15 +187,12 @@ class HeadwiseAddition(JaxModule):
 
 
 class ExpertTables(JaxModule):
-    """The matrices of one projection of X experts: of each `b.T @ a`.
+    """Matrices of one projection of X experts, for each `b.T @ a`.
 
     Args:
-      num_slots: S.
+      num_slots, input_size, output_size, dtype: Arguments of `LowRankAddition`.
       num_experts: X.
-      rank: r, of an expert of a slot at most.
-      input_size: Features in.
-      output_size: Features out.
-      dtype: The matrices' type, float32 or bfloat16.
+      rank: r, the largest rank of an expert in an adapter.
     """
 
     def __init__(
@@ -218,20 +204,17 @@ class ExpertTables(JaxModule):
 
     @property
     def stack(self) -> LowRankStack:
-        """The matrices, those of a slot's experts one after the other."""
+        """Matrices, with an adapter's experts one after the other."""
         return LowRankStack(_stacked(self.a), _stacked(self.b), self.ranks.get_value().reshape(-1))
 
 
 class ExpertsAddition(JaxModule):
-    """Adds to the products of a layer of experts, with the matrices of the row's slot.
+    """Adds to the products of a layer of experts, with the matrices of the row's adapter.
 
     Args:
-      num_slots: S.
-      rank: r, of a slot at most.
+      num_slots, rank, rows, dtype: Arguments of `LowRankAddition`.
       num_experts: X.
       sizes: Projection -> features in and out; `gate_proj` may be missing.
-      rows: The slots of rows; see `LowRankAddition`.
-      dtype: The matrices' type, float32 or bfloat16.
     """
 
     gate_proj: ExpertTables | None = None
@@ -253,7 +236,7 @@ class ExpertsAddition(JaxModule):
         self.rows = rows
 
     def of(self, expert_ids: jax.Array) -> ExpertAdditions | None:
-        """What is added to the products of the experts i32 [T, k] of a step's tokens; None: nothing."""
+        """Returns the additions to products of experts i32 [T, k] of a step's tokens; None if there are none."""
         if EXPERTS not in self.rows.parts:
             return None
         gate = None if self.gate_proj is None else self.gate_proj.stack
@@ -261,56 +244,53 @@ class ExpertsAddition(JaxModule):
         slots = self.rows.of(len(expert_ids))[:, None]
         pairs = (slots - 1) * self.num_experts + expert_ids
         has_pair = (slots > 0) & (expert_ids < self.num_experts)
-        # Slots without matrices of these experts are those without an adapter: their sums are not touched.
+        # Without matrices of these experts, as without an adapter, sums are not touched.
         ranks = up.ranks + down.ranks + (0 if gate is None else gate.ranks)
         has_pair &= ranks[jnp.where(has_pair, pairs, 0)] > 0
         return ExpertAdditions(jnp.where(has_pair, pairs + 1, 0).astype(jnp.int32), gate, up, down)
 
 
 def _rows_of_heads(x: jax.Array) -> jax.Array:
-    """[T, H, D] -> [T * H, D]."""
     return x.reshape(-1, x.shape[-1])
 
 
 def _stacked(table: nnx.Variable) -> jax.Array:
-    """[S, H, r, D] -> [S * H, r, D]."""
     array = table.get_value()
     return array.reshape(-1, *array.shape[2:])
 
 
-# Halves of `low_rank`, whose other matrix is the identity: the sums of a row have an order of their own, as in layers.
-
-
 def _reduced(x: jax.Array, slots: jax.Array, a: jax.Array, ranks: jax.Array) -> jax.Array:
-    """`a[s] @ x[t]`: x [T, in], a [S, r, in] -> float32 [T, r]."""
+    """Returns `a[s] @ x[t]`, float32 [T, r], for x [T, in] and a [S, r, in].
+
+    This is `low_rank` with the identity as b, so that a row's sum has an order of its own, as in layers.
+    """
     [product] = low_rank(x, slots, [LowRankStack(a, _identities(a), ranks)])
     return product
 
 
 def _combined(u: jax.Array, slots: jax.Array, b: jax.Array, ranks: jax.Array) -> jax.Array:
-    """`b[s].T @ u[t]`: u [T, r], b [S, r, out] -> float32 [T, out]."""
+    """Returns `b[s].T @ u[t]`, float32 [T, out], for u [T, r] and b [S, r, out]: `low_rank` with the identity as a."""
     [product] = low_rank(u, slots, [LowRankStack(_identities(b), b, ranks)])
     return product
 
 
 def _identities(matrices: jax.Array) -> jax.Array:
-    """[S, r, r] for matrices [S, r, n], of their type."""
     num_slots, rank, _ = matrices.shape
     return jnp.broadcast_to(jnp.eye(rank, dtype=matrices.dtype), (num_slots, rank, rank))
 
 
 def factors_of(slots: jax.Array, table: nnx.Variable) -> jax.Array:
-    """The factors [T, ...] of rows with these slots [T], in a table [S, ...]; 1 of rows without a slot."""
+    """Returns the factors [T, ...] of rows with places [T] in a table [S, ...]; 1 for rows without an adapter."""
     factors = table.get_value()[jnp.maximum(slots - 1, 0)]
     return jnp.where((slots == 0).reshape(-1, *[1] * (factors.ndim - 1)), 1.0, factors)
 
 
 class ProductChanges(NamedTuple):
-    """What becomes of layers' products with x [T, in]: `(y + addend) * factor`; nothing, if both are empty.
+    """Changes of layers' products with x [T, in]: `(y + addend) * factor`.
 
     Attributes:
-      addends: Of each layer, float32 [T, out]; or of none.
-      factors: Of each layer, float32 [T, out]; or of none: 1.
+      addends: float32 [T, out] for each layer; empty if no layer has one.
+      factors: float32 [T, out] for each layer; empty if all are 1.
     """
 
     addends: Sequence[jax.Array] = ()
@@ -323,7 +303,7 @@ class _Adds(Protocol):
 
 
 def changes_of(x: jax.Array, layers: Sequence[_Adds | LowRankAddition]) -> ProductChanges:
-    """What becomes of the product of each layer with x [T, in]."""
+    """Returns the changes of each layer's product with x [T, in]."""
     additions = [layer if isinstance(layer, LowRankAddition) else layer.addition for layer in layers]
     found = [addition for addition in additions if addition is not None]
     if not found:

@@ -1,11 +1,8 @@
-"""What only Gemma 3n has: AltUp, LAuReL, and MLPs whose gates are sparse."""
+"""Alternating updates: several hidden states of a token, of which a layer computes one (arXiv:2301.13310, Gemma 3n)."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,93 +10,25 @@ from flax import nnx
 
 from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.kernels.norms import row_moments
-from jaxis.layers.glu import GLU
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope, never_quantized
 
-# The learned augmented residual layer of a low rank (arXiv:2411.07501).
-
-
-class Laurel(JaxModule):
-    """`x + norm(linear_right(linear_left(x)))`.
-
-    Args:
-      scope: The block's scope.
-      rank: The features between the two projections.
-    """
-
-    def __init__(self, scope: LayerScope, rank: int) -> None:
-        size: int = scope.config["hidden_size"]
-        self.linear_left = linear(scope / "linear_left", size, rank, axes=(None, "embed"))
-        self.linear_right = linear(scope / "linear_right", rank, size, axes=("embed", None))
-        self.post_laurel_norm = rms_norm(scope)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> [T, E]."""
-        return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))
-
-
-# Sparse activations: only those far above the mean of their token pass (Gemma 3n).
-
-
-@dataclass(frozen=True)
-class GaussianTopK:
-    """`max(x - cutoff, 0)`, where the cutoff is the quantile `sparsity` of a normal distribution with x's moments.
-
-    Attributes:
-      sparsity: The share of a token's features that become 0 if they are normally distributed; from 0 to 1, exclusive.
-    """
-
-    sparsity: float
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., F] -> the same shape and type."""
-        mean, variance = row_moments(x)
-        deviations = statistics.NormalDist().inv_cdf(self.sparsity)
-        # Rounded, so that no product is fused with the sum.
-        cutoff = mean + materialize(jnp.sqrt(variance) * deviations)
-        return jax.nn.relu(x.astype(jnp.float32) - cutoff).astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class SparseGLU(GLU):
-    """`activation(top_k(gate)) * up`.
-
-    Attributes:
-      top_k: What passes of the gate.
-    """
-
-    top_k: GaussianTopK
-
-    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """gate, up [..., F] -> [..., F]."""
-        return super().__call__(self.top_k(gate), up)
-
-    @property
-    def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """See `GatedUnit`."""
-        return None
-
-
-# Alternating updates: several hidden states of a token, of which a layer computes one (arXiv:2301.13310, Gemma 3n).
-
-
 _LEAST_MEAN_SQUARE = 1e-5
 
 
 class AltUp(JaxModule):
-    """Predicts what a layer does to a token's A hidden states, and corrects that by what it did to the active one.
+    """Predicts a layer's effect on a token's A hidden states, and corrects it by the effect on the active state.
 
-    How states are mixed depends on the token: `tanh` of a projection of its active state to A numbers. These
+    The mixture of states depends on the token: `tanh` of a projection of its active state to A numbers. These
     projections are so small that they are never quantized.
 
     Args:
       scope: The module's scope.
       num_states: A.
-      active: The index of the state that the layer computes.
+      active: Index of the state that the layer computes.
     """
 
     def __init__(self, scope: LayerScope, num_states: int, active: int) -> None:
@@ -114,7 +43,7 @@ class AltUp(JaxModule):
         self.router_norm = rms_norm(scope)
 
     def predict(self, x: jax.Array) -> jax.Array:
-        """x [T, A, E] -> the states expected after the layer, [T, A, E]."""
+        """Returns the states expected after the layer, [T, A, E], from x [T, A, E]."""
         factors = self.prediction_coefs(self._modalities(x[:, self.active])).astype(jnp.float32)
         factors = factors.reshape(-1, self.num_states, self.num_states)
         states = x.astype(jnp.float32)
@@ -125,25 +54,25 @@ class AltUp(JaxModule):
         return predictions.astype(x.dtype)
 
     def correct(self, predictions: jax.Array, computed: jax.Array) -> jax.Array:
-        """predictions [T, A, E] and what the layer made of the active one, [T, E] -> [T, A, E]."""
+        """Returns the corrected states [T, A, E] from predictions [T, A, E] and the computed active state [T, E]."""
         factors = self.correction_coefs(self._modalities(computed)).astype(jnp.float32) + 1
         wide = predictions.astype(jnp.float32)
         innovation = computed.astype(jnp.float32) - wide[:, self.active]
         return (wide + materialize(factors[..., None] * innovation[:, None])).astype(predictions.dtype)
 
     def _modalities(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> [T, A], from -1 to 1."""
+        """Returns [T, A], from -1 to 1, for x [T, E]."""
         routed = self.modality_router(scaled(self.router_norm(x), 1 / self.size))
         return materialize(in_whole_vectors(jnp.tanh, routed.astype(jnp.float32)).astype(x.dtype))
 
 
 def split_states(x: jax.Array, projections: Sequence[JaxLinear]) -> jax.Array:
-    """x [T, E] -> [T, A, E]: x itself, and its A - 1 projections, which get its length."""
+    """Returns x [T, E] and its A - 1 projections, which get x's length: [T, A, E]."""
     return jnp.stack([x, *(_with_length_of(x, projection(x)) for projection in projections)], axis=1)
 
 
 def join_states(x: jax.Array, projections: Sequence[JaxLinear]) -> jax.Array:
-    """x [T, A, E] -> [T, E]: the mean of the first state and the projections of others, which get its length."""
+    """Returns the mean [T, E] of the first state and the projections of the others, which get its length."""
     first = x[:, 0]
     total = first.astype(jnp.float32)
     for i, projection in enumerate(projections, start=1):
@@ -152,7 +81,6 @@ def join_states(x: jax.Array, projections: Sequence[JaxLinear]) -> jax.Array:
 
 
 def _with_length_of(target: jax.Array, x: jax.Array) -> jax.Array:
-    """x [T, E], with each row as long as that of the target [T, E]."""
     # Rounded, so that no program multiplies by the reciprocal of a root where another divides by the root.
     wanted = materialize(jnp.sqrt(_mean_square(target)))
     length = materialize(jnp.sqrt(jnp.maximum(_mean_square(x), _LEAST_MEAN_SQUARE)))
@@ -160,6 +88,5 @@ def _with_length_of(target: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _mean_square(x: jax.Array) -> jax.Array:
-    """x [T, E] -> float32 [T, 1]."""
     mean, variance = row_moments(x)
     return materialize(mean * mean) + variance

@@ -44,11 +44,11 @@ def attention(
     """Applies rope, updates the cache and attends, for models with custom projections.
 
     Args:
-      kv_cache: The layer's cache, or that of the layer whose keys and values it shares; without one, the batch holds
-        whole sequences, each from its first token.
+      kv_cache: Cache of the layer, or of the layer whose keys and values it shares. Without one, the batch holds whole
+        sequences, each from its first token.
       q: [T, H, D], before norms and rope.
-      k: [T, K, D], before norms and rope; None, with `v`, for a layer that attends to what another one has cached in
-        this step: it writes nothing.
+      k: [T, K, D], before norms and rope; None, with `v`, for a layer that attends to keys and values that another
+        layer has cached in this step: it writes nothing.
       v: [T, K, D] or None.
       metadata: The step's batch.
       rope: Rotates queries and keys; None for no rope. To compute something between rope and scores, call `apply_rope`
@@ -60,7 +60,7 @@ def attention(
       sinks: [H], one extra score per head that has no value but takes part in the softmax.
 
     Returns:
-      The updated cache (without one, what stands in its place), and [T, H, D].
+      The updated cache (a `KVCache`), and [T, H, D].
     """
     is_paged = is_cache(kv_cache)
     if k is None:
@@ -77,7 +77,7 @@ def attention(
     kv_cache, out = _sharded_paged_attention(kv_cache, q, k, v, metadata, options, sinks)
     if metadata.bidirectional is None:
         return kv_cache, out
-    # Of the other tokens, the bits stay those of a step without such parts.
+    # Other tokens keep the bits of a step without bidirectional tokens.
     onward = options._replace(span=dataclasses.replace(span, lookahead=None))
     _, both = _sharded_paged_attention(kv_cache, q, None, None, metadata.of_segments(span), onward, sinks)
     return kv_cache, jnp.where(metadata.bidirectional.is_bidirectional[:, None, None], both, out)
@@ -92,15 +92,9 @@ def apply_rope(
     norms: HeadNorms | None = None,
     is_paged: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Applies norms and rope to queries [T, H, D] and keys [T, K, D], as `attention` does.
+    """Applies norms and rope, if any, to queries [T, H, D] and keys [T, K, D], as `attention` does.
 
-    Args:
-      rope: None for no rope.
-      q: Before norms and rope.
-      k: Before norms and rope.
-      metadata: The step's batch.
-      norms: Norms over each query and key head, applied before the rope; None for none.
-      is_paged: Whether the keys go into a cache. Without one, sequences are whole, and the rope may use their length.
+    `is_paged` is True if the keys go into a cache. Without one, sequences are whole, and the rope may use their length.
     """
     if rope is None:
         if norms is None:
@@ -117,7 +111,7 @@ def apply_rope(
 
 
 class _Options(NamedTuple):
-    """How scores are computed, and which tokens a token sees."""
+    """Parameters of scores, and the tokens that a token sees."""
 
     scale: float
     span: AttentionSpan
@@ -125,7 +119,7 @@ class _Options(NamedTuple):
 
 
 def _requests(metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
-    """Each token's request, i32 [T], and whether it is a real token, not padding, bool [T]."""
+    """Returns each token's request, i32 [T], and bool [T]: False for padding."""
     return request_of_token(
         metadata.query_start_loc, metadata.request_distribution[2], metadata.input_positions.shape[0]
     )
@@ -134,7 +128,7 @@ def _requests(metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
 def _of_whole_sequences(
     shared: UncachedKeysAndValues | None, k: jax.Array | None, v: jax.Array | None
 ) -> tuple[UncachedKeysAndValues | None, jax.Array, jax.Array]:
-    """What a layer returns in the place of a cache, and the keys and values that it attends to: its own or shared."""
+    """Returns the layer's result in place of a cache, and the keys and values that it attends to: its own or shared."""
     if k is not None and v is not None:
         return None if shared is None else UncachedKeysAndValues(k, v), k, v
     if shared is None or shared.keys is None or shared.values is None:
@@ -150,7 +144,6 @@ def _whole_sequence_attention(
     options: _Options,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """Attention within each sequence."""
     first, last = _visible_ranges(metadata, options.span)
     if options.soft_cap is None and sinks is None:
         return sequence_attention(q, k, v, first, last, scale=options.scale)
@@ -158,7 +151,7 @@ def _whole_sequence_attention(
 
 
 def _visible_ranges(metadata: AttentionMetadata, span: AttentionSpan) -> tuple[jax.Array, jax.Array]:
-    """The first and the last row of the flat batch that each token sees, i32 [T] each, where sequences are whole."""
+    """Returns the first and the last row of the flat batch that each token sees, i32 [T] each, for whole sequences."""
     request, valid = _requests(metadata)
     position, row = metadata.input_positions, jnp.arange(metadata.input_positions.shape[0], dtype=jnp.int32)
     start = row - position
@@ -177,7 +170,7 @@ def _attention_through_scratch(
     options: _Options,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """Attention within each sequence by the paged kernel; its derivative is that of the definition.
+    """Runs the paged kernel within each sequence, with the derivative of the definition.
 
     Rounding keys and values to the type of the cache changes no derivative.
     """
@@ -239,7 +232,7 @@ def _sharded_paged_attention(
     options: _Options,
     sinks: jax.Array | None,
 ) -> tuple[PagedCache, jax.Array]:
-    """The paged kernel on each device's own heads.
+    """Runs the paged kernel on each device's own heads.
 
     With fewer kv heads than devices, the cache repeats each head for every device that needs it, so that each device
     stores only the head that its queries use.

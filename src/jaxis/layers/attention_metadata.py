@@ -1,4 +1,4 @@
-"""AttentionMetadata: describes a step's flat batch to attention; passed down the model as an argument."""
+"""AttentionMetadata: the description of a step's flat batch for attention, passed down the model as an argument."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxis.kernels.state_slots import StateSlots
 
 @dataclass(frozen=True)
 class ScratchCache:
-    """Asks layers that are called without a cache for the kernels that serve: each makes a cache for its own call.
+    """Request that layers without a cache use the kernels for serving, with a cache for the duration of the call.
 
-    What a layer computes then has the bits that it has with a cache, and can be differentiated.
+    Results then have the bits of a call with a cache, and can be differentiated.
 
     Attributes:
       block_size: Tokens of a block.
-      dtype: What keys and values are rounded to; a float type.
+      dtype: Float type that keys and values are rounded to.
     """
 
     block_size: int
@@ -33,17 +33,17 @@ class ScratchCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BidirectionalTokens:
-    """Which tokens of a batch see all tokens of their part of the prompt, also later ones.
+    """Tokens of a batch that see all tokens of their part of the prompt, also later ones.
 
-    Rows are cut into segments where such a part begins or ends. Seen as sequences that end with their segment, whose
-    tokens see everything before that end, segments attend as those parts do.
+    Rows are cut into segments where such a part begins or ends. Each segment is then run as a sequence that ends with
+    the segment, and whose tokens see everything before that end; this gives bidirectional attention within the part.
 
     Attributes:
       is_bidirectional: bool [T].
-      requests: i32 [T], each segment's request.
-      seq_lens: i32 [T], each segment's end in its sequence.
+      requests: i32 [T], the request of each segment.
+      seq_lens: i32 [T], the end of each segment in its sequence.
       query_start_loc: i32 [T + 1]; segment s's tokens are rows [s] to [s + 1].
-      num_segments: i32 scalar; those after them are padding.
+      num_segments: i32 scalar; later segments are padding.
     """
 
     is_bidirectional: jax.Array
@@ -56,24 +56,24 @@ class BidirectionalTokens:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """One flat batch of T tokens of R requests, without padding between requests.
+    """Flat batch of T tokens of R requests, without padding between requests.
 
     Attributes:
-      input_positions: i32 [T], each token's position in its sequence.
+      input_positions: i32 [T], the position of each token in its sequence.
       block_tables: i32 [R, max_blocks], the KV cache blocks that hold each request's tokens; None without a cache.
         If layers keep different parts of a sequence, these are the tables of the layers that keep the most.
-      seq_lens: i32 [R], each request's length after this step.
+      seq_lens: i32 [R], the length of each request after this step.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1].
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
         up to the third either; the third is the number of requests. Everything after it is padding.
-      spans: The attention spans that have tables: `block_tables` belong to the first. Empty: one table for every layer.
+      spans: Attention spans that have tables; `block_tables` belong to the first. Empty: one table for every layer.
       other_block_tables: i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the step
         sees are meaningless.
-      state_slots: Where the requests' recurrent states are; None without a cache, or if no layer has such a state.
-      bidirectional: Which tokens see later ones; None: none do.
-      rope_positions: i32 [3, T], each token's time, row and column (see `jaxis.prompts.rope_positions`); None: all are
-        its position in the sequence.
-      scratch: How layers without a cache compute what they would with one; None: by plain JAX.
+      state_slots: State slots of the requests; None without a cache, or if no layer has a recurrent state.
+      bidirectional: Tokens that see later ones; None if no token does.
+      rope_positions: i32 [3, T], the time, row and column of each token, as in `jaxis.prompts.rope_positions`; None:
+        all three are the token's position in the sequence.
+      scratch: Request for the kernels for serving in layers without a cache; None: plain JAX.
     """
 
     input_positions: jax.Array
@@ -90,11 +90,11 @@ class AttentionMetadata:
 
     @property
     def num_tokens(self) -> jax.Array:
-        """i32 scalar, the number of tokens of the requests; rows after them are padding."""
+        """Number of tokens of the requests, i32 scalar; later rows are padding."""
         return self.query_start_loc[self.request_distribution[2]]
 
     def block_tables_for(self, span: AttentionSpan) -> jax.Array:
-        """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.
+        """Returns the block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.
 
         Raises:
           ValueError: There are no block tables, or none for this span.
@@ -106,7 +106,7 @@ class AttentionMetadata:
         return (self.block_tables, *self.other_block_tables)[self.spans.index(span)]
 
     def of_segments(self, span: AttentionSpan) -> AttentionMetadata:
-        """The same tokens as sequences of their own, cut as `bidirectional` says, for layers with this span.
+        """Returns the same tokens as sequences of their own, cut by `bidirectional`, for layers with this span.
 
         Raises:
           ValueError: No tokens see later ones.
@@ -125,7 +125,7 @@ class AttentionMetadata:
 
     @classmethod
     def for_whole_sequences(cls, lengths: Sequence[int]) -> AttentionMetadata:
-        """Metadata for whole sequences, concatenated into one flat batch, without a cache (`kv_caches=None`)."""
+        """Returns metadata for whole sequences in one flat batch, without a cache (`kv_caches=None`)."""
         starts = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.concatenate([np.arange(length) for length in lengths])
         return cls(
@@ -138,7 +138,7 @@ class AttentionMetadata:
 
 
 def consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[jax.Array, int]:
-    """Block tables of whole sequences in a cache of their own, one after the other; and how many blocks it has."""
+    """Returns block tables of whole sequences, in a row in a cache of their own, and its number of blocks."""
     num_tokens, num_requests = len(metadata.input_positions), len(metadata.seq_lens)
     needed = -(-metadata.seq_lens // block_size)
     first = jnp.cumsum(needed) - needed

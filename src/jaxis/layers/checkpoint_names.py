@@ -1,4 +1,4 @@
-"""What checkpoints call modules and tensors, and what jaxis calls them."""
+"""Names of modules and tensors in checkpoints, and their names in jaxis."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import numpy as np
 from flax import nnx
 
 Rename = tuple[str, str]
-"""(A name in checkpoints, the name here): whole components of dotted names, such as ("mlp.router.gate", "mlp.gate")."""
+"""(Name in checkpoints, name here): whole components of dotted names, such as ("mlp.router.gate", "mlp.gate")."""
 
 
 @dataclass(frozen=True)
 class CheckpointNames:
-    """A family's table of renames, read both ways. What no rename is about has the same name on both sides.
+    """A family's table of renames, used in both directions. Names without a rename are the same on both sides.
 
     Attributes:
-      renames: Are applied to a checkpoint's names one after the other, and to names here backwards. They leave a name
-        that is already the one here as it is.
-      other_names: Applied before those, to a checkpoint's names only: what some of a family's files say otherwise.
-      transposed: How the names of a checkpoint's tensors end that are [in, out] where the parameters are [out, in].
-      module_renames: As `renames`, of what transformers, and so PEFT, calls modules; None: as checkpoints do.
-      unadaptable: How the names of a checkpoint's linear layers end that PEFT refuses to adapt, or whose weights
-        transformers reads without calling them, so that an adapter would change nothing there.
+      renames: Renames applied to a checkpoint's names one after the other, and to names here backwards. A name that is
+        already the one here must stay as it is.
+      other_names: Renames applied before those, and only to a checkpoint's names: deviations of some of a family's
+        files.
+      transposed: Name endings of a checkpoint's tensors that are [in, out] where the parameters are [out, in].
+      module_renames: Renames like `renames` from the module names of transformers, and so PEFT; None: those of
+        checkpoints.
+      unadaptable: Name endings of linear layers in a checkpoint that PEFT refuses to adapt, or whose weights
+        transformers reads without calling them, so that an adapter would change nothing.
     """
 
     renames: Sequence[Rename] = ()
@@ -34,19 +36,19 @@ class CheckpointNames:
     unadaptable: tuple[str, ...] = ()
 
     def name_here(self, name_in_checkpoint: str) -> str:
-        """The name here of a checkpoint's module or tensor."""
+        """Returns the name here of a checkpoint's module or tensor."""
         return _renamed(name_in_checkpoint, self._forwards)
 
     def name_in_checkpoint(self, name: str) -> str:
-        """A checkpoint's name of a module or tensor here."""
+        """Returns the name in a checkpoint of a module or tensor here."""
         return _renamed(name, self._backwards)
 
     def value_here(self, name_in_checkpoint: str, tensor: np.ndarray) -> np.ndarray:
-        """A checkpoint's tensor with the axes that the parameter has."""
+        """Returns a checkpoint's tensor with the axes of the parameter."""
         return tensor.T if name_in_checkpoint.endswith(self.transposed) else tensor
 
     def name_of_module(self, name_in_checkpoint: str) -> str:
-        """What transformers calls a checkpoint's module."""
+        """Returns the name in transformers of a checkpoint's module."""
         if self.module_renames is None:
             return name_in_checkpoint
         return _renamed(self.name_here(name_in_checkpoint), _backwards(self.module_renames))
@@ -66,7 +68,7 @@ def _backwards(renames: Sequence[Rename]) -> list[Rename]:
 
 
 def _renamed(name: str, renames: Iterable[Rename]) -> str:
-    """The name after all renames, whose pairs begin and end with a dot."""
+    """Applies renames whose names begin and end with a dot."""
     dotted = f".{name}."
     for old, new in renames:
         dotted = dotted.replace(old, new)
@@ -74,6 +76,6 @@ def _renamed(name: str, renames: Iterable[Rename]) -> str:
 
 
 def checkpoint_names_of(model: nnx.Module) -> CheckpointNames:
-    """A model's table; an empty one for classes that have the names of their checkpoints."""
+    """Returns a model's table; an empty one for classes with the names of their checkpoints."""
     names = getattr(model, "checkpoint_names", None)
     return names if isinstance(names, CheckpointNames) else CheckpointNames()

@@ -1,6 +1,6 @@
-"""Decoder layers that differ in where their norms are. A family supplies the attention and the feed-forward block.
+"""Decoder layers with different places of norms. A family supplies the attention and the feed-forward block.
 
-Norms have the names that they have in most checkpoints: `input_layernorm` and so on.
+Norms have the names that they have in most checkpoints, such as `input_layernorm`.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from typing import Any, Protocol
 import jax
 
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.kv_cache_spec import HasCache, HasState
+from jaxis.layers.kv_cache_spec import HasCache
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import FeedForward
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import HasState
 
 LayerCache = Any
-"""A layer's cache as its spec has it, a tuple of several, or another's that it shares; without caches, what
-`layers.uncached` has."""
+"""A layer's cache: the array of its spec, a tuple of several, or another layer's that it shares; without caches, as in
+`layers.uncached`.
+"""
 
 LayerOutput = tuple[LayerCache, jax.Array]
-"""The updated cache (without one, what stands in its place), and [T, E]."""
+"""The updated cache, and [T, E]."""
 
 
 class SelfAttention(Protocol):
-    """A layer that mixes the tokens of a sequence, by attention or otherwise; a whole decoder layer has the same
-    signature."""
+    """A layer that mixes the tokens of a sequence, by attention or otherwise; a whole decoder layer is one, too."""
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (without one, what stands in its place) and [T, E]."""
+        """Returns the updated cache (None, or an `UncachedKeysAndValues`, without caches) and [T, E] for x [T, E]."""
         ...
 
 
@@ -43,9 +44,9 @@ class PreNormDecoderLayer(JaxModule):
     Args:
       scope: The layer's scope.
       self_attn, mlp: The two blocks.
-      make_norm: Creates each norm from a scope; the default is an RMS norm with config.json's `rms_norm_eps`.
+      make_norm: Function that creates a norm from a scope; by default an RMS norm with config.json's `rms_norm_eps`.
       residual_multiplier: Multiplies each block's output before it is added to x.
-      mixer_name: The name of the first block, where it is not `self_attn`.
+      mixer_name: Name of the first block if it is not `self_attn`.
     """
 
     def __init__(
@@ -67,11 +68,9 @@ class PreNormDecoderLayer(JaxModule):
 
     @property
     def mixer(self) -> Any:
-        """The first block, a `SelfAttention`."""
         return getattr(self, self._mixer_name)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + scaled(attended, self.residual_multiplier)
         return kv_cache, x + scaled(self.mlp(self.post_attention_layernorm(x), metadata), self.residual_multiplier)
@@ -82,7 +81,7 @@ class PostNormDecoderLayer(JaxModule):
     `x = x + norm(mlp(x))`
 
     Args:
-      scope, self_attn, mlp: See `PreNormDecoderLayer`.
+      scope, self_attn, mlp: Arguments of `PreNormDecoderLayer`.
     """
 
     def __init__(self, scope: LayerScope, *, self_attn: SelfAttention, mlp: FeedForward) -> None:
@@ -92,7 +91,6 @@ class PostNormDecoderLayer(JaxModule):
         self.post_feedforward_layernorm = rms_norm(scope)
 
     def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, x, metadata)
         x = x + self.post_attention_layernorm(attended)
         return kv_cache, x + self.post_feedforward_layernorm(self.mlp(x, metadata))
@@ -103,8 +101,8 @@ class SandwichNormDecoderLayer(JaxModule):
     `x = x + norm(mlp(norm(x)))`
 
     Args:
-      scope, self_attn, mlp, make_norm, mixer_name: See `PreNormDecoderLayer`.
-      make_post_norm: Creates the norms after the blocks; None means `make_norm`.
+      scope, self_attn, mlp, make_norm, mixer_name: Arguments of `PreNormDecoderLayer`.
+      make_post_norm: Function that creates the norms after the blocks; None means `make_norm`.
     """
 
     def __init__(
@@ -128,11 +126,9 @@ class SandwichNormDecoderLayer(JaxModule):
 
     @property
     def mixer(self) -> Any:
-        """The first block, a `SelfAttention`."""
         return getattr(self, self._mixer_name)
 
     def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + self.post_attention_layernorm(attended)
         fed = self.mlp(self.pre_feedforward_layernorm(x), metadata)
@@ -144,8 +140,8 @@ class ParallelDecoderLayer(JaxModule):
     `x = x + self_attn(y) + mlp(y)`
 
     Args:
-      scope, self_attn, mlp, make_norm: See `PreNormDecoderLayer`.
-      has_mlp_norm: Whether the feed-forward block has a norm of its own, `x = x + self_attn(norm(x)) + mlp(norm(x))`.
+      scope, self_attn, mlp, make_norm: Arguments of `PreNormDecoderLayer`.
+      has_mlp_norm: True if the feed-forward block has a norm of its own, `x = x + self_attn(norm(x)) + mlp(norm(x))`.
     """
 
     def __init__(
@@ -163,7 +159,6 @@ class ParallelDecoderLayer(JaxModule):
         self.mlp = mlp
 
     def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         normalised = self.input_layernorm(x)
         kv_cache, attended = self.self_attn(kv_cache, normalised, metadata)
         if self.post_attention_layernorm is not None:
@@ -172,12 +167,12 @@ class ParallelDecoderLayer(JaxModule):
 
 
 class MixerLayer(JaxModule):
-    """`x = x + mixer(norm(x))`, where layers of attention and of feed-forward blocks are not paired.
+    """`x = x + mixer(norm(x))`, for models that do not pair layers of attention with feed-forward blocks.
 
     Args:
       scope: The layer's scope.
       mixer: The block.
-      epsilon: The norm's.
+      epsilon: Epsilon of the norm.
     """
 
     def __init__(self, scope: LayerScope, mixer: SelfAttention | FeedForward, *, epsilon: float) -> None:
@@ -186,7 +181,6 @@ class MixerLayer(JaxModule):
         self.has_cache = isinstance(mixer, HasCache | HasState)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         if self.has_cache:
             kv_cache, mixed = self.mixer(kv_cache, self.norm(x), metadata)
         else:

@@ -1,6 +1,6 @@
 """Linear attention by the gated delta rule, with a projection and a short convolution each for queries, keys, values.
 
-Kimi Delta Attention (arXiv:2510.26692), whose states decay channel by channel, and the gated delta networks
+It is Kimi Delta Attention (arXiv:2510.26692), whose states decay channel by channel, and the gated delta networks
 (arXiv:2412.06464) of OLMo Hybrid. `layers.gated_delta_net` is the form with packed projections.
 """
 
@@ -17,18 +17,18 @@ from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.decay_gate import DecayGate
-from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import JaxLinear, apply_together, load_reshaped
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope, never_quantized
-from jaxis.layers.short_conv import CausalConv
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
 _L2_NORM_EPSILON = 1e-6
 
 State = tuple[jax.Array | None, ...] | None
-"""The inputs of the convolutions of queries, keys and values, and the recurrent state; None without a cache."""
+"""Inputs of the convolutions of queries, keys and values, and the recurrent state; None without a cache."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class DeltaAttention(JaxModule):
     Args:
       scope: The layer's scope.
       sizes: All dimensions.
-      decay: Makes decays of their logits.
-      decay_names: What the checkpoint calls the layer that computes these; two are applied one after the other, with
-        dv features between them.
-      gate_names: The same for the gates of the output.
-      gate_activation: Makes factors of these; a key of `jaxis.kernels.gates.ACTIVATIONS`.
-      norm_epsilon: Of the output's norm.
-      beta_scale: The largest rate at which the state is corrected; with 2, it can be reflected.
+      decay: Map from logits to decays.
+      decay_names: Names in the checkpoint of the layer that computes these logits, or of two layers that are applied
+        one after the other, with dv features between them.
+      gate_names: Names of the layers that compute the logits of the output's gates, likewise.
+      gate_activation: Activation of these gates, a key of `jaxis.kernels.gates.ACTIVATIONS`.
+      norm_epsilon: Epsilon of the output's norm.
+      beta_scale: Largest rate at which the state is corrected; with 2, it can be reflected.
 
     Raises:
       ConfigError: The key heads do not divide the value heads, or W is not supported.
@@ -104,7 +104,7 @@ class DeltaAttention(JaxModule):
             setattr(self, f"{name}_conv1d", conv)
         self.b_proj = linear(never_quantized(scope / "b_proj"), size_in, sizes.num_value_heads, axes=heads)
         num_decays = sizes.num_value_heads * (sizes.key_dim if decay.per_channel else 1)
-        # One number a head decides much; of as many as there are channels, each decides little.
+        # One number per head decides much; one of many per channel decides little.
         self._make_layers(scope if decay.per_channel else never_quantized(scope), self.decay_names, num_decays)
         self._make_layers(scope, self.gate_names, values_size)
         zeros, ones = nnx.initializers.zeros, nnx.initializers.ones
@@ -118,7 +118,6 @@ class DeltaAttention(JaxModule):
         self.o_proj = linear(scope / "o_proj", values_size, size_in, axes=("embed", "heads"))
 
     def _make_layers(self, scope: LayerScope, names: Sequence[str], size_out: int) -> None:
-        """Creates the layer or the two layers from hidden states to `size_out` features."""
         size_in: int = scope.config["hidden_size"]
         if len(names) == 1:
             setattr(self, names[0], linear(scope / names[0], size_in, size_out, axes=("heads", "embed")))
@@ -134,13 +133,11 @@ class DeltaAttention(JaxModule):
 
     @property
     def state_cache_spec(self) -> StateCacheSpec:
-        """The state that the engine allocates for this layer."""
         shape = (self.sizes.num_value_heads, self.sizes.key_dim, self.sizes.value_dim)
         recurrent = StateArray(shape, ("heads", None, None), jnp.float32)
         return StateCacheSpec((*(conv.state_array for conv in self._convolutions), recurrent))
 
     def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
-        """x [T, E] -> the updated state (None without one) and [T, E]."""
         num_tokens, sizes = x.shape[0], self.sizes
         *inputs, recurrent = (None,) * 4 if kv_cache is None else kv_cache
         *qkv, b, f, z = self._project(x)
@@ -168,7 +165,7 @@ class DeltaAttention(JaxModule):
         return state, self.o_proj(out)
 
     def _project(self, x: jax.Array) -> list[jax.Array]:
-        """x [T, E] -> queries, keys and values [T, heads * dimensions], and the logits of rates, decays and gates."""
+        """Returns queries, keys and values [T, heads * dimensions], and the logits of rates, decays and gates."""
         layers: list[list[JaxLinear]] = [
             [getattr(self, name) for name in names]
             for names in (("q_proj",), ("k_proj",), ("v_proj",), ("b_proj",), self.decay_names, self.gate_names)

@@ -26,14 +26,14 @@ class JaxEmbed(JaxModule):
     Args:
       num_embeddings: V.
       features: E.
-      rngs: For the initial table.
+      rngs: Random keys of the initial table.
       scale: Multiplies the embeddings that are looked up; rounded to their type first (Gemma).
-      dtype: Data type of the embeddings.
-      quant_config, prefix: See `JaxLinear`.
+      dtype: Type of the embeddings.
+      quant_config, prefix: Arguments of `JaxLinear`.
 
     Attributes:
-      addition: What is added to what is looked up, before `scale`; None: nothing.
-      head_addition: What is added to what `decode` computes; None: nothing.
+      addition: Addition of adapters to looked-up embeddings, before `scale`; None for none.
+      head_addition: Addition of adapters to the result of `decode`; None for none.
     """
 
     weight: nnx.Param
@@ -63,18 +63,17 @@ class JaxEmbed(JaxModule):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """See `WeightedLayer`."""
         return [WeightSlot("weight", (self.output_size, self.input_size), self.kernel_axes)]
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
-        """input_ids [T] -> [T, E]."""
+        """Returns the embeddings [T, E] of input_ids [T]."""
         rows = lookup(input_ids, self.weight.get_value(), self.dtype, axes=self.kernel_axes)
         if self.addition is not None:
             rows = self.addition.change(rows, input_ids).astype(self.dtype)
         return scaled(rows, self.scale)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
-        """hidden_states [T, E] -> float32 logits [T, V]."""
+        """Returns float32 logits [T, V] of hidden_states [T, E]."""
         weight, axes = self.weight.get_value(), self.kernel_axes
         if self.head_addition is not None:
             return self.head_addition.changed_product(hidden_states, weight, jnp.float32, axes)
@@ -83,14 +82,14 @@ class JaxEmbed(JaxModule):
 
 
 class PositionEmbedding(JaxModule):
-    """Learned embeddings of positions, `weight` [P + offset, E]; row p + offset is of position p.
+    """Learned embeddings of positions, `weight` [P + offset, E]; position p has row p + offset.
 
     Args:
       num_positions: P, the most tokens of a sequence.
       features: E.
-      rngs: For the initial table.
-      offset: Rows before that of the first position (OPT has 2).
-      dtype: Data type of the embeddings.
+      rngs: Random keys of the initial table.
+      offset: Rows before the first position's (OPT has 2).
+      dtype: Type of the embeddings.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class PositionEmbedding(JaxModule):
         self.weight = make_parameter(rngs, DEFAULT_INIT, (num_positions + offset, features), dtype, axes=(None, None))
 
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """positions i32 [T] -> [T, E]; what is past the table, padding alone, gets its last row."""
+        """Returns [T, E] for positions i32 [T]. Positions past the table, which only padding has, get the last row."""
         return jnp.take(self.weight[...], positions + self.offset, axis=0, mode="clip")
 
 
@@ -110,8 +109,8 @@ class JaxLmHead(JaxLinear):
     Args:
       features: E.
       vocab_size: V.
-      use_bias: Whether there is a `bias` [V].
-      rngs, dtype, quant_config, prefix: See `JaxLinear`.
+      use_bias: True for a `bias` [V].
+      rngs, dtype, quant_config, prefix: Arguments of `JaxLinear`.
     """
 
     def __init__(
@@ -137,14 +136,14 @@ class JaxLmHead(JaxLinear):
         )
 
     def __call__(self, hidden_states: jax.Array) -> jax.Array:
-        """hidden_states [T, E] -> float32 logits [T, V]."""
+        """Returns float32 logits [T, V] of hidden_states [T, E]."""
         # Not rounded to the weights' type, in which the top tokens would often tie.
         logits = _without_padding(self.product(hidden_states, preferred_element_type=jnp.float32), self.output_size)
         return logits if self.bias is None else logits + self.bias[...]
 
 
 def _without_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """Logits of the vocabulary alone [T, V]: of devices that share a table, the last one's has rows of zeros.
+    """Cuts logits to the vocabulary, [T, V]: of devices that share a table, the last one's has rows of zeros.
 
     XLA leaves each device its own part; no other module sees the logits of these rows.
     """

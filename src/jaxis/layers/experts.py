@@ -1,4 +1,4 @@
-"""The experts of a mixture: X feed-forward blocks, mostly gated, whose weights are stacked."""
+"""Experts of a mixture: X feed-forward blocks, mostly gated, with stacked weights."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from jaxis.layers.weight_method import create_weights
 from jaxis.parallel.mesh import SPREAD_EXPERT
 
 PROJECTION_NAMES = {"gate_proj": ("gate_proj", "w1"), "up_proj": ("up_proj", "w3"), "down_proj": ("down_proj", "w2")}
-"""Stack -> the names of an expert's projection in checkpoints; the second are Mixtral's."""
+"""Map from a stack to the names of an expert's projection in checkpoints; the second are Mixtral's."""
 _PROJECTIONS = {name: stack for stack, names in PROJECTION_NAMES.items() for name in names}
 # Logical axes of the (out, in) of each stack's weights.
 STACK_AXES = {"gate_proj": ("mlp", "embed"), "up_proj": ("mlp", "embed"), "down_proj": ("embed", "mlp")}
 _OF_ONE_EXPERT = re.compile(r"(\d+)\.(\w+)\.([\w.]+)")
 _OF_ALL_EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)(_\w+)?")
-# As MLX names them; `StackLayout` does not apply.
+# Stacked tensors by MLX's names; `StackLayout` does not apply.
 _STACKED = re.compile(r"(gate_proj|up_proj|down_proj)\.([\w.]+)")
 
 
 @dataclass(frozen=True)
 class StackLayout:
-    """How a checkpoint lays out tensors that hold all experts (`gate_up_proj`, `down_proj`).
+    """Layout of a checkpoint's tensors that hold all experts (`gate_up_proj`, `down_proj`).
 
     Attributes:
-      transposed: Weights are [X, in, out], not [X, out, in]; scales of quantized weights are either way. None: weights,
-        too, may be either way; those whose shape does not tell are [X, out, in], as in transformers.
-      interleaved: The outputs of `gate_up_proj` alternate between gate and up, instead of all gates coming first.
+      transposed: True if weights are [X, in, out], False if they are [X, out, in]; scales of quantized weights are
+        either way. None: weights, too, may be either way; if their shape does not tell, they are [X, out, in] as in
+        transformers.
+      interleaved: True if the outputs of `gate_up_proj` alternate between gate and up; False if all gates come first.
     """
 
     transposed: bool | None
@@ -52,7 +53,7 @@ class StackLayout:
 
 
 class JaxExperts(JaxModule):
-    """`down_proj(unit(gate_proj(x), up_proj(x)))` of the experts each token goes to, weighted and summed.
+    """`down_proj(unit(gate_proj(x), up_proj(x)))` of the experts of each token, weighted and summed.
 
     Its parameters are stacks: `gate_proj`, unless the unit has no gate, and `up_proj` [X, F, E], `down_proj` [X, E, F],
     and, with `use_bias`, `gate_proj_bias` and `up_proj_bias` [X, F] and `down_proj_bias` [X, E].
@@ -61,16 +62,16 @@ class JaxExperts(JaxModule):
       num_experts: X.
       hidden_size: E.
       intermediate_size: F of one expert.
-      rngs: For the initial weights.
-      gated_unit: Makes the input of `down_proj` of gate and up, or of the latter alone.
-      scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
-      use_bias: Whether the three projections have biases.
-      stack_layout: The layout of tensors that hold all experts; None if each tensor holds one.
-      are_spread: Whether experts lie whole on the mesh's devices, as many on each, instead of a part of each on all.
-      dtype, quant_config, prefix: See `JaxLinear`.
+      rngs: Random keys of the initial weights.
+      gated_unit: Function that computes the input of `down_proj` from gate and up, or from up alone.
+      scales_input: True if a token's weight for an expert multiplies the expert's input rather than its output.
+      use_bias: True if the three projections have biases.
+      stack_layout: Layout of tensors that hold all experts; None if each tensor holds one.
+      are_spread: True if each device of the mesh has whole experts, equally many; False if it has a part of each.
+      dtype, quant_config, prefix: Arguments of `JaxLinear`.
 
     Attributes:
-      addition: What is added to their products; None: nothing.
+      addition: Addition of adapters to the experts' products; None for none.
     """
 
     addition: ExpertsAddition | None = None
@@ -116,7 +117,6 @@ class JaxExperts(JaxModule):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """See `WeightedLayer`."""
         sizes = {"embed": self.hidden_size, "mlp": self.intermediate_size}
         return [
             WeightSlot(name, (sizes[axes[0]], sizes[axes[1]]), self._axes(*axes), self.num_experts)
@@ -125,19 +125,18 @@ class JaxExperts(JaxModule):
         ]
 
     def _axes(self, *axes: str) -> tuple[str | None, ...]:
-        """The logical axes of a stack, for those of one expert's weight or bias."""
+        """Returns the logical axes of a stack from those of one expert's weight or bias."""
         if self.are_spread:
             return SPREAD_EXPERT, *(None if axis == "mlp" else axis for axis in axes)
         return "expert", *axes
 
     @property
     def stack_names(self) -> list[str]:
-        """Those of STACK_AXES that these experts have."""
+        """Names of STACK_AXES that these experts have."""
         return [name for name in STACK_AXES if name != "gate_proj" or self.gated_unit.has_gate]
 
     @property
     def can_be_packed(self) -> bool:
-        """See `WeightedLayer`."""
         return self.gated_unit.kernel_arguments is not None
 
     def __call__(
@@ -147,16 +146,9 @@ class JaxExperts(JaxModule):
         expert_weights: jax.Array,
         metadata: AttentionMetadata | None = None,
     ) -> jax.Array:
-        """Applies each token's experts.
+        """Applies experts i32 [T, k], with weights float32 [T, k], to x [T, E]; returns [T, E].
 
-        Args:
-          x: [T, E].
-          expert_ids: i32 [T, k].
-          expert_weights: float32 [T, k].
-          metadata: The step's batch; None if no row is padding.
-
-        Returns:
-          [T, E].
+        Without the step's metadata, no row is padding.
         """
         if self.are_spread and metadata is not None and jax.sharding.get_abstract_mesh().size > 1:
             # Padding goes to no expert: it would all go to the same ones, and their devices keep the others waiting.
@@ -204,7 +196,7 @@ class JaxExperts(JaxModule):
         return filled
 
     def _take_part(self, stack_name: str, expert: int, part: np.ndarray, filled: set[str]) -> Callable[[], None] | None:
-        """Takes one expert's part of a tensor and adds its parameter's name to `filled`; see `take_expert`."""
+        """Takes one expert's part of a tensor with `take_expert`, and adds its parameter's name to `filled`."""
         name, tensor_name = self._parameter_of(stack_name)
         if expert >= self.num_experts:
             raise CheckpointError(f"is for expert {expert}, but the model has {self.num_experts}")
@@ -213,7 +205,7 @@ class JaxExperts(JaxModule):
         return job
 
     def _parameter_of(self, stack_name: str) -> tuple[str, str]:
-        """Name of a stack in the file -> its parameter, and the tensor's name in the weights' format."""
+        """Returns the parameter of a stack's name in the file, and the tensor's name in the weights' format."""
         if isinstance(getattr(self, stack_name, None), nnx.Param):
             return stack_name, "weight"
         for name in self.stack_names:
@@ -224,7 +216,7 @@ class JaxExperts(JaxModule):
         raise CheckpointError(f"has no parameter {stack_name!r} in {type(self).__name__}")
 
     def parts(self, name: str, tensor: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields (stack, expert, the expert's part with its outputs along the first axis)."""
+        """Yields (stack, expert, part): parts have their outputs along the first axis."""
         if match := _OF_ONE_EXPERT.fullmatch(name):
             expert, projection, kind = match.groups()
             if projection in _PROJECTIONS:
@@ -247,7 +239,7 @@ class JaxExperts(JaxModule):
     def _laid_out_parts(
         self, projection: str, suffix: str, tensor: np.ndarray
     ) -> Iterator[tuple[str, int, np.ndarray]]:
-        """The parts of a tensor of all experts in the family's own layout."""
+        """Yields the parts of a tensor of all experts in the family's own layout."""
         assert self.stack_layout is not None
         for expert in range(self.num_experts):
             part = tensor[expert] if tensor.ndim > 1 else tensor[expert : expert + 1]
@@ -261,7 +253,7 @@ class JaxExperts(JaxModule):
                 yield projection + suffix, expert, part
 
     def _is_transposed(self, projection: str, suffix: str, part: np.ndarray) -> bool:
-        """Whether an expert's part of a tensor has its outputs along the second axis."""
+        """Returns whether an expert's part of a tensor has its outputs along the second axis."""
         if not suffix and self.stack_layout is not None and self.stack_layout.transposed:
             return True
         sizes = {"gate_up_proj": 2 * self.intermediate_size, "down_proj": self.hidden_size}
@@ -270,7 +262,7 @@ class JaxExperts(JaxModule):
 
     @staticmethod
     def _gate_and_up(part: np.ndarray, layout: StackLayout) -> tuple[np.ndarray, np.ndarray]:
-        """The two halves of an expert's part of `gate_up_proj`; one scale is for both."""
+        """Returns the two halves of an expert's part of `gate_up_proj`; one scale belongs to both."""
         if part.size == 1:
             return part, part
         if len(part) % 2:
@@ -281,7 +273,7 @@ class JaxExperts(JaxModule):
 
 @contextmanager
 def _errors_name(name: str, shape: Sequence[int]) -> Iterator[None]:
-    """Errors of a tensor's weights say which tensor it was."""
+    """Adds the tensor's name to errors of its weights."""
     try:
         yield
     except InvalidWeightError as error:
@@ -291,5 +283,4 @@ def _errors_name(name: str, shape: Sequence[int]) -> Iterator[None]:
 
 
 def _suffix(tensor_name: str) -> str:
-    """What follows a stack's name for one of its weights' tensors."""
     return "" if tensor_name == "weight" else f"_{tensor_name}"

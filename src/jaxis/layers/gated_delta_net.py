@@ -1,4 +1,4 @@
-"""Gated delta networks: linear attention whose state is corrected by what it predicts (arXiv:2412.06464)."""
+"""Gated delta networks: linear attention whose state is corrected by its prediction error (arXiv:2412.06464)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.decay_gate import DecayGate
-from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope, never_quantized
-from jaxis.layers.short_conv import CausalConv
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
 _DECAY = DecayGate(per_channel=False)
 _L2_NORM_EPSILON = 1e-6
 
 State = tuple[jax.Array, jax.Array] | None
-"""The inputs of the convolution and the recurrent state; None without a cache."""
+"""Inputs of the convolution and the recurrent state; None without a cache."""
 
 
 class Projections(NamedTuple):
-    """What a gated delta network computes of each token.
+    """Projections of a token in a gated delta network.
 
     Attributes:
-      qkv: [T, 2 Hk dk + Hv dv]: queries, keys and values, of each all heads, before the convolution.
+      qkv: [T, 2 Hk dk + Hv dv]: queries, keys and values, all heads of each, before the convolution.
       z: [T, Hv dv], gates of the output.
       b: [T, Hv], logits of the rates at which the state is corrected.
-      a: [T, Hv], of which the decays are made.
+      a: [T, Hv], logits of the decays.
     """
 
     qkv: jax.Array
@@ -87,7 +87,6 @@ class GatedDeltaNet(JaxModule):
         self.out_proj = linear(scope / "out_proj", self.values_size, size_out, axes=("embed", "heads"))
 
     def make_projections(self, scope: LayerScope) -> None:
-        """Creates the layers that `project` applies."""
         size_in: int = scope.config["hidden_size"]
         heads = ("heads", "embed")
         self.in_proj_qkv = linear(scope / "in_proj_qkv", size_in, 2 * self.keys_size + self.values_size, axes=heads)
@@ -96,18 +95,15 @@ class GatedDeltaNet(JaxModule):
         self.in_proj_a = linear(never_quantized(scope / "in_proj_a"), size_in, self.num_value_heads, axes=heads)
 
     def project(self, x: jax.Array) -> Projections:
-        """x [T, E] -> what is computed of each token."""
         return Projections(*apply_together(x, self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a))
 
     @property
     def state_cache_spec(self) -> StateCacheSpec:
-        """The state that the engine allocates for this layer."""
         shape = (self.num_value_heads, self.key_dim, self.value_dim)
         recurrent = StateArray(shape, ("heads", None, None), jnp.float32)
         return StateCacheSpec((self.conv1d.state_array, recurrent))
 
     def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
-        """x [T, E] -> the updated state (None without one) and [T, E]."""
         num_tokens = x.shape[0]
         inputs, recurrent = (None, None) if kv_cache is None else kv_cache
         qkv, z, b, a = self.project(x)

@@ -1,4 +1,4 @@
-"""How an expert makes the input of its down projection, as data: gated linear units, and a plain activation."""
+"""Gated units of experts, as data: gated linear units, and a plain activation."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ class GLU:
     """`activation(gate) * up` (arXiv:2002.05202).
 
     Attributes:
-      activation: Applied to the gate; one of `layers.mlp.ACTIVATIONS`.
+      activation: Activation of the gate; one of `layers.mlp.ACTIVATIONS`.
     """
 
     activation: Callable[[jax.Array], jax.Array]
 
     @property
     def has_gate(self) -> bool:
-        """See `GatedUnit`."""
         return True
 
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """gate, up [..., F] -> [..., F]."""
         return self.activation(gate) * up
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """See `GatedUnit`."""
         name = KERNEL_NAMES.get(self.activation)
         return None if name is None else {"activation": name}
 
@@ -42,9 +39,7 @@ class GLU:
 class ClampedGLU:
     """`g * sigmoid(alpha * g) * (u + 1)`, with g = `min(gate, limit)` and u = `clip(up, -limit, limit)` (GPT-OSS).
 
-    Attributes:
-      limit: The bound.
-      alpha: Steepness of the sigmoid; 1.702 makes it an approximation of GELU.
+    With alpha = 1.702, the sigmoid makes it an approximation of GELU.
     """
 
     limit: float
@@ -52,18 +47,15 @@ class ClampedGLU:
 
     @property
     def has_gate(self) -> bool:
-        """See `GatedUnit`."""
         return True
 
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """gate, up [..., F] -> [..., F]."""
         gate = jnp.minimum(gate, self.limit)
         up = jnp.clip(up, -self.limit, self.limit)
         return gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """See `GatedUnit`."""
         return {"activation": "clamped_swiglu", "alpha": self.alpha, "limit": self.limit}
 
 
@@ -72,7 +64,7 @@ class CappedGLU:
     """`min(activation(gate), limit) * clip(up, -limit, limit)` (Step 3.5).
 
     Attributes:
-      activation: Applied to the gate; one of `layers.mlp.ACTIVATIONS`.
+      activation: Activation of the gate; one of `layers.mlp.ACTIVATIONS`.
       limit: The bound.
     """
 
@@ -81,22 +73,19 @@ class CappedGLU:
 
     @property
     def has_gate(self) -> bool:
-        """See `GatedUnit`."""
         return True
 
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """gate, up [..., F] -> [..., F]."""
         return jnp.minimum(self.activation(gate), self.limit) * jnp.clip(up, -self.limit, self.limit)
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """See `GatedUnit`."""
         return {"activation": "capped_swiglu", "limit": self.limit} if self.activation is jax.nn.silu else None
 
 
 @dataclass(frozen=True)
 class Ungated:
-    """`activation(up)`, of experts that have no gate.
+    """`activation(up)`, for experts without a gate.
 
     Attributes:
       activation: One of `layers.mlp.ACTIVATIONS`.
@@ -106,15 +95,12 @@ class Ungated:
 
     @property
     def has_gate(self) -> bool:
-        """See `GatedUnit`."""
         return False
 
     def __call__(self, gate: None, up: jax.Array) -> jax.Array:
-        """up [..., F] -> [..., F]."""
         del gate
         return self.activation(up)
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """See `GatedUnit`."""
         return {"activation": "relu2"} if self.activation is relu_squared else None

@@ -22,9 +22,10 @@ from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm, UnweightedRmsNorm
 from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
-from jaxis.layers.scale import QueryScale, scaled
+from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
@@ -32,8 +33,9 @@ from jaxis.parallel.mesh import devices_of_layer
 
 HeadNorm = JaxRmsNorm | JaxLayerNorm | HeadLayerNorms
 MakeHeadNorm = Callable[[int, int], HeadNorm]
-"""(number of heads, D) -> a norm of queries or keys. The shape of its weight says what it is over: [D] each head,
-[heads, D] each head with weights of its own, [heads * D] all heads together."""
+"""(number of heads, D) -> a norm of queries or keys. Its weight is [D] for a norm over each head, [heads, D] for each
+head with weights of its own, [heads * D] for a norm over all heads together.
+"""
 
 
 class GroupedQueryAttention(JaxModule):
@@ -43,37 +45,37 @@ class GroupedQueryAttention(JaxModule):
 
     Args:
       scope: The layer's scope.
-      num_heads, num_kv_heads: H and K of a layer that differs from others; None means config.json's.
-      head_dim: D, if config.json does not have it; None means E / H.
-      layer_head_dim: D of a layer that differs from others; None means config.json's.
-      input_size: Features of x, where they are more than the E of the output; None means E.
-      value_dim: The size of a value head, at most D; None means D. Smaller ones are cached with zeros up to D.
+      num_heads, num_kv_heads: H and K of this layer; None means config.json's.
+      head_dim: D for a config.json without it; None means E / H.
+      layer_head_dim: D of this layer; None means config.json's.
+      input_size: Features of x; None means E, the features of the output.
+      value_dim: Size of a value head, at most D; None means D. Smaller values are cached with zeros up to D.
       value_scale: Multiplies the values.
-      use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
-      rope_settings: The layer's rope; None means the settings that config.json has for all layers.
-      interleaved_rope: Whether the rope pairs neighbouring dimensions.
+      use_rope: True to rotate queries and keys; False for a layer without positional encoding.
+      rope_settings: Rope of this layer; None means config.json's settings for all layers.
+      interleaved_rope: True if the rope pairs neighbouring dimensions.
       alibi: Biases of scores by distance; None for none.
       scale: Multiplies the scores; None means D ** -0.5.
-      qkv_bias, o_bias: Whether those projections have biases.
-      packed_qkv: Whether the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
-      packed_by_group: Whether its rows are, for each key-value head, its queries', its keys' and its values', instead
-        of all queries', all keys' and all values'.
-      packed_parts: The parts of a packed projection that each have queries, keys and values of their own, where these
-        are not key-value heads; None for those that `packed_by_group` says.
-      packs_values_first: Whether values come before keys in each part.
-      qkv_clip: Queries, keys and values are at most this, and at least its negative; None for no limit.
-      qk_norm: Creates the norms of queries and keys. True means an RMS norm over each head.
-      norm_after_rope: Whether they are applied after the rope, not before it.
+      qkv_bias, o_bias: True if those projections have biases.
+      packed_qkv: True if the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
+      packed_by_group: Order of the packed rows. True: for each key-value head, its queries, keys and values. False: all
+        queries, then all keys, then all values.
+      packed_parts: Number of parts of the packed rows, each with its queries, keys and values, if this is neither 1 nor
+        K; None for the order of `packed_by_group`.
+      packs_values_first: True if values come before keys in each part.
+      qkv_clip: Bound of the magnitude of queries, keys and values; None for none.
+      qk_norm: Function that creates the norms of queries and keys; True for an RMS norm over each head; False for none.
+      norm_after_rope: True to apply these norms after the rope, False before it.
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
-      use_sinks: Whether there is a parameter `sinks` [H], one extra score per head that has no value.
+      use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
-      values_are_keys: Whether there is no `v_proj`: values are `k_proj`'s output, as it is before norm and rope.
-      use_v_norm: Whether each head's values get an RMS norm, which has no weight.
+      values_are_keys: True if there is no `v_proj`: the output of `k_proj`, before norm and rope, is also the values.
+      use_v_norm: True for an RMS norm, without a weight, over each head's values.
 
     Raises:
-      ConfigError: config.json's rope is not supported, or heads with ALiBi share keys.
+      ConfigError: config.json's rope is not supported, values are larger than keys, or heads with ALiBi share keys.
     """
 
     def __init__(
@@ -176,15 +178,14 @@ class GroupedQueryAttention(JaxModule):
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        """The cache that the engine allocates for this layer."""
         holds_biases = self.alibi is not None
         return KVCacheSpec(self.num_kv_heads, self.cached_dim, self.span, self.num_heads, holds_biases=holds_biases)
 
     def row_orders(self, num_devices: int) -> list[RowOrder]:
-        """The rows of projections that so many devices need in another order than the checkpoint's, or several times.
+        """Returns the row orders of projections on `num_devices` devices, as far as they differ from the checkpoint's.
 
         With fewer key-value heads than devices, each device has the one that its queries use. A packed projection
-        begins with the first device's queries, keys and values, as one whose rows go by key-value heads does anyway.
+        begins with the first device's queries, keys and values, as rows by key-value heads do anyway.
 
         Raises:
           ConfigError: The devices cannot share the heads equally.
@@ -230,7 +231,6 @@ class GroupedQueryAttention(JaxModule):
             _repeat_heads(weight, self.head_dim, copies)
 
     def __call__(self, kv_cache: KVCache, x: jax.Array, metadata: AttentionMetadata) -> tuple[KVCache, jax.Array]:
-        """x [T, E] -> the updated cache (without one, what stands in its place) and [T, E]."""
         num_tokens = x.shape[0]
         q, k, v, *gate = self._project(x)
         if self.qkv_clip is not None:
@@ -239,7 +239,7 @@ class GroupedQueryAttention(JaxModule):
         if norms is None and not self.norm_after_rope:
             q, k = self._normed(q, k)
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
-        # As many heads as there are devices, if the model has fewer.
+        # The number of heads may be larger than the model's: `after_loading` repeats them for devices.
         k = k.reshape(num_tokens, -1, self.head_dim)
         v = scaled(v.reshape(num_tokens, -1, self.value_dim), self.value_scale)
         if self.v_norm is not None:
@@ -272,16 +272,16 @@ class GroupedQueryAttention(JaxModule):
 
     @property
     def _projection_sizes(self) -> tuple[int, int, int]:
-        """Rows of `q_proj`, with those of a gate that is in it, of `k_proj` and of `v_proj`."""
+        """Number of rows of `q_proj`, including a gate in it, of `k_proj` and of `v_proj`."""
         q_size = self.num_heads * self.head_dim
         has_gate = self.output_gate is not None and self.output_gate.is_in_queries
         k_size, v_size = (self.num_kv_heads * size for size in (self.head_dim, self.value_dim))
         return 2 * q_size if has_gate else q_size, k_size, v_size
 
     def _project(self, x: jax.Array) -> list[jax.Array]:
-        """x [T, E] -> queries [T, H * D], keys [T, K * D], values, and the logits of the output's gate, if any.
+        """Returns queries [T, H * D], keys [T, K * D], values, and logits of the output's gate, if any, for x [T, E].
 
-        K is with the copies that `after_loading` made.
+        K counts the copies that `after_loading` made.
         """
         num_tokens, gate = x.shape[0], self.output_gate
         gate_proj = [] if gate is None or gate.name is None else [getattr(self, gate.name)]
@@ -305,7 +305,7 @@ class GroupedQueryAttention(JaxModule):
         return [q.reshape(num_tokens, -1), k, v, logits]
 
     def _norms_of_rope_kernel(self) -> HeadNorms | None:
-        """The norms that `apply_rope` can fuse with the rope into one kernel; None if they are of another kind."""
+        """Returns the norms that `apply_rope` can fuse with the rope into one kernel; None for other kinds of norms."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if self.norm_after_rope or calls_are_observed():
             return None
@@ -316,21 +316,18 @@ class GroupedQueryAttention(JaxModule):
         return HeadNorms(q_norm.scale, k_norm.scale, q_norm.epsilon)
 
     def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys, [T, heads * D] or [T, heads, D], after their norms, if there are any."""
         if self.q_norm is None or self.k_norm is None:
             return q, k
         return _apply_norm(self.q_norm, q, self.head_dim), _apply_norm(self.k_norm, k, self.head_dim)
 
 
 def _repeat_heads(param: nnx.Param, head_dim: int, copies: int) -> None:
-    """The weight of a norm of K heads, [K, D] or [K * D] -> the same for as many copies of each head."""
     heads = jnp.repeat(param[...].reshape(-1, head_dim), copies, axis=0)
     shape = (-1,) if param.get_value().ndim == 1 else heads.shape
     param.set_value(place_array(heads.reshape(shape), param.get_metadata().get("logical_axes")))
 
 
 def _apply_norm(norm: HeadNorm, x: jax.Array, head_dim: int) -> jax.Array:
-    """x [T, heads * D] or [T, heads, D] -> the same shape."""
     if isinstance(norm, HeadLayerNorms):
         return norm(x.reshape(x.shape[0], -1, head_dim)).reshape(x.shape)
     shape = (norm.num_features,) if isinstance(norm, JaxRmsNorm) else norm.weight.shape

@@ -1,4 +1,4 @@
-"""The indexer of DeepSeek Sparse Attention: chooses the tokens that each token attends to."""
+"""Indexer of DeepSeek Sparse Attention, which selects the tokens that each token attends to."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 from jaxis.parallel.mesh import devices_of_layer, on_each_device
 
-# Of the norm of keys: the reference's own, not the config's.
+# Epsilon of the norm of keys: the reference's own, not the config's.
 _NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class IndexCacheSpec:
-    """One key per token, in the same blocks as the layer's latents, replicated on every device.
+    """Cache of one key per token, in the same blocks as the layer's latents, replicated on every device.
 
     Attributes:
       head_dim: Elements of a key.
-      num_heads: Heads of queries that it is multiplied with.
+      num_heads: Query heads that a key is multiplied with.
     """
 
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
@@ -44,7 +44,6 @@ class IndexCacheSpec:
     num_heads: int
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
-        """The layout of the cache in a program traced under the current mesh."""
         return index_cache_layout(block_size, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> IndexCacheSpec:
@@ -60,7 +59,7 @@ class IndexerSizes:
     Attributes:
       num_heads: H, heads of queries; all share one key per token.
       head_dim: D, elements of a query or key.
-      num_selected: K, the most tokens that a token attends to.
+      num_selected: K, the largest number of tokens that a token attends to.
     """
 
     num_heads: int
@@ -69,10 +68,10 @@ class IndexerSizes:
 
 
 class IndexKeyCache(JaxModule):
-    """The cache of an indexer's keys; apart, because an indexer that no context is long enough for has none.
+    """Cache of an indexer's keys: a module of its own, since an indexer that no context is long enough for has none.
 
     Args:
-      kv_cache_spec: The cache that the engine allocates.
+      kv_cache_spec: Specification of the cache for the engine.
     """
 
     def __init__(self, kv_cache_spec: IndexCacheSpec) -> None:
@@ -83,17 +82,18 @@ class Indexer(JaxModule):
     """Scores the tokens of a context and selects the best (section 2.1 of the DeepSeek V3.2 report, arXiv:2512.02556).
 
     The score of token s for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[s])`. The published model also
-    multiplies queries and keys by a Hadamard matrix, which leaves products as they are, and rounds to fp8, which is not
-    done here, nor in transformers.
+    multiplies queries and keys by a Hadamard matrix, which does not change products, and rounds to fp8, which neither
+    this module nor transformers does.
 
     All devices of a mesh compute the same selection; nothing here is sharded.
 
     Args:
       scope: The indexer's scope.
-      sizes: Its dimensions.
-      query_size: Elements of what queries are projected from: the normed latent of attention's own queries.
+      sizes: Dimensions of the indexer.
+      query_size: Elements of the normed latent of attention's own queries, from which the indexer's queries are
+        projected.
       rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
-      has_cache: Whether it will select from a cache.
+      has_cache: True if the indexer will select from a cache.
     """
 
     def __init__(
@@ -120,17 +120,10 @@ class Indexer(JaxModule):
     def __call__(
         self, key_cache: PagedCache | None, x: jax.Array, query_latent: jax.Array, metadata: AttentionMetadata
     ) -> tuple[PagedCache | None, jax.Array]:
-        """The updated cache, and the selection.
+        """Returns the updated cache, and the selection, for x [T, E] and query_latent [T, query_size].
 
-        Args:
-          key_cache: Of the keys; None runs whole sequences without one.
-          x: [T, E].
-          query_latent: [T, query_size].
-          metadata: Of the batch.
-
-        Returns:
-          The updated cache (None without one), and i32 [T, K]: see `select_tokens`. Without a cache, bool [T, T]: which
-          of the batch's tokens each attends to.
+        The selection is i32 [T, K], as in `select_tokens`. Without a cache of keys, sequences are whole, and it is bool
+        [T, T]: True where a token of the batch attends to another.
         """
         num_tokens, sizes = x.shape[0], self.sizes
         q = self.wq_b(query_latent).reshape(num_tokens, sizes.num_heads, sizes.head_dim)

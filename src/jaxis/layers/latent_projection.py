@@ -1,4 +1,4 @@
-"""The projection from latents to the keys and values of each head, which attention absorbs into queries and outputs."""
+"""Projection from latents to the keys and values of each head, which attention absorbs into queries and outputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Matrix = TypeVar("Matrix", np.ndarray, jax.Array)
 class LatentUpProjection(JaxLinear):
     """`kv_b_proj`: maps a latent (L elements) to the keys (N, without position) and values (V) of H heads.
 
-    Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents multiplies by it one head at a time,
-    and in both directions, which the kernels for whole layers cannot do. A quantized weight is therefore dequantized on
+    Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents multiplies by it one head at a time, and
+    in both directions, which the kernels for whole layers cannot do. A quantized weight is therefore dequantized on
     loading: to the model's type, or, packed for the native kernels, to float32 (bfloat16 where that is exact). Packed,
     it becomes `key_weight`, H matrices [L, N], and `value_weight`, H matrices [V, L].
 
@@ -33,10 +33,10 @@ class LatentUpProjection(JaxLinear):
       num_heads: H.
       latent_dim: L.
       key_dim, value_dim: N, V.
-      rngs, dtype, quant_config, prefix: See `JaxLinear`.
+      rngs, dtype, quant_config, prefix: Arguments of `JaxLinear`.
 
     Attributes:
-      head_addition: What is added where the projection is absorbed; None: nothing.
+      head_addition: Addition of adapters to the absorbed projection; None for none.
     """
 
     head_addition: HeadwiseAddition | None = None
@@ -69,7 +69,7 @@ class LatentUpProjection(JaxLinear):
         self.dtype = dtype
 
     def keys_and_values(self, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """latents [T, L] -> [T, H, N] and [T, H, V]."""
+        """Returns keys [T, H, N] and values [T, H, V] of latents [T, L]."""
         if self.key_weight is None:
             out = self.product(latents).reshape(latents.shape[0], self.num_heads, -1)
             return out[..., : self.key_dim], out[..., self.key_dim :]
@@ -79,7 +79,7 @@ class LatentUpProjection(JaxLinear):
         return keys, self.values_of(latents[:, None].repeat(self.num_heads, axis=1))
 
     def absorb_into_queries(self, queries: jax.Array) -> jax.Array:
-        """queries [T, H, N] -> [T, H, L], whose products with latents equal those of queries with the latents' keys."""
+        """Returns [T, H, L], whose products with latents are those of queries [T, H, N] with the latents' keys."""
         if self.head_addition is not None:
             queries = self.head_addition.scaled_queries(queries)
         if self.key_weight is not None:
@@ -91,7 +91,7 @@ class LatentUpProjection(JaxLinear):
         return (absorbed.astype(jnp.float32) + self.head_addition.of_queries(queries)).astype(absorbed.dtype)
 
     def values_of(self, latents: jax.Array) -> jax.Array:
-        """One latent per head [T, H, L] -> its value [T, H, V]."""
+        """Returns values [T, H, V] of one latent per head [T, H, L]."""
         if self.value_weight is not None:
             values = head_matmul(latents, self.value_weight.get_value())
         else:
@@ -102,7 +102,7 @@ class LatentUpProjection(JaxLinear):
         return self.head_addition.scaled_values(changed).astype(values.dtype)
 
     def dequantized(self) -> jax.Array:
-        """The weight, float32 [H * (N + V), L]."""
+        """Returns the weight, float32 [H * (N + V), L]."""
         if self.key_weight is None or self.value_weight is None:
             return self.weight[...].astype(jnp.float32)
         # Multiplying by the identity yields the weight itself.
@@ -124,16 +124,14 @@ class LatentUpProjection(JaxLinear):
         self.weight.set_value(place_array(floats.astype(self.dtype), self.kernel_axes))
 
     def take_packed(self, key_weight: PackedWeight | None, value_weight: PackedWeight | None) -> None:
-        """Has these instead of `weight`; None: they are yet to come."""
+        """Replaces `weight` by these; None for weights that come later."""
         self.key_weight, self.value_weight = (nnx.Param(cast(Any, each)) for each in (key_weight, value_weight))
         del self.weight
 
     def packed_heads(self, weight: PackedWeight, dtype: DTypeLike | None = None) -> tuple[PackedWeight, PackedWeight]:
-        """What `key_weight` and `value_weight` are made of the packed weight.
+        """Returns `key_weight` and `value_weight` for a packed weight.
 
-        Args:
-          weight: The weight.
-          dtype: Of theirs; None is bfloat16 where that is exact, else float32.
+        Their type is bfloat16 where that is exact, else float32, unless `dtype` is given.
         """
         floats = np.asarray(weight.matmul(jnp.eye(self.input_size)).T)
         if dtype is None:
@@ -143,10 +141,9 @@ class LatentUpProjection(JaxLinear):
         return pack_stack(keys), pack_stack(values)
 
     def by_heads(self, weight: Matrix) -> tuple[Matrix, Matrix]:
-        """The parts of a weight [H * (N + V), L]: [H, L, N] of keys, and [H, V, L] of values."""
+        """Splits a weight [H * (N + V), L] into [H, L, N] for keys and [H, V, L] for values."""
         heads = weight.reshape(self.num_heads, -1, self.input_size)
         return heads[:, : self.key_dim].swapaxes(1, 2), heads[:, self.key_dim :]
 
     def _of_heads(self) -> jax.Array:
-        """The weight by heads, [H, N + V, L]."""
         return self.weight[...].reshape(self.num_heads, -1, self.input_size)

@@ -1,6 +1,6 @@
-"""Functions that create leaf layers (those with parameters only) from a scope.
+"""Functions that create leaf layers (layers with parameters only) from a scope.
 
-The constructors themselves have the signatures of the model development guides, so that classes written to those work.
+The constructors themselves have the signatures of the model development guides, so that classes written for those work.
 """
 
 from __future__ import annotations
@@ -23,15 +23,7 @@ def linear(
     axes: tuple[str | None, str | None],
     use_bias: bool = False,
 ) -> JaxLinear:
-    """A linear layer.
-
-    Args:
-      scope: The layer's scope.
-      input_size: Features in.
-      output_size: Features out.
-      axes: Logical axes of the weight's (out, in).
-      use_bias: Whether there is a `bias` [out].
-    """
+    """Creates a linear layer; `axes` are the logical axes of the weight's (out, in)."""
     return JaxLinear(
         input_size,
         output_size,
@@ -45,13 +37,7 @@ def linear(
 
 
 def embedding(scope: LayerScope, num_features: int | None = None, *, scale: float = 1.0) -> JaxEmbed:
-    """The token embeddings, of config.json's `vocab_size`.
-
-    Args:
-      scope: The table's scope.
-      num_features: Size of an embedding; None means config.json's `hidden_size`.
-      scale: Multiplies the embeddings.
-    """
+    """Creates the token embeddings, of config.json's `vocab_size`; by default of its `hidden_size`."""
     return JaxEmbed(
         scope.config["vocab_size"],
         num_features or scope.config["hidden_size"],
@@ -64,12 +50,7 @@ def embedding(scope: LayerScope, num_features: int | None = None, *, scale: floa
 
 
 def lm_head(scope: LayerScope, *, use_bias: bool = False) -> JaxLmHead:
-    """An output head that is not tied to the embeddings, of config.json's `hidden_size` and `vocab_size`.
-
-    Args:
-      scope: The head's scope.
-      use_bias: See `JaxLmHead`.
-    """
+    """Creates an output head that is not tied to the embeddings, of config.json's `hidden_size` and `vocab_size`."""
     return JaxLmHead(
         scope.config["hidden_size"],
         scope.config["vocab_size"],
@@ -89,14 +70,10 @@ def rms_norm(
     add_unit_offset: bool = False,
     use_weight: bool = True,
 ) -> JaxRmsNorm:
-    """An RMS norm.
+    """Creates an RMS norm, by default with config.json's `hidden_size` and `rms_norm_eps`.
 
-    Args:
-      scope: The scope of the norm, or of the layer that it is in: norms are not quantized, so the name is irrelevant.
-      num_features: Size of the last axis; None means config.json's `hidden_size`.
-      epsilon: None means config.json's `rms_norm_eps`.
-      add_unit_offset: The checkpoint has `weight - 1` (Gemma).
-      use_weight: Whether there is a weight.
+    The scope may be that of the layer that the norm is in: norms are not quantized, so the name is irrelevant.
+    `add_unit_offset` and `use_weight` are arguments of `JaxRmsNorm`.
     """
     return JaxRmsNorm(
         scope.config["hidden_size"] if num_features is None else num_features,
@@ -111,13 +88,9 @@ def rms_norm(
 def layer_norm(
     scope: LayerScope, shape: int | tuple[int, ...] | None = None, *, epsilon: float, use_bias: bool = True
 ) -> JaxLayerNorm:
-    """A layer norm.
+    """Creates a layer norm, by default with config.json's `hidden_size` as shape.
 
-    Args:
-      scope: The scope of the norm, or of the layer that it is in.
-      shape: The weight's shape, as in `JaxLayerNorm`; None means config.json's `hidden_size`.
-      epsilon: Added to the variance.
-      use_bias: Whether there is a `bias` of the same shape.
+    The scope may be that of the layer that the norm is in. The other arguments are those of `JaxLayerNorm`.
     """
     size: int | tuple[int, ...] = scope.config["hidden_size"] if shape is None else shape
     return JaxLayerNorm(size, scope.rngs, epsilon=epsilon, use_bias=use_bias, dtype=scope.dtype)
@@ -126,14 +99,7 @@ def layer_norm(
 def router(
     scope: LayerScope, routing: Routing, *, use_bias: bool = False, use_selection_bias: bool = False
 ) -> JaxRouter:
-    """A router over config.json's `hidden_size`.
-
-    Args:
-      scope: The router's scope.
-      routing: How its logits are interpreted.
-      use_bias: See `JaxRouter`.
-      use_selection_bias: See `JaxRouter`.
-    """
+    """Creates a router over config.json's `hidden_size`; the biases are those of `JaxRouter`."""
     return JaxRouter(
         scope.config["hidden_size"],
         routing,
@@ -156,16 +122,9 @@ def experts(
     use_bias: bool = False,
     stack_layout: StackLayout | None = None,
 ) -> JaxExperts:
-    """The experts that a router with this routing chooses among.
+    """Creates the experts that a router with this routing chooses among.
 
-    Args:
-      scope: The experts' scope.
-      routing: Their router's.
-      intermediate_size: F of one expert.
-      gated_unit: See `JaxExperts`.
-      hidden_size: E; None means config.json's `hidden_size`.
-      use_bias: See `JaxExperts`.
-      stack_layout: See `JaxExperts`.
+    `hidden_size` is config.json's by default. The other arguments are those of `JaxExperts`.
     """
     return JaxExperts(
         routing.num_experts,
@@ -186,7 +145,7 @@ def experts(
 def latent_up_projection(
     scope: LayerScope, num_heads: int, latent_dim: int, key_dim: int, value_dim: int
 ) -> LatentUpProjection:
-    """The projection from latents to the heads' keys and values; for the sizes, see `LatentUpProjection`."""
+    """Creates the projection from latents to the heads' keys and values, with the sizes of `LatentUpProjection`."""
     return LatentUpProjection(
         num_heads,
         latent_dim,

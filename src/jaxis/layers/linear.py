@@ -27,17 +27,17 @@ class JaxLinear(JaxModule):
     Args:
       input_size: Features in.
       output_size: Features out.
-      rngs: For the initial weights.
-      use_bias: Whether there is a `bias` [out].
-      dtype: Data type of the weights.
+      rngs: Random keys of the initial weights.
+      use_bias: True for a `bias` [out].
+      dtype: Type of the weights.
       kernel_axes: Logical axes of the weight's (out, in).
       kernel_init: Initializer of the weight.
-      quant_config: Decides how the weight is stored.
-      prefix: The layer's dotted name, which `quant_config` looks up.
+      quant_config: Configuration that decides how the weight is stored.
+      prefix: Dotted name of the layer, which `quant_config` looks up.
 
     Attributes:
-      addition: What is added to the product; None: nothing.
-      has_moved_rows: Whether several devices have the outputs in another order than the checkpoint, or repeated.
+      addition: Addition of adapters to the product; None for none.
+      has_moved_rows: True if devices have the outputs in another order than the checkpoint, or repeated.
     """
 
     weight: nnx.Param
@@ -69,16 +69,14 @@ class JaxLinear(JaxModule):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """See `WeightedLayer`."""
         return [WeightSlot("weight", (self.output_size, self.input_size), self.kernel_axes)]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., in] -> [..., out]."""
         y = self.product(x)
         return y if self.bias is None else y + self.bias[...]
 
     def product(self, x: jax.Array, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
-        """x [..., in] -> [..., out] without the bias, in `preferred_element_type` or x's type."""
+        """Returns the product [..., out] of x [..., in], without the bias, in `preferred_element_type` or x's type."""
         if self.addition is not None:
             return self.addition.changed_product(x, self.weight.get_value(), preferred_element_type, self.kernel_axes)
         if isinstance(self.quant_method, ApplyingQuantMethod):
@@ -87,7 +85,7 @@ class JaxLinear(JaxModule):
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
-    """The output of each layer for x [..., in], computed in one kernel if there is one for their weights."""
+    """Returns the output of each layer for x [..., in], computed in one kernel if there is one for their weights."""
     results = None
     if can_be_fused(*layers):
         results = fused_matmul(x, [layer.weight.get_value() for layer in layers], *changes_of(x, layers))
@@ -98,7 +96,7 @@ def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
 
 
 def can_be_fused(*layers: JaxLinear) -> bool:
-    """Whether one kernel may compute all layers: nothing observes calls, and no layer overrides `product`."""
+    """Returns whether one kernel may compute all layers: nothing observes calls, and no layer overrides `product`."""
     return not calls_are_observed() and not any(isinstance(each.quant_method, ApplyingQuantMethod) for each in layers)
 
 
@@ -131,13 +129,12 @@ class JaxEinsum(JaxModule):
             )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x in the first operand's shape -> the einsum's output."""
         y = jnp.einsum(self.einsum_str, x, self.weight[...])
         return y if self.bias is None else y + self.bias[...]
 
 
 def load_reshaped(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
-    """A `weight_loader` that splits or merges neighbouring axes of the checkpoint's tensor to the parameter's shape."""
+    """Loads a tensor after splitting or merging neighbouring axes to the parameter's shape: a `weight_loader`."""
     shape = param.get_value().shape
     if _merges(shape, tensor.shape) or _merges(tensor.shape, shape):
         tensor = tensor.reshape(shape)
@@ -145,7 +142,7 @@ def load_reshaped(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | No
 
 
 def _merges(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
-    """Whether `coarse` is `fine` with runs of neighbouring axes multiplied together."""
+    """Returns whether `coarse` is `fine` with runs of neighbouring axes multiplied together."""
     sizes = iter(fine)
     for target in coarse:
         product = next(sizes, None)

@@ -15,26 +15,26 @@ from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.selective_scan import selective_scan
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
+from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope, never_quantized
-from jaxis.layers.short_conv import CausalConv
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
 State = tuple[jax.Array, jax.Array] | None
-"""The inputs of the convolution and the recurrent state; None without a cache."""
+"""Inputs of the convolution and the recurrent state; None without a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba1Sizes:
-    """The sizes of a Mamba layer, which families name differently in config.json.
+    """Sizes of a Mamba layer, which families name differently in config.json.
 
     Attributes:
       num_channels: I.
       state_size: N, the elements of each channel's state.
-      time_step_rank: The features from which the channels' time steps are projected.
-      conv_width: The taps of the convolution.
+      time_step_rank: Features from which the channels' time steps are projected.
+      conv_width: Taps of the convolution.
     """
 
     num_channels: int
@@ -44,7 +44,7 @@ class Mamba1Sizes:
 
 
 def time_step_rank(config: HFConfig, key: str) -> int:
-    """The value of this key of config.json, where "auto", as without the key, is a sixteenth of `hidden_size`.
+    """Returns the value of this key of config.json; "auto", and a missing key, mean a sixteenth of `hidden_size`.
 
     Raises:
       ConfigError: It is neither "auto" nor a number of features.
@@ -62,11 +62,11 @@ class Mamba1(JaxModule):
 
     Args:
       scope: The layer's scope.
-      sizes: Its sizes.
-      conv_bias: Whether the convolution has a bias.
-      use_bias: Whether the projections in and out have biases.
-      norm_epsilon: That of RMS norms of time steps, B and C (Jamba); None for no norms.
-      norm_weights: Whether these norms have weights.
+      sizes: Sizes of the layer.
+      conv_bias: True if the convolution has a bias.
+      use_bias: True if the projections in and out have biases.
+      norm_epsilon: Epsilon of RMS norms of time steps, B and C (Jamba); None for no norms.
+      norm_weights: True if these norms have weights.
     """
 
     def __init__(
@@ -103,13 +103,11 @@ class Mamba1(JaxModule):
 
     @property
     def state_cache_spec(self) -> StateCacheSpec:
-        """The state that the engine allocates for this layer."""
         # Channels last, since the vectors of every device are longer than N.
         shape = (self.sizes.state_size, self.sizes.num_channels)
         return StateCacheSpec((self.conv1d.state_array, StateArray(shape, (None, "heads"), jnp.float32)))
 
     def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
-        """x [T, E] -> the updated state (None without one) and [T, E]."""
         inputs, recurrent = (None, None) if kv_cache is None else kv_cache
         values, z = jnp.split(self.in_proj(x), 2, axis=-1)
         inputs, values = self.conv1d(inputs, values, metadata)
@@ -131,7 +129,7 @@ class Mamba1(JaxModule):
         return state, self.out_proj(out)
 
     def _steps(self, values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """values [T, I] -> time steps float32 [T, I], and B and C [T, N]."""
+        """Returns time steps float32 [T, I], and B and C [T, N], for values [T, I]."""
         rank, state_size = self.sizes.time_step_rank, self.sizes.state_size
         parts = jnp.split(self.x_proj(values), [rank, rank + state_size], axis=-1)
         norms = (self.dt_layernorm, self.b_layernorm, self.c_layernorm)

@@ -1,4 +1,4 @@
-"""Mamba2: a short convolution and a selective state space with one decay a head (arXiv:2405.21060)."""
+"""Mamba2: a short convolution and a selective state space with one decay per head (arXiv:2405.21060)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.kernels.ssd import ssd
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
+from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.norm import GatedRmsNorm
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.short_conv import CausalConv
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
 State = tuple[jax.Array, jax.Array] | None
-"""The inputs of the convolution and the recurrent state; None without a cache."""
+"""Inputs of the convolution and the recurrent state; None without a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Sizes:
-    """The sizes of a Mamba2 layer, which families name differently in config.json.
+    """Sizes of a Mamba2 layer, which families name differently in config.json.
 
     Attributes:
       num_heads: H.
       head_dim: P.
       state_size: N.
       num_groups: G; H / G consecutive heads share the inputs' and outputs' weights B and C.
-      conv_width: The taps of the convolution.
+      conv_width: Taps of the convolution.
 
     Raises:
       ConfigError: On construction, if the groups do not divide the heads.
@@ -52,26 +52,26 @@ class Mamba2Sizes:
 
     @property
     def inner_size(self) -> int:
-        """The features of all heads, H P."""
+        """Number of features of all heads, H P."""
         return self.num_heads * self.head_dim
 
     @property
     def projections(self) -> tuple[int, int, int, int, int]:
-        """The features of each part of `in_proj`'s output: z, x, B, C and the time steps."""
+        """Number of features of each part of `in_proj`'s output: z, x, B, C and the time steps."""
         group_size = self.num_groups * self.state_size
         return self.inner_size, self.inner_size, group_size, group_size, self.num_heads
 
 
 class Mamba2(JaxModule):
-    """Projections, convolution, recurrence, and a norm that is gated.
+    """Projections, convolution, recurrence, and a gated norm.
 
     Args:
       scope: The layer's scope.
-      sizes: Its sizes.
-      conv_bias: Whether the convolution has a bias.
-      in_bias, out_bias: Whether the projections have biases.
-      norm_epsilon: That of the norm, over each group of the heads' outputs; None for no norm: outputs are only gated.
-      multipliers: Of z, x, B, C and the time steps; None for none.
+      sizes: Sizes of the layer.
+      conv_bias: True if the convolution has a bias.
+      in_bias, out_bias: True if the projections have biases.
+      norm_epsilon: Epsilon of the norm over each group of the heads' outputs; None for no norm: outputs are only gated.
+      multipliers: Multipliers of z, x, B, C and the time steps; None for none.
     """
 
     def __init__(
@@ -108,14 +108,12 @@ class Mamba2(JaxModule):
 
     @property
     def state_cache_spec(self) -> StateCacheSpec:
-        """The state that the engine allocates for this layer."""
         sizes = self.sizes
         shape = (sizes.num_heads, sizes.head_dim, sizes.state_size)
         recurrent = StateArray(shape, ("heads", None, None), jnp.float32)
         return StateCacheSpec((self.conv1d.state_array, recurrent))
 
     def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
-        """x [T, E] -> the updated state (None without one) and [T, E]."""
         num_tokens, sizes = x.shape[0], self.sizes
         inputs, recurrent = (None, None) if kv_cache is None else kv_cache
         z, convolved, dt = self._project(x)
@@ -140,7 +138,7 @@ class Mamba2(JaxModule):
         return state, self.out_proj(out)
 
     def _project(self, x: jax.Array) -> list[jax.Array]:
-        """x [T, E] -> z [T, H P], what is convolved [T, H P + 2 G N], and the time steps [T, H]."""
+        """Returns z [T, H P], the input of the convolution [T, H P + 2 G N], and the time steps [T, H] for x [T, E]."""
         z_size, *convolved, _ = self.sizes.projections
         projected = self.in_proj(x)
         if self.multipliers is not None:

@@ -23,8 +23,8 @@ from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule
 from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
-from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.parallel.mesh import on_each_device
 
@@ -34,12 +34,13 @@ LATENT_NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class LatentCacheSpec:
-    """One compressed latent and one rope key per token, shared by all heads.
+    """Specification of a cache of one compressed latent and one rope key per token, shared by all heads.
 
     Attributes:
       latent_dim: Elements of a latent.
       rope_dim: Elements of a rope key.
-      num_selected: The most tokens that a token attends to; their entries are read one by one. None: all.
+      num_selected: Largest number of tokens that a token attends to, whose entries are read one by one. None: all
+        tokens.
       context_devices: Devices that share each block's tokens; with one, every device has all of them.
     """
 
@@ -51,14 +52,13 @@ class LatentCacheSpec:
     context_devices: int = 1
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
-        """The layout of the layer's cache in a program traced under the current mesh."""
         if self.context_devices > 1:
             return layout.latent_cache_layout(block_size, self.latent_dim + self.rope_dim, dtype, "context")
         is_gathered = self.num_selected is not None
         return latent_cache_layout(block_size, self.latent_dim, self.rope_dim, dtype, is_gathered=is_gathered)
 
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
-        """Returns itself: what devices share was decided with the layer."""
+        """Returns itself: the layer has decided the division between devices."""
         del tensor_parallel_size
         return self
 
@@ -73,7 +73,7 @@ class LatentAttentionSizes:
       q_lora_rank: Size of the queries' latent; None if queries are projected directly.
       kv_lora_rank: L, the size of the latent that keys and values are projected from.
       qk_nope_head_dim: N, the dimensions of a query or key that the rope does not rotate.
-      qk_rope_head_dim: R, the dimensions that it rotates.
+      qk_rope_head_dim: R, the dimensions that the rope rotates.
       v_head_dim: V, the dimensions of a value.
     """
 
@@ -105,7 +105,7 @@ class MultiHeadLatentAttention(JaxModule):
         None leaves them as they are.
       scale: Multiplies the scores.
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
-      use_bias: Whether the projections of hidden states to latents, and of the output, have biases.
+      use_bias: True if the projections of hidden states to latents, and of the output, have biases.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
     """
 
@@ -152,14 +152,12 @@ class MultiHeadLatentAttention(JaxModule):
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
-        """The cache that the engine allocates for this layer."""
         sizes = self.sizes
         return LatentCacheSpec(sizes.kv_lora_rank, sizes.qk_rope_head_dim, context_devices=self.context_devices)
 
     def __call__(
         self, kv_cache: PagedCache | None, x: jax.Array, metadata: AttentionMetadata
     ) -> tuple[PagedCache | None, jax.Array]:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         q, latents, rope_key, _, *gate = self._project(x)
         if self.query_scale is not None:
             q = self.query_scale(q, metadata.input_positions)
@@ -176,7 +174,7 @@ class MultiHeadLatentAttention(JaxModule):
         selection: jax.Array | None = None,
         gate: Sequence[jax.Array] = (),
     ) -> tuple[PagedCache | None, jax.Array]:
-        """What `_project` returns, and an indexer's selection -> the updated cache (None without one) and [T, E]."""
+        """Returns the updated cache (None without one) and [T, E] for the results of `_project` and a selection."""
         q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
         operands = (q_nope, q_rope, latents, rope_key, metadata, selection)
         if kv_cache is None and metadata.scratch is None:
@@ -188,10 +186,10 @@ class MultiHeadLatentAttention(JaxModule):
         return kv_cache, self.o_proj(out.reshape(q.shape[0], -1))
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R], not rotated yet; and what the queries
-        are projected from: their normed latent, or x.
+        """Returns the projections of x [T, E], before the rope.
 
-        The logits of the output's gate follow if there is one.
+        They are queries [T, H, N + R], latents [T, L], rope keys [T, 1, R], the input of the queries' projection (their
+        normed latent, or x), and the logits of the output's gate if there is one.
         """
         first = self.q_proj if self.sizes.q_lora_rank is None else self.q_a_proj
         gate_proj = [] if self._gate_name is None else [getattr(self, self._gate_name)]
@@ -214,7 +212,7 @@ class MultiHeadLatentAttention(JaxModule):
         metadata: AttentionMetadata,
         selection: jax.Array | None,
     ) -> tuple[PagedCache | None, jax.Array]:
-        """The updated cache, or None where it is for this call only; and [T, H, V]."""
+        """Returns the updated cache (None for a cache of this call only) and [T, H, V]."""
         if self.rope is not None:
             q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)
         q = jnp.concatenate([self.kv_b_proj.absorb_into_queries(q_nope), q_rope], axis=-1)
@@ -250,7 +248,6 @@ class MultiHeadLatentAttention(JaxModule):
         metadata: AttentionMetadata,
         selection: jax.Array | None,
     ) -> jax.Array:
-        """Causal attention within each sequence -> [T, H, V]."""
         num_tokens = q_nope.shape[0]
         request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
         if self.rope is not None:
@@ -271,17 +268,10 @@ class MultiHeadLatentAttention(JaxModule):
 def _attention_through_scratch(
     q: jax.Array, entries: jax.Array, metadata: AttentionMetadata, *, value_dim: int, scale: float
 ) -> jax.Array:
-    """Attention within each sequence by the paged kernel; its derivative is that of the definition.
+    """Attention within each sequence by the paged kernel, with the derivative of the definition.
 
-    Args:
-      q: [T, H, D].
-      entries: [T, D].
-      metadata: Asks for a scratch cache, to whose type entries are rounded, which changes no derivative.
-      value_dim: Elements of a latent.
-      scale: Multiplies the scores.
-
-    Returns:
-      [T, H, value_dim].
+    Returns [T, H, value_dim] for q [T, H, D] and entries [T, D]. `metadata` asks for a scratch cache, to whose type
+    entries are rounded; that changes no derivative.
     """
     scratch = metadata.scratch
     assert scratch is not None
@@ -317,7 +307,7 @@ def _attention_through_scratch(
 
 
 def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int, num_operands: int) -> Callable[..., Any]:
-    """`latent_attention` with the heads of q split over the mesh, if they can be, and the cache replicated."""
+    """Returns `latent_attention` with the heads of q split over the mesh, if possible, and the cache replicated."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1:
         return kernel

@@ -1,4 +1,4 @@
-"""The feed-forward blocks: with a gate and without."""
+"""Feed-forward blocks, with a gate and without."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from jaxis.parallel.mesh import devices_of_layer
 
 
 class FeedForward(Protocol):
-    """The position-wise part of a decoder layer."""
+    """Position-wise part of a decoder layer."""
 
     def __call__(self, x: jax.Array, metadata: AttentionMetadata | None, /) -> jax.Array:
-        """x [T, E] and the step's batch, which says which rows are padding (None: no row) -> [T, E]."""
+        """Returns [T, E] for x [T, E]; the step's batch tells padding (None: no row is padding)."""
         ...
 
 
@@ -51,7 +51,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
-    """The activation that config.json calls `name`.
+    """Returns the activation that config.json calls `name`.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -68,11 +68,11 @@ class GatedMLP(JaxModule):
       scope: The layer's scope.
       intermediate_size: F; None means config.json's `intermediate_size`.
       activation: Name of the gate's activation; None means config.json's `hidden_act`.
-      gated_unit: Combines gate and up instead of the activation and a product; None for those.
-      use_bias: Whether the projections have biases.
-      down_bias: Whether `down_proj` has one; None means `use_bias`.
-      packed_gate_up: Whether the checkpoint has one matrix `gate_up_proj` [2 F, E], gates first, instead of two.
-      multipliers: Of the gate before its activation, and of the output.
+      gated_unit: Combination of gate and up that replaces `act(gate) * up`; None for that.
+      use_bias: True if the projections have biases.
+      down_bias: True if `down_proj` has a bias; None means `use_bias`.
+      packed_gate_up: True if the checkpoint has one matrix `gate_up_proj` [2 F, E], gates first, instead of two.
+      multipliers: Multipliers of the gate before its activation, and of the output.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -93,7 +93,7 @@ class GatedMLP(JaxModule):
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
         column, row = ("mlp", "embed"), ("embed", "mlp")
-        # Parts of the packed projection's output, each with gates and as many ups.
+        # The number of parts of the packed projection's output, each with gates and as many ups.
         self.num_parts = 1
         self.gate_up_proj = None
         if packed_gate_up:
@@ -108,18 +108,17 @@ class GatedMLP(JaxModule):
         self.gate_multiplier, self.output_multiplier = multipliers
 
     def __call__(self, x: jax.Array, _metadata: AttentionMetadata | None = None) -> jax.Array:
-        """x [T, E] -> [T, E]."""
         gated = self._gated_in_one_kernel(x)
         if gated is None:
             gate, up = self._gate_and_up(x)
-            # Rounded, so that no product is fused with what the activation begins with.
+            # Rounded, so that no product is fused with the activation.
             gate = gate if self.gate_multiplier == 1 else materialize(scaled(gate, self.gate_multiplier))
             gated = self.activation(gate) * up if self.gated_unit is None else self.gated_unit(gate, up)
             gated = gated.reshape(*x.shape[:-1], -1)
         return scaled(self.down_proj(gated), self.output_multiplier)
 
     def _gate_and_up(self, x: jax.Array) -> list[jax.Array]:
-        """x [..., E] -> gate and up, [..., F], or [..., parts, F / parts]."""
+        """Returns gate and up, [..., F] or [..., parts, F / parts], for x [..., E]."""
         if self.gate_up_proj is None:
             return apply_together(x, self.gate_proj, self.up_proj)
         packed = self.gate_up_proj(x)
@@ -150,9 +149,9 @@ class UngatedMLP(JaxModule):
 
     Args:
       scope: The layer's scope.
-      activation: A function, or a module with parameters.
+      activation: Function, or module with parameters.
       intermediate_size: F; None means config.json's `intermediate_size`.
-      use_bias: Whether the projections have biases.
+      use_bias: True if the projections have biases.
     """
 
     def __init__(
@@ -170,5 +169,4 @@ class UngatedMLP(JaxModule):
         self.down_proj = linear(scope / "down_proj", size, size_in, axes=("embed", "mlp"), use_bias=use_bias)
 
     def __call__(self, x: jax.Array, _metadata: AttentionMetadata | None = None) -> jax.Array:
-        """x [T, E] -> [T, E]."""
         return self.down_proj(self.act_fn(self.up_proj(x)))

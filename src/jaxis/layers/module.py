@@ -1,6 +1,6 @@
 """JaxModule: an nnx.Module whose parameters have dotted names.
 
-Adds the methods that PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may be in
+It has the methods that PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may be in
 lists, tuples and dicts, as in `model.layers.0`.
 """
 
@@ -24,7 +24,10 @@ _defer_initializers: ContextVar[bool] = ContextVar("defer_initializers", default
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 Observer = Callable[["JaxModule", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""`observer(module, call, args, kwargs)` stands in for `module(*args, **kwargs)`, which is `call(module, ...)`."""
+"""Function called as `observer(module, call, args, kwargs)` in place of `module(*args, **kwargs)`.
+
+The original call is `call(module, *args, **kwargs)`.
+"""
 
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
@@ -39,15 +42,15 @@ class JaxModule(nnx.Module, pytree=False):
             cls.__call__ = _observable(vars(cls)["__call__"])
 
     def named_children(self) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-        """Direct children, modules and parameters, in the order they were set; in containers, as `name.key`."""
+        """Yields direct children, modules and parameters, in the order they were set; in containers, as `name.key`."""
         return named_children(self)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
-        """Every parameter below this module under its dotted name."""
+        """Yields every parameter below this module under its dotted name."""
         return named_parameters(self, prefix)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
-        """This module and every module below it under its dotted name."""
+        """Yields this module and every module below it under its dotted name."""
         return named_modules(self, prefix)
 
 
@@ -61,21 +64,18 @@ class HasAfterLoading(Protocol):
 
 
 def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-    """`JaxModule.named_children` for any nnx.Module."""
     for name, value in vars(module).items():
         if not name.startswith("_"):
             yield from _flatten(name, value)
 
 
 def named_parameters(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
-    """`JaxModule.named_parameters` for any nnx.Module."""
     for name, child in _walk(module, prefix):
         if _is_parameter(child):
             yield name, child
 
 
 def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
-    """`JaxModule.named_modules` for any nnx.Module."""
     yield prefix, module
     for name, child in _walk(module, prefix):
         if _is_module(child):
@@ -93,7 +93,7 @@ def calls_observed(observer: Observer) -> Iterator[None]:
 
 
 def calls_are_observed() -> bool:
-    """Whether `calls_observed` is active: code that fuses several modules must then call each of them."""
+    """Returns whether `calls_observed` is active: code that fuses several modules must then call each of them."""
     return _observer.get() is not None
 
 
@@ -109,7 +109,7 @@ def initializers_skipped() -> Iterator[None]:
 
 @contextmanager
 def initializers_deferred() -> Iterator[None]:
-    """Makes new parameters abstract inside the block, until `initialize` gives them the values that they would have."""
+    """Makes new parameters abstract inside the block, until `initialize` gives them their initial values."""
     token = _defer_initializers.set(True)
     try:
         yield
@@ -133,15 +133,16 @@ def make_parameter(
     axes: tuple[str | None, ...],
     weight_loader: Callable[..., None] | None = None,
 ) -> nnx.Param:
-    """A parameter that names its logical axes (see `parallel.mesh.LOGICAL_AXIS_RULES`).
+    """Creates a parameter with logical axes (`parallel.mesh.LOGICAL_AXIS_RULES`).
 
     Args:
       rngs: Source of the random key that `init` gets.
-      init: `init(key, shape, dtype)` makes the initial value.
+      init: Function `init(key, shape, dtype)` that returns the initial value.
       shape: The checkpoint's shape.
       dtype: Data type.
       axes: One logical axis name, or None, for each dimension.
-      weight_loader: `weight_loader(param, tensor, shard_id)` fills the parameter, instead of the default loader.
+      weight_loader: Function `weight_loader(param, tensor, shard_id)` that fills the parameter, instead of the default
+        loader.
     """
     metadata: dict[str, Any] = {"logical_axes": axes}
     if weight_loader is not None:
@@ -152,14 +153,9 @@ def make_parameter(
 def parameter_of(
     make: Callable[[jax.Array], Any], rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike, **metadata: Any
 ) -> nnx.Param:
-    """A parameter whose value a function makes, unless initializers are skipped or deferred.
+    """Creates a parameter whose value is `make(key)`, unless initializers are skipped or deferred.
 
-    Args:
-      make: `make(key)` is the initial value.
-      rngs: Source of the key.
-      shape: The checkpoint's shape.
-      dtype: Data type.
-      metadata: Of the parameter.
+    `rngs` is the source of the key, `shape` is the checkpoint's, and `metadata` is the parameter's.
     """
     if _skip_initializers.get():
         return nnx.Param(jnp.zeros(shape, dtype), **metadata)
@@ -199,7 +195,7 @@ class _Kind(enum.Enum):
 
 @functools.cache
 def _kind(cls: type) -> _Kind:
-    """What a walk does with values of a type; kept, since nnx's own instance checks take most of a walk's time."""
+    """Returns a type's kind in walks. It is cached, since nnx's own instance checks take most of a walk's time."""
     kinds = {
         nnx.List | list | tuple: _Kind.SEQUENCE,
         nnx.Dict: _Kind.NNX_MAPPING,

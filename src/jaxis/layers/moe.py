@@ -1,4 +1,4 @@
-"""The sparse feed-forward block: a router, its experts, and shared experts that every token goes through."""
+"""Sparse feed-forward block: a router, its experts, and shared experts that every token goes through."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class SparseMoE(JaxModule):
 
     Args:
       scope: The layer's scope.
-      routing: How experts are chosen.
+      routing: Choice of experts.
       intermediate_size: F of one expert.
-      gated_unit: None means the plain GLU with config.json's `hidden_act`.
-      use_bias: Whether router and experts have biases.
-      use_selection_bias: See `JaxRouter`.
-      stack_layout: See `JaxExperts`.
-      shared_experts: The block that every token goes through; None for none.
-      use_shared_gate: Whether there is a linear layer `shared_expert_gate` [1, E] whose sigmoid multiplies the shared
-        block's output.
-      latent_size: The experts' features in and out: `fc1_latent_proj` maps x to them, and `fc2_latent_proj` maps the
-        experts' sum back. None means those of x, without such layers.
+      gated_unit: Gated unit of the experts; None means the plain GLU with config.json's `hidden_act`.
+      use_bias: True if router and experts have biases.
+      use_selection_bias: True if the router has a bias for choosing only, as in `JaxRouter`.
+      stack_layout: Layout of tensors that hold all experts, as in `JaxExperts`.
+      shared_experts: Block that every token goes through; None for none.
+      use_shared_gate: True for a linear layer `shared_expert_gate` [1, E] whose sigmoid multiplies the shared block's
+        output.
+      latent_size: Features of the experts' input and output: `fc1_latent_proj` maps x to them, and `fc2_latent_proj`
+        maps the experts' sum back. None means the features of x, without such layers.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -73,7 +73,6 @@ class SparseMoE(JaxModule):
         self.shared_expert_gate = _gate(scope / "shared_expert_gate") if use_shared_gate else None
 
     def __call__(self, x: jax.Array, metadata: AttentionMetadata | None = None) -> jax.Array:
-        """x [T, E] -> [T, E]; without metadata, no row is padding."""
         expert_ids, expert_weights = self.gate(x)
         hidden = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
         y = self.experts(hidden, expert_ids, expert_weights, metadata)
@@ -88,5 +87,5 @@ class SparseMoE(JaxModule):
 
 
 def _gate(scope: LayerScope) -> JaxLinear:
-    """One number per token; never quantized, as routers are not."""
+    """Creates a layer with one output; never quantized, like routers."""
     return leaves.linear(never_quantized(scope), scope.config["hidden_size"], 1, axes=(None, "embed"))

@@ -18,7 +18,7 @@ class Norm(Protocol):
     """A normalisation layer."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x -> the same shape and type."""
+        """Normalises x; the result has the same shape and type."""
         ...
 
 
@@ -28,10 +28,10 @@ class JaxRmsNorm(JaxModule):
     Args:
       num_features: Size of the last axis.
       epsilon: Added to the mean square.
-      rngs: For the initial weight.
-      dtype: Data type of the weight.
-      add_unit_offset: The checkpoint has `weight - 1` (Gemma).
-      use_weight: Whether there is a `weight`; without one, features are only normalised.
+      rngs: Random keys of the initial weight.
+      dtype: Type of the weight.
+      add_unit_offset: True if the checkpoint has `weight - 1` (Gemma).
+      use_weight: True for a `weight`; without one, features are only normalised.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class JaxRmsNorm(JaxModule):
 
     @property
     def scale(self) -> jax.Array:
-        """The factor that multiplies the normalised features: [num_features]."""
+        """Factor that multiplies the normalised features: [num_features]."""
         if self.weight is None:
             return jnp.ones(self.num_features, self.dtype)
         weight = self.weight[...]
@@ -61,22 +61,16 @@ class JaxRmsNorm(JaxModule):
         return 1.0 + weight.astype(jnp.float32) if self.add_unit_offset else weight
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., num_features] -> the same shape and type."""
         return rms_norm(x, self.scale, epsilon=self.epsilon)
 
 
 class UnweightedRmsNorm(JaxModule):
-    """A root-mean-square norm over the last axis, computed in float32, that has no parameters.
-
-    Args:
-      epsilon: Added to the mean square.
-    """
+    """Root-mean-square norm over the last axis, computed in float32, without parameters."""
 
     def __init__(self, *, epsilon: float) -> None:
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., N] -> the same shape and type."""
         return rms_norm(x, jnp.ones(x.shape[-1], x.dtype), epsilon=self.epsilon)
 
 
@@ -84,11 +78,11 @@ class JaxLayerNorm(JaxModule):
     """Layer norm over the last axis, computed in float32 (arXiv:1607.06450).
 
     Args:
-      shape: The weight's: the last axis's size, or [M, N] if each of M rows of N features has its own weights.
-      rngs: For the initial weights.
+      shape: Shape of the weight: the last axis's size, or [M, N] if each of M rows of N features has its own weights.
+      rngs: Random keys of the initial weights.
       epsilon: Added to the variance.
-      use_bias: Whether there is a `bias` of the same shape.
-      dtype: Data type of the weights.
+      use_bias: True for a `bias` of the same shape.
+      dtype: Type of the weights.
     """
 
     def __init__(
@@ -107,18 +101,17 @@ class JaxLayerNorm(JaxModule):
         self.bias = make_parameter(rngs, nnx.initializers.zeros, shape, dtype, axes=axes) if use_bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., *shape] -> the same shape and type."""
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.weight[...], bias, epsilon=self.epsilon)
 
 
 class HeadLayerNorms(JaxModule):
-    """Layer norms of heads that the checkpoint has one by one, as `norms.0.weight` and so on, without biases.
+    """Layer norms of heads that are separate in the checkpoint, as `norms.0.weight` and so on, without biases.
 
     Args:
       num_heads: H.
       head_dim: D.
-      rngs, epsilon, dtype: See `JaxLayerNorm`.
+      rngs, epsilon, dtype: Arguments of `JaxLayerNorm`.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class HeadLayerNorms(JaxModule):
         ]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, H, D] -> the same shape and type; devices that repeat heads have several of each, one after another."""
+        """Normalises x [T, H, D]. Devices that repeat heads have several copies of each, one after the other."""
         weight = jnp.stack([norm.weight[...] for norm in self.norms])
         copies = x.shape[1] // len(self.norms)
         return layer_norm(x, jnp.repeat(weight, copies, axis=0), None, epsilon=self.epsilon)
@@ -141,10 +134,10 @@ class GatedRmsNorm(JaxModule):
 
     Args:
       num_features: Size of the last axis.
-      num_groups: The groups, which divide it evenly.
-      rngs: For the initial weight.
+      num_groups: Number of groups, which divide the last axis evenly.
+      rngs: Random keys of the initial weight.
       epsilon: Added to the mean squares.
-      dtype: Data type of the weight.
+      dtype: Type of the weight.
     """
 
     def __init__(
@@ -154,7 +147,7 @@ class GatedRmsNorm(JaxModule):
         self.weight = make_parameter(rngs, nnx.initializers.ones, (num_features,), dtype, axes=(None,))
 
     def __call__(self, x: jax.Array, gate: jax.Array) -> jax.Array:
-        """x f32, gate [T, num_features] -> f32, the same shape."""
+        """Returns float32 [T, num_features] for x float32 and gate of the same shape."""
         x, weight = gated(x, gate, "silu"), self.weight[...]
         if self.num_groups == 1:
             return rms_norm(x, weight, epsilon=self.epsilon)

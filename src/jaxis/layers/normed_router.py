@@ -1,4 +1,4 @@
-"""A router that norms and scales what it routes by, and scales the weights that it gives."""
+"""Router that normalises and scales its input, and scales the weights of experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NormedRouter(JaxModule):
 
     Args:
       scope: The router's scope.
-      routing: How the logits of `proj` are interpreted.
+      routing: Interpretation of the logits of `proj`.
     """
 
     def __init__(self, scope: LayerScope, routing: Routing) -> None:
@@ -32,6 +32,6 @@ class NormedRouter(JaxModule):
         self.per_expert_scale = make_parameter(scope.rngs, ones, (routing.num_experts,), scope.dtype, axes=(None,))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [T, E] -> expert_ids i32 [T, k], best first, and expert_weights float32 [T, k]."""
+        """Returns expert_ids i32 [T, k], best first, and expert_weights float32 [T, k] for x [T, E]."""
         expert_ids, expert_weights = self.proj(self.norm(x) * self.scale[...] * self.factor)
         return expert_ids, expert_weights * self.per_expert_scale[...][expert_ids]

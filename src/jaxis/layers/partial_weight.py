@@ -35,14 +35,14 @@ from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PartialWeight:
-    """The value of a parameter whose tensors have not all arrived.
+    """Value of a parameter some of whose tensors have not arrived.
 
     Attributes:
-      target: Shape [out, in] or [X, out, in]. Abstract, so that an incomplete parameter counts as not loaded.
+      target: Shape [out, in] or [X, out, in]. It is abstract, so that an incomplete parameter counts as not loaded.
       waiting: (Expert, tensor name) -> tensors of incomplete weights; views of the mapped file.
-      stack: The weights of the experts that are complete, or what packs or spreads them.
-      complete: The experts all of whose tensors have arrived.
-      first_type: Type of the first tensor of them.
+      stack: Weights of the complete experts, or the object that packs or spreads them.
+      complete: Experts with all tensors.
+      first_type: Type of these experts' first tensor.
     """
 
     target: jax.ShapeDtypeStruct
@@ -53,19 +53,19 @@ class PartialWeight:
 
     @property
     def missing(self) -> list[int]:
-        """The experts that have no weight yet."""
+        """Experts without a weight so far."""
         present = self.stack.experts if isinstance(self.stack, StackPacker) else self.complete
         return [expert for expert in range(self.target.shape[0]) if expert not in present]
 
 
 @dataclass(frozen=True)
 class WeightLoader:
-    """The `weight_loader` of a parameter that holds a weight. Identical layers have equal ones.
+    """`weight_loader` of a parameter that holds a weight. Identical layers have equal ones.
 
     Attributes:
-      recipe: Builds the weight.
+      recipe: Recipe that builds the weight.
       slot: The parameter.
-      dtype: The model's data type.
+      dtype: Data type of the model.
     """
 
     recipe: WeightRecipe
@@ -73,7 +73,6 @@ class WeightLoader:
     dtype: np.dtype
 
     def make_parameter(self, rngs: nnx.Rngs, init: Initializer) -> nnx.Param:
-        """The parameter with initial values, or with zeros if initializers are skipped."""
         shape = self._target.shape
 
         def make(key: jax.Array) -> WeightValue:
@@ -82,7 +81,7 @@ class WeightLoader:
         return parameter_of(make, rngs, shape, self.dtype, logical_axes=self.slot.axes, weight_loader=self)
 
     def takes(self, tensor_name: str) -> bool:
-        """Whether the file has a tensor of this name for the weight."""
+        """Returns whether the file has a tensor of this name for the weight."""
         return tensor_name in self._specs
 
     def __call__(self, param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
@@ -113,14 +112,15 @@ class WeightLoader:
         """Takes one tensor of an expert's weight.
 
         Args:
-          param: Its value is abstract [X, ...], or partly filled by this function.
-          expert: The expert's index.
-          tensor: The tensor, with its outputs along the first axis.
-          name: The tensor's name in the format.
+          param: Parameter whose value is abstract [X, ...], or partly filled by this function.
+          expert: Index of the expert.
+          tensor: Tensor with its outputs along the first axis.
+          name: Name of the tensor in the format.
 
         Returns:
-          A function that packs the weight, in any thread, if this was its last tensor and it is packed; else None. It
-          raises CheckpointError. `finish_experts` must be called after the last of these functions has returned.
+          A function that packs the weight, in any thread, if this was its last tensor and it is packed; else None. The
+          function raises CheckpointError. `finish_experts` must be called after the last of these functions has
+          returned.
 
         Raises:
           CheckpointError: The weight does not take this tensor, or already has it.
@@ -154,7 +154,7 @@ class WeightLoader:
         return job
 
     def missing(self, value: object) -> list[str]:
-        """The tensors that a parameter with this value lacks, by the names that they have beside it in the file."""
+        """Returns the tensors that a parameter with this value lacks, by their names beside it in the file."""
         if not isinstance(value, PartialWeight):
             return [self._file_name(name) for name in self._needed]
         if self.slot.num_experts is None:
@@ -222,7 +222,6 @@ class WeightLoader:
         return weight
 
     def _pack_expert(self, stack: StackPacker, expert: int, tensors: dict[str, np.ndarray]) -> None:
-        """Packs an expert's weight in place, straight from the file."""
         try:
             stack.pack(expert, lambda allocate: self._make_packed(tensors, allocate))
         except ValueError as error:
@@ -234,7 +233,7 @@ class WeightLoader:
     def _put(
         self, stack: WeightValue | SpreadStack | None, expert: int, tensors: dict[str, np.ndarray]
     ) -> WeightValue | SpreadStack:
-        """The stack with an expert's weight added, if the expert lies on a device of this host."""
+        """Returns the stack with an expert's weight added, if the expert lies on a device of this host."""
         num_experts, mesh = self.slot.num_experts, jax.sharding.get_mesh()
         assert num_experts is not None
         if stack is None and self.slot.axes[0] == SPREAD_EXPERT and mesh.size > 1:
@@ -266,7 +265,7 @@ class WeightLoader:
         return jax.tree.map(lambda a: place_array(a, axes) if isinstance(a, np.ndarray) else a, weight)
 
     def weight_of(self, array: jax.Array) -> WeightValue:
-        """The weight that these floats are quantized or packed to: [out, in], or [X, out, in] for experts."""
+        """Returns the weight that these floats are quantized or packed to: [out, in], or [X, out, in] for experts."""
         recipe = self.recipe
         if recipe.scheme is None and not recipe.packs:
             return in_equal_parts(array, self.slot.axes) if self.slot.num_experts is None else array
@@ -283,7 +282,7 @@ class WeightLoader:
 
 
 def take_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> Callable[[], None] | None:
-    """`WeightLoader.take_expert` for any parameter [X, ...]; without a WeightLoader, an expert is one tensor."""
+    """Calls `WeightLoader.take_expert` for any parameter [X, ...]; without a WeightLoader, an expert is one tensor."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
         value = param.get_value()
@@ -295,7 +294,7 @@ def take_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "
 
 
 def finish_experts(param: nnx.Param) -> None:
-    """Gives a parameter [X, ...] its weight, if `take_expert` has taken every expert; otherwise does nothing."""
+    """Sets the weight of a parameter [X, ...] if `take_expert` has taken every expert; otherwise does nothing."""
     value = param.get_value()
     if not isinstance(value, PartialWeight) or value.missing:
         return
@@ -307,7 +306,7 @@ def finish_experts(param: nnx.Param) -> None:
 
 
 def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
-    """The names of the tensors that an unfilled parameter with this dotted name lacks."""
+    """Returns the names of the tensors that an unfilled parameter with this dotted name lacks."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
         value = param.get_value()

@@ -1,7 +1,8 @@
 """Rotary position embeddings (arXiv:2104.09864) and their context-extension variants.
 
-A rope object is plain data: the frequencies, how many dimensions of a head they rotate, and how dimensions pair up. The
-variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the reference.
+A rope object is plain data: the frequencies, the number of a head's dimensions that they rotate, and the pairs of
+dimensions. The variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the
+reference.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class RotaryEmbedding:
     Attributes:
       inv_freq: Angle per position, for each of the `rotary_dim / 2` pairs.
       attention_scaling: Multiplies cosine and sine (YaRN, LongRoPE).
-      interleaved: Pairs are dimensions (2i, 2i+1); otherwise (i, i + rotary_dim/2).
-      axes: Which of a token's positions each pair goes by, where it has three: 0, 1, 2 for its time, row and column
-        (M-RoPE, arXiv:2409.12191); empty: there is one.
+      interleaved: True for pairs of dimensions (2i, 2i+1), False for (i, i + rotary_dim/2).
+      axes: Position of each pair among a token's three: 0, 1, 2 for its time, row and column (M-RoPE,
+        arXiv:2409.12191); empty for tokens with one position.
     """
 
     inv_freq: tuple[float, ...]
@@ -57,9 +58,9 @@ class RotaryEmbedding:
           q: [T, H, D].
           k: [T, K, D].
           positions: i32 [T], or [3, T] for a rope with `axes`.
-          sequence_lens: i32 [T], the full length of each token's sequence if known (unpaged), for the variants whose
-            frequencies depend on it.
-          norms: Applied to each head first; None for none.
+          sequence_lens: i32 [T], the full length of each token's sequence if known (unpaged), for variants with
+            frequencies that depend on it.
+          norms: Norms applied to each head first; None for none.
         """
         by_pair = positions[:, None] if positions.ndim == 1 else positions[np.asarray(self.axes)].T
         angles = by_pair.astype(jnp.float32) * self.frequencies(sequence_lens)
@@ -68,7 +69,7 @@ class RotaryEmbedding:
         return rotary_embedding(q, k, cos, sin, interleaved=self.interleaved, norms=norms)
 
     def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
-        """Angles per position: f32 [1 or T, rotary_dim / 2]."""
+        """Returns angles per position: f32 [1 or T, rotary_dim / 2]."""
         del sequence_lens
         return jnp.asarray(np.asarray(self.inv_freq, np.float32))[None]
 
@@ -96,7 +97,7 @@ class LongRotaryEmbedding(RotaryEmbedding):
     """LongRoPE (arXiv:2402.13753): one set of frequencies for short sequences, another for long ones.
 
     `inv_freq` is the short set. A paged engine cannot switch sets in the middle of a sequence, so it uses the long set
-    for every request if `serve_long`: if it was started for sequences longer than the original context.
+    for every request if `serve_long`, that is, if it was started for sequences longer than the original context.
     """
 
     long_inv_freq: tuple[float, ...]
@@ -114,13 +115,13 @@ class LongRotaryEmbedding(RotaryEmbedding):
 def make_rotary_embedding(
     config: RopeConfig, *, head_dim: int, max_model_len: int, interleaved: bool = False
 ) -> RotaryEmbedding:
-    """The rope that a config.json asks for.
+    """Returns the rope of a config.json, whose settings `jaxis.config.rope_config.rope_config` reads.
 
     Args:
-      config: Its settings, as `jaxis.config.rope_config.rope_config` reads them.
+      config: Settings of the rope.
       head_dim: D; `partial_rotary_factor` is the share of it that is rotated.
-      max_model_len: The longest sequence this engine will serve.
-      interleaved: How dimensions pair up.
+      max_model_len: Longest sequence that this engine will serve.
+      interleaved: True for pairs of neighbouring dimensions.
 
     Raises:
       ConfigError: The number of LongRoPE factors is not the number of pairs.
@@ -131,7 +132,7 @@ def make_rotary_embedding(
 
 
 def _axes(config: RopeConfig, num_pairs: int) -> tuple[int, ...]:
-    """Which of three positions each pair goes by; empty if the config does not say it of as many pairs."""
+    """Returns the position of each pair among three; empty if the config has no sections for this number of pairs."""
     if config.mrope_section is None:
         return ()
     if config.mrope_interleaved:
@@ -172,7 +173,7 @@ def _rope_of_type(config: RopeConfig, head_dim: int, max_model_len: int, interle
 
 
 def _proportional_inv_freq(config: RopeConfig, head_dim: int) -> tuple[float, ...]:
-    """Frequencies of the whole head, of which those past the rotated share are 0 (Gemma 4)."""
+    """Returns frequencies of the whole head, 0 past the rotated share (Gemma 4)."""
     num_rotated = int(config.partial_rotary_factor * head_dim // 2)
     exponents = np.arange(0, 2 * num_rotated, 2, dtype=np.float32) / np.float32(head_dim)
     rotated = 1.0 / np.power(np.float32(config.theta), exponents) / (config.factor or 1.0)
@@ -193,7 +194,7 @@ def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...
 
 
 def _yarn_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:
-    """YaRN (arXiv:2309.00071)."""
+    """Returns YaRN's frequencies (arXiv:2309.00071)."""
     dim, original, factor = 2 * len(powers), _given(config.original_max_position_embeddings), _given(config.factor)
 
     def correction_dim(rotations: float) -> float:
@@ -241,7 +242,7 @@ def _longrope(config: RopeConfig, powers: np.ndarray, max_model_len: int, interl
 
 
 def _given(value: Number | None) -> Number:
-    """The value of a setting that `rope_config` always reads for this rope type."""
+    """Returns the value of a setting that `rope_config` always reads for this rope type."""
     if value is None:
         raise ConfigError("the rope's settings lack one that its rope_type needs: make them with rope_config")
     return value

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and with which weights."""
+"""Routing of tokens to experts, and the weights of the experts."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ GROUP_SCORES = ("max", "top2_sum")
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How a router's logits become k experts per token and their weights.
+    """Parameters of a router: the map from logits to k experts per token and their weights.
 
     An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
     are chosen, by score plus selection bias if there is one; their weights are their scores, without the bias. A
     softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with `renormalize`.
 
-    With "sparsemixer" (arXiv:2409.12136) experts are chosen one after the other, and the weight of each is a softmax
-    over those experts, of the ones not chosen before it, whose logits are near its own.
+    With "sparsemixer" (arXiv:2409.12136) experts are chosen one after the other. The weight of each is a softmax over
+    the experts that were not chosen before and whose logits are near its own.
 
     Attributes:
       num_experts: X.
       num_experts_per_token: k.
       score_function: "softmax", "sigmoid" or "sparsemixer".
       sparsemixer_jitter: Logits are near the best one if their difference to it is at most twice this share of the
-        larger of their size and the best one.
-      logit_soft_cap: If set, logits become `logit_soft_cap * tanh(logits / logit_soft_cap)` first.
-      renormalize: Whether a token's k weights are divided by their sum.
+        larger of their magnitude and the best one.
+      logit_soft_cap: Bound of the logits, which first become `logit_soft_cap * tanh(logits / logit_soft_cap)`; None for
+        none.
+      renormalize: True to divide a token's k weights by their sum.
       sum_epsilon: Added to that sum; it guards against sigmoids that are all 0.
-      minimum_sum: The least that they are divided by.
+      minimum_sum: Lower bound of that sum.
       scaling_factor: Multiplies the weights, last.
-      num_groups: The number of equally sized groups of consecutive experts.
-      num_allowed_groups: A token's experts come from this many of the best groups.
-      group_score: How groups are ranked: by their best expert ("max") or the sum of their best two ("top2_sum").
-      biases_logits: Whether a selection bias is added to logits, not to scores (Kolibri).
-      float32_logits: Whether the router multiplies in float32 regardless of the model's type.
-      scales_input: Whether a weight multiplies its expert's input rather than its output (Llama 4).
+      num_groups: Number of equally sized groups of consecutive experts.
+      num_allowed_groups: Number of the best groups that a token's experts come from.
+      group_score: Score of a group: its best expert ("max") or the sum of its best two ("top2_sum").
+      biases_logits: True to add a selection bias to logits, not to scores (Kolibri).
+      float32_logits: True if the router multiplies in float32 regardless of the model's type.
+      scales_input: True if a weight multiplies its expert's input rather than its output (Llama 4).
 
     Raises:
       ConfigError: On construction, if the values are inconsistent.
@@ -100,16 +101,16 @@ class Routing:
 
 
 Observer = Callable[[Routing, jax.Array, jax.Array], None]
-"""Gets a router's settings, its logits, float32 [T, X], and the experts that it chose, i32 [T, k]."""
+"""Function of a router's settings, its logits, float32 [T, X], and the experts that it chose, i32 [T, k]."""
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
 def routers_observed_by(observe: Observer) -> Iterator[None]:
-    """Routers that are called in the block show what they choose, and by what.
+    """Makes routers that are called in the block pass their logits and choices to a function.
 
-    Inside a function that is traced by itself, they show values of that trace, which has to return what is made of
-    them.
+    Inside a function that is traced by itself, the values belong to that trace, which has to return everything derived
+    from them.
     """
     token = _observer.set(observe)
     try:
@@ -121,15 +122,12 @@ def routers_observed_by(observe: Observer) -> Iterator[None]:
 def choose_experts(
     routing: Routing, logits: jax.Array, selection_bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Each token's experts, best first, and their weights.
+    """Returns each token's expert_ids i32 [T, k], best first, and expert_weights float32 [T, k].
 
     Args:
-      routing: How experts are chosen.
+      routing: Parameters of the router.
       logits: [T, X], in any floating type.
       selection_bias: float32 [X], added to the scores, or the logits, for choosing only; None for none.
-
-    Returns:
-      expert_ids i32 [T, k] and expert_weights float32 [T, k].
     """
     logits = logits.astype(jnp.float32)
     if routing.logit_soft_cap is not None:
@@ -142,7 +140,6 @@ def choose_experts(
 
 
 def _best(selection_bias: jax.Array | None, routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The experts with the highest scores; see `choose_experts`."""
     scores = softmax(logits) if routing.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
     if selection_bias is not None:
         choice = (logits if routing.biases_logits else scores) + selection_bias
@@ -162,7 +159,6 @@ def _best(selection_bias: jax.Array | None, routing: Routing, logits: jax.Array)
 
 
 def _sparsemixer(routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """See `choose_experts`; logits are float32 [T, X]."""
     expert_ids, weights = [], []
     remaining = logits
     for _ in range(routing.num_experts_per_token):
@@ -177,7 +173,7 @@ def _sparsemixer(routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
-    """bool [T, X]: the experts of each token's best groups."""
+    """Returns bool [T, X]: True for the experts of each token's best groups."""
     groups = choice.reshape(-1, routing.num_groups, routing.num_experts // routing.num_groups)
     best = jax.lax.top_k(groups, 1 if routing.group_score == "max" else 2)[0].sum(-1)
     _, allowed = jax.lax.top_k(best, routing.num_allowed_groups)
@@ -186,7 +182,7 @@ def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
 
 
 def _selection_bias(rngs: nnx.Rngs, routing: Routing) -> nnx.Param:
-    """A bias [X] added to scores for choosing only.
+    """Creates a bias [X] that is added to scores for choosing only.
 
     It is float32 regardless of the model's type: differences between biases are small compared with the scores.
     """
@@ -197,22 +193,22 @@ def _selection_bias(rngs: nnx.Rngs, routing: Routing) -> nnx.Param:
 
 
 def _load_selection_bias(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
-    """A `weight_loader` that takes [X] and, as ERNIE has it, [1, X]."""
+    """Loads [X] and, as ERNIE has it, [1, X]: a `weight_loader`."""
     default_weight_loader(param, tensor.reshape(-1) if tensor.shape[:-1] == (1,) else tensor, shard_id)
 
 
 class JaxRouter(JaxLinear):
-    """Scores experts: `weight` [X, E] and, where the family has them, a `bias` [X] on the logits.
+    """Router: `weight` [X, E] and, in some families, a `bias` [X] on the logits.
 
-    The weight is never quantized in memory; from a checkpoint that quantizes it, it is dequantized.
+    The weight is never quantized in memory; a quantized one in the checkpoint is dequantized.
 
     Args:
       hidden_size: E.
-      routing: How its logits are interpreted.
-      rngs: For the initial weights.
-      use_bias: Whether there is a `bias` [X] on the logits.
-      use_selection_bias: Whether there is an `e_score_correction_bias` [X], which is added to scores for choosing only.
-      dtype, quant_config, prefix: See `JaxLinear`.
+      routing: Parameters of the router.
+      rngs: Random keys of the initial weights.
+      use_bias: True for a `bias` [X] on the logits.
+      use_selection_bias: True for an `e_score_correction_bias` [X], which is added to scores for choosing only.
+      dtype, quant_config, prefix: Arguments of `JaxLinear`.
     """
 
     def __init__(
@@ -241,7 +237,7 @@ class JaxRouter(JaxLinear):
         self.e_score_correction_bias = _selection_bias(rngs, routing) if use_selection_bias else None
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [T, E] -> expert_ids i32 [T, k], best first, and weights float32 [T, k]."""
+        """Returns expert_ids i32 [T, k], best first, and weights float32 [T, k] for x [T, E]."""
         logits_type = jnp.float32 if self.routing.float32_logits else x.dtype
         logits = self.product(x, preferred_element_type=logits_type)
         if self.bias is not None:

@@ -1,7 +1,7 @@
 """Rows of a linear layer's weight in the order in which the devices of a mesh need them.
 
-The axis of a weight's outputs is cut into equal parts, one for each device. Where a device would need other rows, it
-would have to get what they compute from other devices in every step. So they are put in order once, after loading.
+The axis of a weight's outputs is cut into equal parts, one for each device. A device that needs other rows would have
+to get their outputs from other devices in every step. So rows are put in order once, after loading.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxis.parallel.mesh import logical_sharding
 
 
 class RowOrder(NamedTuple):
-    """The rows of a layer's weight [out, in] for some number of devices.
+    """Order of the rows of a layer's weight [out, in] for some number of devices.
 
     Attributes:
       layer: The layer.
-      rows: int [n], indices of outputs; one of several devices' copies is as good as another.
+      rows: int [n], indices of outputs; devices' copies of a row are interchangeable.
     """
 
     layer: JaxLinear
@@ -32,12 +32,12 @@ class RowOrder(NamedTuple):
 
 
 def has_movable_rows(layer: JaxLinear) -> bool:
-    """Whether jaxis knows how the layer's weight is stored; the method of an external model may store it in any way."""
+    """Returns whether jaxis knows how the layer's weight is stored, which an external model's method decides itself."""
     return isinstance(layer.quant_method, WeightMethod)
 
 
 def put_in_order(order: RowOrder) -> None:
-    """Gives a loaded layer the rows of its weight and bias, each device its own part."""
+    """Reorders the rows of a loaded layer's weight and bias, each device with its own part."""
     layer, rows = order
     layer.has_moved_rows = True
     layer.weight.set_value(_on_devices(layer.weight.get_value(), rows, layer.kernel_axes))

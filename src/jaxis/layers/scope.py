@@ -1,4 +1,4 @@
-"""LayerScope: a layer's place in a model, and everything it is constructed from."""
+"""LayerScope: a layer's place in a model, and everything that its constructor needs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerScope:
-    """The arguments of a composite layer's constructor.
+    """Arguments of a composite layer's constructor.
 
     `scope / "self_attn"` is the scope of the child of that name. Layers read what they need from a scope but do not
-    keep it: decoder layers that differ only in their place must compare equal, so that they are traced once.
+    keep
+    it: decoder layers that differ only in their place must compare equal, so that they are traced once.
 
     Attributes:
-      vllm_config: The engine's configuration.
-      rngs: For the initial weights.
-      quant_config: Decides how the weights of the layers in this scope are stored and applied; None: unchanged.
-      prefix: The layer's dotted name in the model.
+      vllm_config: Configuration of the engine.
+      rngs: Random keys of the initial weights.
+      quant_config: Configuration that decides how the weights of layers in this scope are stored and applied; None:
+        unchanged.
+      prefix: Dotted name of the layer in the model.
       layer_index: Index, from 0, of the decoder layer that this is or belongs to; meaningless elsewhere.
-      names: What the model's checkpoints call its modules.
+      names: Names of modules in the model's checkpoints.
     """
 
     vllm_config: VllmConfig
@@ -45,17 +47,16 @@ class LayerScope:
         return dataclasses.replace(self, prefix=f"{self.prefix}.{name}" if self.prefix else name)
 
     def layer(self, index: int) -> LayerScope:
-        """The scope of the decoder layer `layers.<index>`."""
+        """Returns the scope of the decoder layer `layers.<index>`."""
         return dataclasses.replace(self / "layers" / str(index), layer_index=index)
 
     @property
     def name_in_checkpoint(self) -> str:
-        """The layer's dotted name in the checkpoint, by which quantization knows it."""
+        """Dotted name of the layer in the checkpoint, by which quantization knows it."""
         return self.names.name_in_checkpoint(self.prefix)
 
     @property
     def config(self) -> HFConfig:
-        """The checkpoint's config.json."""
         return self.vllm_config.model_config.hf_config
 
     @property
@@ -65,10 +66,10 @@ class LayerScope:
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence that the engine will serve, in tokens."""
+        """Longest sequence that the engine will serve, in tokens."""
         return self.vllm_config.model_config.max_model_len
 
 
 def never_quantized(scope: LayerScope) -> LayerScope:
-    """The scope of a small layer that decides much: its weight is not quantized, or dequantized on loading."""
+    """Returns the scope of a small layer that decides much: its weight is not quantized, or dequantized on loading."""
     return dataclasses.replace(scope, quant_config=without_quantization(scope.quant_config))

@@ -17,22 +17,19 @@ from jaxis.layers.uncached import KVCache
 
 
 class SharedCacheAttention(JaxModule):
-    """Self-attention that has no keys and values, nor a cache: it reads those of an earlier layer (Gemma 4).
+    """Self-attention without keys, values and a cache of its own: it reads those of an earlier layer (Gemma 4).
 
-    The decoder passes that layer's cache, in which the step's keys and values stand already. Queries get an RMS norm
-    over each head, then the rope.
+    The decoder passes that layer's cache, which already holds the step's keys and values. Queries get an RMS norm over
+    each head, then the rope.
 
     Args:
       scope: The layer's scope.
-      shares_cache_of: The index of the decoder layer whose keys and values it reads.
-      head_dim: D, as that layer has it.
-      rope_settings: The layer's rope; None means the settings that config.json has for all layers.
+      shares_cache_of: Index of the decoder layer whose keys and values it reads.
+      head_dim: D of that layer.
+      rope_settings: Rope of this layer; None means config.json's settings for all layers.
       scale: Multiplies the scores.
-      use_bias: Whether the projections have biases.
-      span: The tokens that a token sees, as that layer has it.
-
-    Attributes:
-      shares_cache_of: See above; the decoder and the engine know such layers by it.
+      use_bias: True if the projections have biases.
+      span: The tokens that a token sees; that layer's span.
 
     Raises:
       ConfigError: config.json's rope is not supported.
@@ -65,7 +62,6 @@ class SharedCacheAttention(JaxModule):
         self.q_norm = rms_norm(scope, head_dim)
 
     def __call__(self, kv_cache: KVCache, x: jax.Array, metadata: AttentionMetadata) -> tuple[KVCache, jax.Array]:
-        """x [T, E] and the other layer's cache (or what stands in its place) -> the same cache, and [T, E]."""
         q = self.q_proj(x).reshape(x.shape[0], self.num_heads, self.head_dim)
         norms = None
         if calls_are_observed():

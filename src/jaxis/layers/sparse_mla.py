@@ -16,11 +16,11 @@ from jaxis.layers.scope import LayerScope
 
 
 class SparseLatentAttention(MultiHeadLatentAttention):
-    """Latent attention in which a token attends to at most K tokens, those that an indexer selects.
+    """Latent attention in which a token attends to at most K tokens, selected by an indexer.
 
-    Where layers share selections (IndexShare, arXiv:2603.12201), a layer without an indexer attends to what the last
-    one before it with an indexer selected. Its cache is then a tuple whose last entry is that selection: the decoder
-    hands it on from layer to layer.
+    If layers share selections (IndexShare, arXiv:2603.12201), a layer without an indexer uses the selection of the last
+    layer before it that has one. Its cache is then a tuple whose last entry is that selection: the decoder hands it on
+    from layer to layer.
 
     An engine that serves no context of more than K tokens attends to all of them, with dense attention's kernels, and
     caches no keys of indexers.
@@ -28,14 +28,15 @@ class SparseLatentAttention(MultiHeadLatentAttention):
     Args:
       scope: The layer's scope.
       sizes: All dimensions of attention.
-      indexer_sizes: Those of the indexer.
-      has_indexer: Whether the layer has one.
-      rope, scale, use_bias: See `MultiHeadLatentAttention`.
+      indexer_sizes: Dimensions of the indexer.
+      has_indexer: True if the layer has an indexer.
+      rope, scale, use_bias: Arguments of `MultiHeadLatentAttention`.
       indexer_rope: Rotates the first dimensions of the indexer's queries and keys.
-      hands_on_selection: Whether layers share selections.
+      hands_on_selection: True if layers share selections.
 
     Raises:
-      ConfigError: Queries are projected without a latent, from which the indexer projects its own.
+      ConfigError: Queries are projected without a latent, from which the indexer projects its own; or
+        decode_context_parallel_size would divide the context of selected tokens.
     """
 
     def __init__(
@@ -76,18 +77,15 @@ class SparseLatentAttention(MultiHeadLatentAttention):
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
-        """The cache that the engine allocates for the latents; that of an indexer's keys follows it."""
+        """Specification of the cache of latents; the cache of an indexer's keys follows it."""
         num_selected = None if self.serves_short_contexts else self.num_selected
         return dataclasses.replace(super().kv_cache_spec, num_selected=num_selected)
 
     def __call__(self, kv_cache: Any, x: jax.Array, metadata: AttentionMetadata) -> tuple[Any, jax.Array]:
-        """x [T, E] -> the updated caches and [T, E].
+        """Returns the updated caches and [T, E] for x [T, E].
 
-        Args:
-          kv_cache: The latents' cache, or a tuple of it, the indexer's if there is one, and the last selection if
-            layers share them. Without caches, None stands in the place of each, or of all where none are shared.
-          x: [T, E].
-          metadata: Of the batch.
+        `kv_cache` is the cache of the latents, or a tuple of it, the indexer's cache if there is one, and the last
+        selection if layers share them. Without caches, it has None in the place of each, or is None if none are shared.
         """
         caches = list(kv_cache) if isinstance(kv_cache, tuple) else [kv_cache]
         q, latents, rope_key, query_latent = self._project(x)

@@ -1,7 +1,6 @@
 """Stacks of experts that lie whole on devices, filled expert by expert as a checkpoint is read.
 
-An expert goes to its own devices only, so nothing is exchanged; one that lies on other hosts' devices is not even
-converted.
+An expert goes to its own devices only, so nothing is exchanged. Experts on other hosts' devices are not even converted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 
 
 class SpreadStack:
-    """The weights of X experts on the devices of this host.
+    """Weights of X experts on the devices of this host.
 
     Args:
       mesh: All devices.
@@ -39,19 +38,14 @@ class SpreadStack:
         self._parts: dict[Any, WeightValue] = {}  # by device
 
     def is_here(self, expert: int) -> bool:
-        """Whether an expert lies on a device of this host."""
+        """Returns whether an expert lies on a device of this host."""
         return any(expert in experts for experts in self._experts.values())
 
     def put(self, expert: int, weight: WeightValue, dtype: DTypeLike | None) -> None:
-        """Adds an expert's weight, on the devices of this host that it lies on.
-
-        Args:
-          expert: Index of the expert.
-          weight: Of host arrays.
-          dtype: What the arrays become; None leaves them as they are.
+        """Adds an expert's weight of host arrays on its devices of this host; `dtype` converts them unless it is None.
 
         Raises:
-          CheckpointError: It is of another type than an earlier one.
+          CheckpointError: The weight is of another type than an earlier one.
         """
         for device, experts in self._experts.items():
             if expert not in experts:
@@ -68,7 +62,7 @@ class SpreadStack:
                 self._parts[device] = jax.block_until_ready(jax.tree.map(write, part, entry))
 
     def stack(self) -> WeightValue:
-        """The stack, arrays [X, ...] on all devices, once every expert that is here was put."""
+        """Returns the stack, arrays [X, ...] on all devices, once every expert of this host was put."""
 
         def whole(*parts: jax.Array) -> jax.Array:
             shape = (self._num_experts, *parts[0].shape[1:])
@@ -78,10 +72,10 @@ class SpreadStack:
 
 
 def check_same_type(stack: WeightValue, entry: WeightValue, *, has_dtype: bool) -> None:
-    """Checks that an expert's weight has the types of those before it, unless its arrays become another type.
+    """Checks that an expert's weight has the types of the earlier experts', unless its arrays become another type.
 
     Raises:
-      CheckpointError: It has not.
+      CheckpointError: The types differ.
     """
     if not has_dtype and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
         raise CheckpointError("has a different type from those of the other experts")

@@ -1,4 +1,4 @@
-"""What stands in the place of a cache where whole sequences run without one and layers share keys and values."""
+"""Keys and values in the place of a cache, for whole sequences that run without one in layers that share them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxis.kernels.paged_cache import PagedCache
 class UncachedKeysAndValues:
     """Keys and values of whole sequences that later layers attend to, too.
 
-    The decoder passes an empty one to the layer that makes them, instead of None, and what that returns to the layers
-    that share them.
+    The decoder passes an empty one, instead of None, to the layer that makes the keys and values. It passes that
+    layer's result to the layers that share them.
 
     Attributes:
       keys: [T, K, D], after norms and rope; None before they are made.
@@ -28,9 +28,9 @@ class UncachedKeysAndValues:
 
 
 KVCache = PagedCache | UncachedKeysAndValues | None
-"""What attention gets and returns: a cache, or without caches None or what stands in its place."""
+"""A cache that attention takes and returns; without caches, None or an `UncachedKeysAndValues`."""
 
 
 def is_cache(kv_cache: KVCache) -> TypeGuard[PagedCache]:
-    """Whether this is a cache: if not, sequences are whole."""
+    """Returns whether this is a cache; if not, sequences are whole."""
     return kv_cache is not None and not isinstance(kv_cache, UncachedKeysAndValues)

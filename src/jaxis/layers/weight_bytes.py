@@ -1,4 +1,4 @@
-"""How large a model's weights will be, told from its shapes alone."""
+"""Size of a model's weights in bytes, computed from their shapes alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ _BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
 
 
 def weight_bytes(model: JaxModule, float_bytes: int = 2, mesh: Mesh | None = None) -> int:
-    """Bytes of a model's weights once loaded: `float_bytes` for each parameter, or its quantized size.
+    """Returns the bytes of a model's weights once loaded: `float_bytes` for each element, or its quantized size.
 
-    Args:
-      model: Constructed abstractly, with or without quantization rules, weights still in the checkpoint's shapes.
-      float_bytes: Of a parameter that is not quantized.
-      mesh: Devices, on all of which together they are counted: what they do not share is on each. None: one device.
+    The model is constructed abstractly, with or without quantization rules, with weights in the checkpoint's shapes.
+    With a mesh, the bytes of all its devices are added up; each has a copy of parameters that they do not share.
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
@@ -41,19 +39,19 @@ def weight_bytes(model: JaxModule, float_bytes: int = 2, mesh: Mesh | None = Non
 
 
 def _elements_on_all(param: nnx.Param, shape: tuple[int, ...], mesh: Mesh) -> int:
-    """How many elements of a parameter there are on all devices together, copies and padding among them."""
+    """Returns the number of a parameter's elements on all devices together, including copies and padding."""
     axes = logical_axes(param) or (None,) * len(shape)
     held = padded_shape(mesh, axes, shape)
     return mesh.size * math.prod(logical_sharding(mesh, axes, held).shard_shape(held))
 
 
 def logical_axes(param: nnx.Param) -> tuple[str | None, ...]:
-    """Names of a parameter's axes, as `parallel/mesh.py` has them; empty if it has none."""
+    """Returns the names of a parameter's axes, as in `parallel/mesh.py`; empty if it has none."""
     return tuple(param.get_metadata().get("logical_axes") or ())
 
 
 def _matrices(module: nnx.Module) -> list[nnx.Param]:
-    """The parameters of a layer that quantization applies to: its matrix, or stacks of matrices for experts."""
+    """Returns the parameters of a layer that are quantized: its matrix, or stacks of matrices for experts."""
     params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
     minimum = 3 if any(next(iter(logical_axes(param)), None) in EXPERT_AXES for param in params) else 2
     return [param for param in params if len(logical_axes(param)) >= minimum]

@@ -1,4 +1,4 @@
-"""How checkpoints store weights: which tensors make up a weight [out, in], and how it is assembled from them."""
+"""Storage of weights in checkpoints: the tensors that make up a weight [out, in], and its assembly from them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class InvalidWeightError(CheckpointError):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The expected shape and type of a checkpoint's tensor.
+    """Expected shape and type of a checkpoint's tensor.
 
     Attributes:
-      shape: Its shape.
-      dtypes: The types it may have, the usual one first; empty means any.
+      shape: Usual shape.
+      dtypes: Allowed types, the usual one first; empty means any.
       other_shapes: Other shapes that some publishers use.
-      content: Its elements, if they are fixed.
-      sample: Elements that make a valid tensor, repeated as often as its shape needs, if zeros do not.
-      any_length: Whether a vector may have any length, like a string's bytes; `shape` is that of the sample.
-      is_zero: Whether the weight does without the tensor, which the file may lack, and which has zeros if not.
+      content: Elements of the tensor, if they are fixed.
+      sample: Elements of a valid tensor, repeated as often as its shape needs, if zeros are not valid.
+      any_length: True if a vector may have any length, like a string's bytes; `shape` is that of the sample.
+      is_zero: True if the weight does not need the tensor: the file may lack it, or has zeros.
     """
 
     shape: tuple[int, ...]
@@ -39,35 +39,35 @@ class TensorSpec:
     is_zero: bool = False
 
     def example(self) -> np.ndarray:
-        """A valid tensor, zeros unless those are not."""
+        """Returns a valid tensor, of zeros if those are valid."""
         dtype = self.dtypes[0] if self.dtypes else np.dtype(np.float32)
         elements = self.sample if self.content is None else self.content
         return np.zeros(self.shape, dtype) if elements is None else np.resize(np.asarray(elements, dtype), self.shape)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor may have this shape."""
+        """Returns whether a tensor may have this shape."""
         return shape in (self.shape, *self.other_shapes) or (self.any_length and len(shape) == 1)
 
 
 class WeightFormat(Protocol):
-    """How a checkpoint stores a weight [out, in] of a linear layer, an embedding table or one expert."""
+    """Storage in a checkpoint of a weight [out, in] of a linear layer, an embedding table or one expert."""
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
-        """Name suffix in the file -> spec, for each tensor of a weight [out, in]."""
+        """Returns name suffix in the file -> spec, for each tensor of a weight [out, in]."""
         ...
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], /) -> WeightValue:
         """Builds a weight [out, in] of host arrays from its tensors, which match the specs of `tensors`.
 
         Raises:
-          ValueError: They do not form a valid weight; the message follows "a weight".
+          ValueError: The tensors do not form a valid weight; the message follows "a weight".
         """
         ...
 
 
 @dataclass(frozen=True)
 class PlainFormat:
-    """One tensor, the weight itself."""
+    """One tensor: the weight itself."""
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         return {"weight": TensorSpec(shape)}
@@ -84,9 +84,9 @@ class WeightSlot:
     """A parameter of a layer that holds a weight, or a stack of experts' weights.
 
     Attributes:
-      name: The attribute's name.
+      name: Name of the attribute.
       shape: (out, in).
-      axes: The logical axes of the parameter's dimensions.
+      axes: Logical axes of the parameter's dimensions.
       num_experts: X if the parameter is a stack [X, out, in]; None for a single weight.
     """
 

@@ -1,4 +1,4 @@
-"""Loads named tensors into a model's parameters: strictly, and one tensor at a time.
+"""Strict loading of named tensors into a model's parameters, one tensor at a time.
 
 Four levels, each overriding the one before: the default loader of a parameter; a parameter's own
 `weight_loader(param, tensor, shard_id)`; a module's `load_weights(weights)`; the model's `load_weights(weights)`.
@@ -29,10 +29,10 @@ Weights = Iterable[tuple[str, np.ndarray]]
 
 @runtime_checkable
 class TakesTensors(Protocol):
-    """The `weight_loader` of a parameter built from several tensors; it gets each tensor's name as `shard_id`."""
+    """`weight_loader` of a parameter built from several tensors; it gets each tensor's name as `shard_id`."""
 
     def takes(self, tensor_name: str) -> bool:
-        """Whether a tensor of this name, next to the parameter in the file, belongs to it."""
+        """Returns whether a tensor of this name, next to the parameter in the file, belongs to it."""
         ...
 
 
@@ -47,7 +47,7 @@ def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | 
 
 
 def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
-    """Checks for the weight_loader of an unfused parameter.
+    """Checks a tensor for the `weight_loader` of an unfused parameter.
 
     Raises:
       CheckpointError: The shapes differ, or a shard was given.
@@ -60,15 +60,15 @@ def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | N
 
 
 def unexpected_shard(shard_id: str | int) -> CheckpointError:
-    """The error for a shard of a parameter that has no shards."""
+    """Returns the error for a shard of a parameter that has no shards."""
     return CheckpointError(f"shard {shard_id!r} was given for a parameter that is not fused: it needs a weight_loader")
 
 
 def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
-    """The tensor as an array of the parameter's type, each device holding its own shard of it.
+    """Returns the tensor as an array of the parameter's type, each device holding its own shard of it.
 
-    It is transferred in its own type and cast on the device, while the next tensor is being read; a vector is cast
-    before, because each length would take a program of its own, which compiles for longer than the cast takes.
+    It is transferred in its own type and cast on the device, while the next tensor is being read. A vector is cast
+    before: each length would need a program of its own, which takes longer to compile than the cast.
     """
     dtype = param.get_value().dtype
     if isinstance(tensor, np.ndarray) and tensor.ndim == 1:
@@ -112,7 +112,7 @@ class HasFusedModules(Protocol):
 
 
 class JaxAutoWeightsLoader:
-    """Hands each tensor to the parameter or module that its dotted name leads to.
+    """Loader that passes each tensor to the parameter or module that its dotted name leads to.
 
     A name whose last-but-one part is fused into another module (`q_proj` in `qkv_proj`) is found through the model's
     `packed_modules_mapping`, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}: the fused parameter's `weight_loader` gets
@@ -187,7 +187,7 @@ class JaxAutoWeightsLoader:
                 yield parameter_name
 
     def _child_key(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> str:
-        """The key of the child that the name's first parts lead to; a list's child has a key such as `layers.0`."""
+        """Returns the key of the child that the name's first parts lead to, such as `layers.0` in a list."""
         for depth in range(1, len(parts) + 1):
             key = ".".join(parts[:depth])
             if key in children:
@@ -196,7 +196,7 @@ class JaxAutoWeightsLoader:
         return parts[0] if parts else ""
 
     def _fused_child(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> nnx.Param | None:
-        """The parameter of the fused module: `q_proj.weight` -> `qkv_proj`'s `weight`."""
+        """Returns the parameter of the fused module: `q_proj.weight` -> `qkv_proj`'s `weight`."""
         fused = children.get(self.fused_by_part[parts[0]])
         if not isinstance(fused, nnx.Module) or len(parts) != 2:
             return None
@@ -221,7 +221,7 @@ def _load_own(
 
 
 def _made_of(children: dict[str, nnx.Module | nnx.Param], tensor_name: str) -> str | None:
-    """The name of the parameter built from this tensor and others; None if there is none."""
+    """Returns the name of the parameter built from this tensor and others; None if there is none."""
     for name, child in children.items():
         if isinstance(child, nnx.Param):
             loader = child.get_metadata().get("weight_loader")

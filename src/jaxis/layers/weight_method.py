@@ -1,4 +1,4 @@
-"""The `quant_method` of jaxis' own layers, and how a layer gets one."""
+"""`quant_method` of jaxis' own layers, and its choice for a layer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class WeightedLayer(Protocol):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """The parameters that hold its weights."""
+        """Parameters that hold the layer's weights."""
         ...
 
     @property
     def can_be_packed(self) -> bool:
-        """Whether the native kernels support what the layer computes with its weights."""
+        """True if the native kernels support the layer's computation with its weights."""
         ...
 
 
@@ -40,7 +40,7 @@ class WeightMethod(WeightRecipe):
     """A QuantMethod whose parameters build their weights by a recipe, each as soon as its tensors have arrived.
 
     Attributes:
-      formats: The formats of slots, by name, that are not stored as `format` says.
+      formats: Formats, by the slot's name, of slots with a format other than `format`.
     """
 
     formats: Mapping[str, WeightFormat] = field(default_factory=dict, compare=False)
@@ -58,18 +58,17 @@ class WeightMethod(WeightRecipe):
         """Does nothing: a weight is complete when its last tensor has arrived."""
 
     def _format(self, slot: WeightSlot) -> WeightFormat:
-        """How the file stores a parameter's weights."""
         return self.formats.get(slot.name, self.format)
 
     def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
-        """Whether one kernel can run the layer of experts, if these slots are stacks: all of it, or nothing."""
+        """Returns whether one kernel can run the layer of experts, if these slots are stacks: all of it, or nothing."""
         stacks = [slot for slot in slots if slot.num_experts is not None]
         if self.dequantizes or not stacks:
             return True
         return can_pack_experts([self._example(slot, dtype) for slot in stacks])
 
     def _example(self, slot: WeightSlot, dtype: DTypeLike) -> WeightValue:
-        """A one-row weight, otherwise like the slot's."""
+        """Returns a one-row weight, otherwise like the slot's."""
         shape, weight_format = (1, slot.shape[1]), self._format(slot)
         tensors = {name: spec.example() for name, spec in weight_format.tensors(shape).items()}
         recipe = dataclasses.replace(self, format=weight_format)
@@ -79,7 +78,7 @@ class WeightMethod(WeightRecipe):
 def create_weights(
     layer: WeightedLayer, quant_config: QuantizationConfig | None, prefix: str, rngs: nnx.Rngs, dtype: DTypeLike
 ) -> QuantMethod:
-    """Creates a layer's parameters as its quantization config says, and returns its `quant_method`."""
+    """Creates a layer's parameters by its quantization config, and returns its `quant_method`."""
     method = None if quant_config is None else quant_config.get_quant_method(layer, prefix)
     method = WeightMethod() if method is None else method
     method.create_weights(layer, rngs, dtype)

@@ -1,4 +1,4 @@
-"""Turns a checkpoint's tensors into the weight that a layer multiplies by, one matrix at a time."""
+"""Conversion of a checkpoint's tensors to the weight that a layer multiplies by, one matrix at a time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """The steps from a file's tensors to a weight, in the order of the attributes.
+    """Steps from a file's tensors to a weight, in the order of the attributes.
 
     Attributes:
-      format: Assembles the weight.
-      dequantizes: Whether the weight is dequantized to the model's type.
-      scheme: How the weight is quantized; None leaves it as it is.
+      format: Format that assembles the weight.
+      dequantizes: True to dequantize the weight to the model's type.
+      scheme: Quantization of the weight; None leaves it as it is.
       act_qtype: "int8" quantizes the input of products with a weight that the file stores as integers or codes; None
         leaves that to the format.
-      packs: Whether the weight is packed for the native CPU kernels, if they take it.
+      packs: True to pack the weight for the native CPU kernels, if they take it.
 
     All recipes compare equal: once a weight is built, its type alone decides how it is multiplied. Layers whose weights
     have the same type thus share a trace, however these were loaded.
@@ -51,13 +51,9 @@ class WeightRecipe:
         dtype: DTypeLike,
         allocate: Allocate | None = None,
     ) -> WeightValue:
-        """Builds the weight from its tensors.
+        """Builds the weight (out, in) from the tensors that `format` specifies, for a model of type `dtype`.
 
-        Args:
-          tensors: The tensors that `format` specifies.
-          shape: (out, in).
-          dtype: The model's.
-          allocate: Memory for a packed weight, as for `kernels.weights.pack`.
+        `allocate` is the memory of a packed weight, as for `kernels.weights.pack`.
 
         Raises:
           InvalidWeightError: The tensors do not form a valid weight.

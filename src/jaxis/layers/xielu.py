@@ -1,4 +1,4 @@
-"""The activation xIELU (arXiv:2411.13010), whose slopes are learnt."""
+"""Activation xIELU (arXiv:2411.13010) with learnt slopes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ class XIELU(JaxModule):
 
     p is `softplus(alpha_p)` and n is `beta + softplus(alpha_n)`. Checkpoints have all four numbers: `alpha_p` and
     `alpha_n` [1], `beta` and `eps` []. The last two are constants, which training leaves as they are.
-
-    Args:
-      scope: The layer's scope.
     """
 
     def __init__(self, scope: LayerScope) -> None:
@@ -32,7 +29,6 @@ class XIELU(JaxModule):
         self.eps = number(-1e-6, ())
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., F] -> the same shape and type."""
         wide = x.astype(jnp.float32)
         alpha_p, alpha_n, beta, eps = (
             each[...].astype(jnp.float32) for each in (self.alpha_p, self.alpha_n, self.beta, self.eps)

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint folder, whether in one file or in shards, as one set of named tensors."""
+"""The weights of a checkpoint folder, in one file or in shards, as one set of named tensors."""
 
 from __future__ import annotations
 
@@ -10,55 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxis.config.mistral_params import is_mistral_format
-from jaxis.config.quantization_files import ADAPTER_HINT
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
-from jaxis.loading.headers import hugging_face_name, is_mlx
+from jaxis.loading.missing_weights import NOT_MODELS, explain_missing_weights
 from jaxis.loading.mistral_names import MistralNames
+from jaxis.loading.mlx_names import hugging_face_name, is_mlx
 from jaxis.loading.safetensors import SafetensorsFile, TensorInfo
-
-# What a folder without loadable weights has instead, and what to do about it.
-
-
-NOT_MODELS = ("consolidated", "adapter_model")
-"""What the names of safetensors files start with that repeat or change a model's weights, under other names."""
-_CONVERT = "convert it with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
-_PICKLE = f"a pickle, which may run code when it is opened: {_CONVERT}"
-_ORIGINAL = "use the original checkpoint (model*.safetensors)"
-# Pattern of the file's name -> what it is, and what to do.
-_KINDS = {
-    "consolidated*.safetensors": "weights in Mistral's own format, without its params.json, or beside a config.json: "
-    "use the checkpoint in Hugging Face format (model*.safetensors)",
-    "consolidated*.pth": "weights in Meta's own format: use the checkpoint in Hugging Face format (model*.safetensors)",
-    "adapter_model*": ADAPTER_HINT,
-    "pytorch_model*.bin": _PICKLE,
-    "*.bin": _PICKLE,
-    "*.pth": _PICKLE,
-    "*.pt": _PICKLE,
-    "*.ckpt": _PICKLE,
-    "*.gguf": "a model in one file: give the path of that file",
-    "*.onnx": f"a graph for ONNX Runtime: {_ORIGINAL}",
-    "onnx/*.onnx": f"a graph for ONNX Runtime: {_ORIGINAL}",
-    "openvino_model.xml": f"a graph for OpenVINO: {_ORIGINAL}",
-    "*.mlmodel": f"a graph for Core ML: {_ORIGINAL}",
-    "*.mlpackage": f"a graph for Core ML: {_ORIGINAL}",
-    "*.mlmodelc": f"a graph for Core ML: {_ORIGINAL}",
-    "*.tflite": f"a graph for LiteRT: {_ORIGINAL}",
-    "*.engine": f"a program for TensorRT: {_ORIGINAL}",
-    "*.msgpack": f"weights in Flax's format: {_CONVERT}",
-    "*.h5": f"weights in Keras' format: {_CONVERT}",
-    "*.npz": f"weights in NumPy's format, as early versions of MLX had them: {_ORIGINAL}",
-    "*.nemo": f"an archive of NeMo's: {_ORIGINAL}",
-}
-
-
-def explain_missing_weights(folder: Path) -> str:
-    """Why a folder without `model*.safetensors` cannot be loaded, and what to do."""
-    for pattern, explanation in _KINDS.items():
-        if found := sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern)):
-            return f"{folder} has no model*.safetensors files, and {found[0]} is not read: it is {explanation}"
-    return f"{folder} has no *.safetensors files: download the weights, or give another folder"
-
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -70,7 +27,7 @@ class Checkpoint:
 
     Reads the files that transformers would: `model.safetensors`; else the shards named in
     `model.safetensors.index.json`; else every `*.safetensors` file. Skips adapters, and Mistral's
-    `consolidated*.safetensors`, which repeat the weights under other names. Of a folder that has only those, and
+    `consolidated*.safetensors`, which repeat the weights under other names. In a folder with only those and
     params.json, they are the weights: see `MistralNames`.
 
     Attributes:
@@ -110,16 +67,16 @@ class Checkpoint:
         self.total_bytes = sum(self.info(name).nbytes for name in self._place_of)
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the order in which `iterate` yields them."""
+        """Every tensor's name, in the order of `iterate`."""
         return tuple(self._place_of)
 
     def info(self, name: str) -> TensorInfo:
-        """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
+        """Returns a tensor's type, shape and place. Raises CheckpointError if there is none of that name."""
         file, stored_name = self._place(name)
         return file.info(stored_name)
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor: a read-only view of its mapped file, unless that has other rows first.
+        """Returns a read-only view of a tensor's mapped file, or a copy if the file has the rows in another order.
 
         Raises:
           CheckpointError: There is none of that name.
@@ -161,7 +118,7 @@ class Checkpoint:
         return tensor if self._mistral_names is None else self._mistral_names.value_here(stored_name, tensor)
 
     def _name_here(self, file: SafetensorsFile, stored_name: str) -> str | None:
-        """A tensor's name in Hugging Face's format; None: it is left out."""
+        """Returns a tensor's name in Hugging Face's format; None leaves the tensor out."""
         if self._mistral_names is not None:
             return self._mistral_names.name_here(stored_name)
         return hugging_face_name(stored_name) if is_mlx(file.metadata) else stored_name

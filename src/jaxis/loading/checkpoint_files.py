@@ -16,14 +16,14 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt
 
 
 def check_destination(destination: Path, kind: str = "path") -> None:
-    """Checks that something can be written to a new path.
+    """Checks that a new path can be written.
 
     Args:
       destination: The path.
-      kind: What it will be, for the error.
+      kind: Name of the new file or folder in the error.
 
     Raises:
-      CheckpointError: It exists, or the folder that it would be in does not.
+      CheckpointError: The path exists, or its folder does not.
     """
     if destination.exists():
         raise CheckpointError(f"{destination} already exists: give a {kind} that does not exist, or remove it")
@@ -33,7 +33,7 @@ def check_destination(destination: Path, kind: str = "path") -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """A safetensors file to be written: its name, and what it will hold."""
+    """A safetensors file to be written: its name, and its tensors."""
 
     name: str
     specs: dict[str, TensorHeader]

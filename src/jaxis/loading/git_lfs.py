@@ -14,10 +14,10 @@ def check_not_lfs_pointer(path: Path, start: bytes | None = None) -> None:
 
     Args:
       path: The file.
-      start: Its first bytes, eight of which are enough to tell; None reads them.
+      start: First bytes of the file, at least eight; None reads them.
 
     Raises:
-      CheckpointError: It is one.
+      CheckpointError: The file is a pointer.
     """
     if start is None:
         try:

@@ -1,4 +1,4 @@
-"""Tensors that a program has in memory, in the place of a checkpoint's files."""
+"""Tensors that a program has in memory, in place of a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _FLOATS = (np.floating, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.f
 
 
 class BorrowedArray(np.ndarray):
-    """An array, or a view of one, that the caller may write to once it was read: to be kept, it is copied."""
+    """An array, or a view of one, that the caller may write to after it was read. It is copied to be kept."""
 
 
 class GivenTensors:
-    """The tensors, as `Checkpoint` has those of files: in the types of the model's own checkpoint. A context manager.
+    """Tensors with the interface of `Checkpoint`, in the types of the model's own checkpoint. A context manager.
 
     Attributes:
-      stored: See below.
+      stored: Types and shapes in the model's own checkpoint.
 
     Args:
       weights: The tensors, or a checkpoint that has them.
-      stored: What the model's own checkpoint has.
+      stored: Types and shapes in the model's own checkpoint.
     """
 
     total_bytes = 0  # not known before they were read
@@ -45,7 +45,7 @@ class GivenTensors:
         """Yields every tensor once.
 
         Raises:
-          CheckpointError: One is no array, or of integers where the model has floats.
+          CheckpointError: A value is not an array, or has integers where the model has floats.
         """
         weights = self._weights
         for name, value in weights.iterate() if isinstance(weights, OpenCheckpoint) else _pairs(weights):
@@ -74,7 +74,7 @@ def _pairs(weights: GivenWeights, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _host_array(name: str, value: Any) -> np.ndarray:
-    """The value as an array in the host's memory; borrowed, if others can write to it."""
+    """Returns the value as an array in the host's memory; borrowed, if others can write to it."""
     try:
         if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and not value.flags.writeable):
             return np.asarray(value)

@@ -1,12 +1,8 @@
-"""Names of tensors in MLX's files, whose metadata say `format: mlx`.
-
-They are Hugging Face's, but for the experts of a mixture, which mlx-lm stacks: `mlp.switch_mlp.gate_proj.weight` has
-those of all experts.
-"""
+"""Tensors without data, by which loading is checked from the headers of files alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -19,7 +15,7 @@ _only_headers: ContextVar[bool] = ContextVar("only_headers", default=False)
 
 @contextmanager
 def only_headers() -> Iterator[None]:
-    """Inside the block, loaders get HeaderTensors: they check and take them, but do not place, cast or repack them."""
+    """Context in which loaders get HeaderTensors: they check and take them, but do not place, cast or repack them."""
     token = _only_headers.set(True)
     try:
         yield
@@ -28,7 +24,7 @@ def only_headers() -> Iterator[None]:
 
 
 def reading_only_headers() -> bool:
-    """Whether `only_headers` is active."""
+    """Returns whether `only_headers` is active."""
     return _only_headers.get()
 
 
@@ -40,25 +36,7 @@ class HeaderTensor(np.ndarray):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: npt.DTypeLike) -> HeaderTensor:
-        """A header with this shape and type."""
         return np.broadcast_to(np.zeros((), dtype), shape).view(cls)
 
     def astype(self, dtype: npt.DTypeLike, *_: Any, **__: Any) -> HeaderTensor:
-        """The header of the cast tensor."""
         return HeaderTensor.of(self.shape, dtype)
-
-
-# Names of tensors in MLX's files, whose metadata say `format: mlx`.
-#
-# They are Hugging Face's, but for the experts of a mixture, which mlx-lm stacks: `mlp.switch_mlp.gate_proj.weight`
-# has those of all experts.
-
-
-def is_mlx(metadata: Mapping[str, str]) -> bool:
-    """Whether a file with this metadata is MLX's."""
-    return metadata.get("format") == "mlx"
-
-
-def hugging_face_name(name: str) -> str:
-    """The tensor's name without what is MLX's own."""
-    return name.replace(".switch_mlp.", ".experts.")

@@ -1,13 +1,11 @@
-"""Resolves the user's model argument to a local folder or GGUF file: one that exists, or a download from the Hub."""
+"""Resolves the user's model argument to a local folder or GGUF file: an existing one, or a download from the Hub."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -15,103 +13,8 @@ from jaxis.config.mistral_params import PARAMS, is_mistral_format
 from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.mmproj import choose_mmproj
-from jaxis.loading.gguf.shards import find_shards, gguf_file, is_model_file, model_name
-
-# Which GGUF files of a repository the user means: it often has one model in many quantizations.
-
-
-_MAX_SHOWN = 40
-_QUANTIZATION = re.compile(
-    r"(?<![A-Z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|(?:MX|NV)FP4\w*|BF16|F16|F32)(?![A-Z0-9])", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class HubName:
-    """A model on the Hub, as a user names it.
-
-    Attributes:
-      repository: Its Hub id.
-      quantization: What follows a colon, such as Q4_K_M; empty for none.
-      file: The path of one GGUF file in it; empty for none.
-    """
-
-    repository: str
-    quantization: str = ""
-    file: str = ""
-
-    @property
-    def chooses_file(self) -> bool:
-        """Whether a GGUF file is asked for."""
-        return bool(self.quantization or self.file)
-
-
-def parse_hub_name(name: str) -> HubName | None:
-    """Parses `org/name`, `org/name:QUANTIZATION` or `org/name/path/file.gguf`; None if it is none of them."""
-    if name.endswith(".gguf") and name.count("/") >= 2:
-        organisation, repository, file = name.split("/", 2)
-        return HubName(f"{organisation}/{repository}", file=file)
-    repository, colon, quantization = name.partition(":")
-    if not repository or repository.count("/") > 1 or (colon and not quantization) or repository.endswith(".gguf"):
-        return None
-    return HubName(repository, quantization)
-
-
-def choose_gguf(wanted: HubName, files: Sequence[str]) -> list[str]:
-    """The files, all shards of one model, that are meant.
-
-    Args:
-      wanted: What the user asks for.
-      files: Paths of all files in the repository.
-
-    Raises:
-      CheckpointError: There is no such model, or more than one.
-    """
-    models: dict[str, list[str]] = {}
-    for file in sorted(files):
-        path = PurePosixPath(file)
-        if is_model_file(path.name):
-            models.setdefault(str(path.parent / model_name(path.name)), []).append(file)
-    if wanted.file:
-        chosen = {name: shards for name, shards in models.items() if wanted.file in shards}
-    elif wanted.quantization:
-        chosen = {name: shards for name, shards in models.items() if _is_quantized_as(name, wanted.quantization)}
-    else:
-        chosen = models
-    if len(chosen) == 1:
-        return next(iter(chosen.values()))
-    if not models:
-        raise CheckpointError(f"{wanted.repository} has neither safetensors weights nor GGUF files: give another one")
-    candidates = [shards[0] for shards in (chosen or models).values()]
-    asked = wanted.file or wanted.quantization
-    if chosen and asked:
-        raise CheckpointError(
-            f"{wanted.repository} has {len(chosen)} models {asked}: give the path of one, as "
-            f"{wanted.repository}/{candidates[0]} (they are {_list(candidates)})"
-        )
-    choices = [_choice(file) for file in candidates]
-    if asked:
-        raise CheckpointError(f"{wanted.repository} has no GGUF file {asked}; it has {_list(choices)}")
-    raise CheckpointError(
-        f"{wanted.repository} has {len(chosen)} GGUF models: give one, as {wanted.repository}:{choices[0]} "
-        f"(it has {_list(choices)})"
-    )
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names[:_MAX_SHOWN]) + (", ..." if len(names) > _MAX_SHOWN else "")
-
-
-def _is_quantized_as(name: str, quantization: str) -> bool:
-    """Whether the name of a model's files, or of their folder, has this word."""
-    return re.search(rf"(?<![A-Z0-9_]){re.escape(quantization)}(?![A-Z0-9_])", name, re.IGNORECASE) is not None
-
-
-def _choice(file: str) -> str:
-    """What tells a model of a repository from the others: its quantization, or else the file's name."""
-    found = _QUANTIZATION.findall(model_name(PurePosixPath(file).name))
-    return found[-1] if found else file
-
+from jaxis.loading.gguf.shards import find_shards, gguf_file
+from jaxis.loading.hub_name import HubName, choose_gguf, parse_hub_name
 
 Result = TypeVar("Result")
 
@@ -145,9 +48,9 @@ _ALLOW = [
     "*.safetensors.index.json",
 ]
 _IGNORE = ["*/*", "consolidated*"]
-# Of the modules after a repository's model, which are in folders.
+# Files of the modules after a repository's model, which are in folders.
 _OF_MODULES = ["*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors"]
-# Of a repository in Mistral's own format alone.
+# Files of a repository in Mistral's own format alone.
 _MISTRAL = ["consolidated*.safetensors", "consolidated*.safetensors.index.json"]
 
 
@@ -172,10 +75,10 @@ def resolve_model(
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
       cache_dir: Folder of the cache; None means huggingface_hub's own.
       local_files_only: Use only what is in the cache; None asks HF_HUB_OFFLINE.
-      with_weights: Whether to download them, too; without, the folder may lack them.
+      with_weights: True also downloads weights; False allows a folder without them.
 
     Raises:
-      CheckpointError: If there is no such folder, file or repository, access is refused, or the download fails.
+      CheckpointError: There is no such folder, file or repository, access is refused, or the download fails.
     """
     name = os.fspath(model)
     # os.path treats impossible names (too long, an unknown user's home) as missing files instead of raising.
@@ -204,10 +107,10 @@ def resolve_model(
 
 
 def _local_model(path: Path) -> Path:
-    """The folder itself, or the first GGUF file of the model that is there.
+    """Returns the folder itself, or the first GGUF file of the local model.
 
     Raises:
-      CheckpointError: It is a file of another kind, or a shard is missing.
+      CheckpointError: The path is a file of another kind, or a shard is missing.
     """
     if (file := gguf_file(path)) is not None:
         return find_shards(file)[0]
@@ -238,7 +141,7 @@ class _Download:
         self._offline = constants.HF_HUB_OFFLINE if local_files_only is None else local_files_only
 
     def snapshot(self, allow: list[str], ignore: list[str]) -> Path:
-        """The local folder with the files that match the patterns."""
+        """Returns the local folder with the files that match the patterns."""
         from huggingface_hub import snapshot_download
 
         return Path(
@@ -257,7 +160,7 @@ class _Download:
         )
 
     def gguf(self, wanted: HubName) -> Path:
-        """The first of the GGUF files that the user means; downloads them all, and the vision part beside them."""
+        """Downloads the chosen GGUF files and the vision part beside them, and returns the first file."""
         if self._offline:
             return self._cached_gguf(wanted)
         try:
@@ -295,7 +198,7 @@ class _Download:
 
 
 def explain_error(error: Exception, model: str, revision: str, *, offline: bool) -> str:
-    """One line for what went wrong in a download, and what to do about it."""
+    """Returns one line about the failure of a download, and what to do."""
     from huggingface_hub import constants, errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -1,4 +1,4 @@
-"""The models in huggingface_hub's cache: what is there, and how to be rid of it."""
+"""The models in huggingface_hub's cache: their list, and their removal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class CachedModel:
     """One revision of a repository in the cache.
 
     Attributes:
-      name: The Hub id.
-      commit: The revision's.
+      name: Hub id.
+      commit: Commit of the revision.
       refs: Branches and tags that point to it, as of the last download.
-      nbytes: Of its files; revisions of a repository may share some.
-      num_files: How many there are.
-      path: Their folder.
-      last_used: When one of the repository's files was last read.
+      nbytes: Size of its files; revisions of a repository may share some.
+      num_files: Number of its files.
+      path: Folder of the files.
+      last_used: Time at which one of the repository's files was last read.
     """
 
     name: str
@@ -35,7 +35,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """The models in the cache, by name, the newest revision of each first.
+    """Returns the models in the cache, by name, the newest revision of each first.
 
     Raises:
       CheckpointError: The cache cannot be read.
@@ -66,11 +66,11 @@ def cached_models() -> list[CachedModel]:
 
 
 def find_cached(name: str, revision: str | None) -> list[CachedModel]:
-    """Revisions of a repository in the cache.
+    """Returns revisions of a repository in the cache.
 
     Args:
-      name: The Hub id.
-      revision: A branch, a tag, or the beginning of a commit; None is all that are there.
+      name: Hub id.
+      revision: A branch, a tag, or the beginning of a commit; None for all revisions in the cache.
 
     Raises:
       CheckpointError: There is none, or several commits begin like this.

@@ -7,8 +7,8 @@ from pathlib import Path
 from jaxis.config.mistral_params import PARAMS
 from jaxis.config.quantization_files import CONFIG, QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
-from jaxis.loading.headers import hugging_face_name, is_mlx
 from jaxis.loading.hub import explain_error
+from jaxis.loading.mlx_names import hugging_face_name, is_mlx
 from jaxis.loading.safetensors import DTYPES, TensorInfo, TensorInfos
 
 
@@ -23,7 +23,7 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
 
     Returns:
-      Where config.json is, or Mistral's params.json in its place; the other files are beside it.
+      Path of config.json, or Mistral's params.json in its place; the other files are beside it.
 
     Raises:
       CheckpointError: There is no such repository or config.json, access is refused, or the download fails.
@@ -38,7 +38,7 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
 
 
 def _connection_fault() -> Exception | None:
-    """Why the Hub cannot be reached; None if it can, or is not to be. One attempt, where downloads make several."""
+    """Returns why the Hub cannot be reached, after one attempt; None if it can be reached, or offline is set."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -52,7 +52,7 @@ def _connection_fault() -> Exception | None:
 
 
 def _download(model: str, name: str, revision: str | None, token: str | None, fault: Exception | None) -> Path | None:
-    """A file in the cache, of which there is no other if there is a fault; None if the repository does not have it."""
+    """Returns a file in the cache; None if the repository does not have it. With a fault, only cached files count."""
     from huggingface_hub import constants, errors, hf_hub_download
 
     offline = constants.HF_HUB_OFFLINE or fault is not None
@@ -72,7 +72,7 @@ def _download(model: str, name: str, revision: str | None, token: str | None, fa
 
 
 def hub_tensor_infos(model: str, *, revision: str | None = None, token: str | None = None) -> TensorInfos | None:
-    """Type, shape and size of every tensor of a repository, from its files' headers alone, read concurrently.
+    """Reads type, shape and size of a repository's tensors, from its files' headers alone, concurrently.
 
     Returns:
       Tensor name -> info, in the order of the files and of the bytes in each; `offset` counts within the file's data.

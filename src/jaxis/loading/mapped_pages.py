@@ -1,4 +1,4 @@
-"""Pages of memory-mapped files, which the readers of weights give back once a tensor is used."""
+"""Pages of memory-mapped files, which the readers of weights release once a tensor is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
 
 
 def drop_pages_of(array: np.ndarray) -> None:
-    """`drop_pages` for an array, which views a mapped file or a part of one; does nothing for others."""
+    """Calls `drop_pages` for an array that views a mapped file or a part of one; does nothing for others."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

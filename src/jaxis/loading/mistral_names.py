@@ -43,7 +43,7 @@ _OTHER_PARTS = ("vision_encoder", "vision_language_adapter", "patch_merger", "pr
 
 @dataclass(frozen=True)
 class MistralNames:
-    """How to read a folder's tensors.
+    """Conversion of a folder's tensors.
 
     Attributes:
       num_heads, num_kv_heads: H and K.
@@ -54,7 +54,7 @@ class MistralNames:
 
     @classmethod
     def of_folder(cls, folder: Path) -> MistralNames:
-        """What the folder's params.json says. Raises CheckpointError: It has no numbers of heads."""
+        """Reads the folder's params.json. Raises CheckpointError if it has no numbers of heads."""
         params = read_json_object(folder / PARAMS)
         heads, kv_heads = params.get("n_heads"), params.get("n_kv_heads")
         if not isinstance(heads, int) or not isinstance(kv_heads, int):
@@ -62,7 +62,7 @@ class MistralNames:
         return cls(heads, kv_heads)
 
     def name_here(self, stored_name: str) -> str | None:
-        """The tensor's name in Hugging Face's format; None: it is not the text model's."""
+        """Returns the tensor's name in Hugging Face's format; None if it is not the text model's."""
         if stored_name.startswith(_OTHER_PARTS):
             return None
         first, *rest = stored_name.split(".")
@@ -81,7 +81,7 @@ class MistralNames:
         return dotted[1:-1]
 
     def value_here(self, stored_name: str, tensor: np.ndarray) -> np.ndarray:
-        """The tensor with the rows of queries and keys in the order of Hugging Face's format."""
+        """Returns the tensor with the rows of queries and keys in the order of Hugging Face's format."""
         *_, module, suffix = stored_name.split(".")
         heads = {"wq": self.num_heads, "wk": self.num_kv_heads}.get(module)
         # A scale of a whole tensor has no rows.

@@ -1,4 +1,4 @@
-"""Opens a checkpoint, in whichever format it is: its weights, its config, its generation settings."""
+"""Opens a checkpoint of any format: its weights, its config, its generation settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.config.generation_config import load_generation_defaults
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization_files import config_path, read_config
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.gguf.generation import gguf_generation_defaults
@@ -23,12 +24,12 @@ OpenCheckpoint: TypeAlias = Checkpoint | OrbaxCheckpoint | GGUFCheckpoint
 
 @dataclass(frozen=True)
 class ConfigValues:
-    """What a checkpoint's config says.
+    """Content of a checkpoint's config.
 
     Attributes:
-      values: config.json, or what a GGUF file has in its place.
-      source: What it was read from, for errors.
-      assumptions: What a GGUF file does not say and the values therefore assume.
+      values: config.json, or the corresponding values of a GGUF file.
+      source: Origin of the values, for errors.
+      assumptions: Values that a GGUF file does not contain and that are assumed.
     """
 
     values: dict[str, Any]
@@ -40,7 +41,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Opens a GGUF file, or a folder's safetensors files, Orbax checkpoint or GGUF files.
 
     Raises:
-      CheckpointError, ConfigError: See the three classes.
+      CheckpointError: A file is missing or broken.
+      ConfigError: A GGUF file's architecture, or a key in it, is not supported.
     """
     if (file := gguf_file(path)) is not None:
         return GGUFCheckpoint(file)
@@ -61,29 +63,29 @@ def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
 
 
 def read_hf_config(path: str | os.PathLike[str]) -> HFConfig:
-    """Reads a checkpoint's config as models read it; see `read_config_values` and `HFConfig`."""
+    """Reads a checkpoint's config as an HFConfig, for models; see `read_config_values` and `HFConfig`."""
     config = read_config_values(path)
     return HFConfig(config.values, source=config.source)
 
 
 def read_generation_defaults(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The sampling settings that a checkpoint's makers recommend; see `load_generation_defaults`."""
+    """Reads the sampling settings that a checkpoint's makers recommend; see `load_generation_defaults`."""
     file = gguf_file(path)
     return load_generation_defaults(path) if file is None else gguf_generation_defaults(file)
 
 
 def read_tensor_infos(folder: str | os.PathLike[str]) -> TensorInfos:
-    """Types and shapes of a checkpoint's tensors. Raises CheckpointError as `open_checkpoint` does."""
+    """Returns types and shapes of a checkpoint's tensors. Raises CheckpointError as `open_checkpoint` does."""
     with open_checkpoint(folder) as checkpoint:
         metadata = checkpoint.metadata if isinstance(checkpoint, Checkpoint) else {}
         return TensorInfos({name: checkpoint.info(name) for name in checkpoint.names()}, metadata)
 
 
 class TensorListing(Mapping[str, TensorInfo]):
-    """Names, types and shapes of a checkpoint's tensors, which say how its modules are stored.
+    """Names, types and shapes of a checkpoint's tensors, which show how its modules are stored.
 
     Args:
-      folder: What `open_checkpoint` takes. It is opened when the listing is first used, and may raise CheckpointError
+      folder: Argument for `open_checkpoint`. It is opened when the listing is first used, and may raise CheckpointError
         then.
     """
 
@@ -92,7 +94,6 @@ class TensorListing(Mapping[str, TensorInfo]):
 
     @functools.cached_property
     def infos(self) -> TensorInfos:
-        """The listing itself."""
         return read_tensor_infos(self._folder)
 
     def __getitem__(self, name: str) -> TensorInfo:

@@ -36,7 +36,7 @@ class OrbaxCheckpoint:
 
     Attributes:
       folder: The folder.
-      is_scanned: Whether layers are stacked.
+      is_scanned: True if layers are stacked.
       total_bytes: Bytes of all tensors together.
 
     Raises:
@@ -59,18 +59,18 @@ class OrbaxCheckpoint:
         self.total_bytes = sum(info.nbytes for info in self._infos.values())
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the order in which `iterate` yields them."""
+        """Every tensor's name, in the order of `iterate`."""
         return tuple(self._infos)
 
     def info(self, name: str) -> TensorInfo:
-        """Type and shape of a tensor. Raises CheckpointError if there is none of that name."""
+        """Returns a tensor's type and shape. Raises CheckpointError if there is none of that name."""
         try:
             return self._infos[name]
         except KeyError:
             raise CheckpointError(f"{self.folder} has no tensor {name!r} in its weights") from None
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor, read into memory. Raises CheckpointError if there is none of that name, or it cannot be read."""
+        """Reads a tensor into memory. Raises CheckpointError if there is none of that name, or it cannot be read."""
         self.info(name)
         place = self._layout.places[name]
         try:
@@ -97,14 +97,14 @@ class OrbaxCheckpoint:
         return name in self._infos
 
     def _array(self, path: tuple[str, ...]) -> tensorstore.TensorStore:
-        """The open array, checked against the layout's shape and type."""
+        """Returns the open array, checked against the layout's shape and type."""
         if path not in self._arrays:
             self._arrays[path] = _open_array(self._params, self._format, path, self._layout.arrays[path])
         return self._arrays[path]
 
 
 def is_orbax_checkpoint(folder: Path) -> bool:
-    """Whether the folder's weights are an Orbax checkpoint."""
+    """Returns whether the folder's weights are an Orbax checkpoint."""
     return (folder / LAYOUT_FILE).exists()
 
 
@@ -132,7 +132,7 @@ def _read_layout(path: Path) -> tuple[bool, TensorLayout]:
 
 
 def _read_format(params: Path) -> dict[str, Any]:
-    """How Orbax stored the arrays: in one key-value database or one folder each, and the zarr version."""
+    """Returns Orbax's storage of the arrays: one key-value database or one folder each, and the zarr version."""
     metadata = params / "_METADATA"
     if not metadata.exists():
         raise CheckpointError(

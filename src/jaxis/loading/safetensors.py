@@ -54,12 +54,12 @@ DTYPES: dict[str, tuple[np.dtype, int]] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is and how to read it.
+    """Place and type of a tensor.
 
     Attributes:
       dtype: Element type of the array that `tensor` returns.
       shape: The tensor's shape.
-      nbytes: Its size in the file.
+      nbytes: Size in the file.
       offset: Position of its first byte, from the start of the file.
     """
 
@@ -110,19 +110,19 @@ class SafetensorsFile:
         return tuple(self._infos)
 
     def info(self, name: str) -> TensorInfo:
-        """Type, shape and place of a tensor. Raises CheckpointError if the file has none of that name."""
+        """Returns a tensor's type, shape and place. Raises CheckpointError if the file has none of that name."""
         try:
             return self._infos[name]
         except KeyError:
             raise CheckpointError(f"{self.path} has no tensor {name!r}") from None
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor as a read-only view of the mapped file (a copy for F4, which the file packs two to a byte).
+        """Returns a read-only view of the mapped file (a copy for F4, which the file packs two to a byte).
 
         The view stays valid after `release` and after `close`.
 
         Raises:
-          CheckpointError: If the file has no tensor of that name, or was closed.
+          CheckpointError: The file has no tensor of that name, or was closed.
         """
         info = self.info(name)
         if self._map is None:

@@ -1,4 +1,4 @@
-"""How a checkpoint's named tensors are arranged in an Orbax checkpoint: one array each, or layers and experts stacked.
+"""Layout of a checkpoint's named tensors in an Orbax checkpoint: one array each, or layers and experts stacked.
 
 Unscanned, a tensor `model.layers.3.mlp.up_proj.weight` is the array at (model, layers, 3, mlp, up_proj, weight).
 Scanned, the layers that have the same tensors are one array `[layers, ...]` at (model, layers, mlp, up_proj, weight),
@@ -54,7 +54,7 @@ class TensorLayout:
     arrays: Mapping[Path, ArraySpec]
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON that `layout_from_json` reads: for each array, the names of its tensors and their places."""
+        """Returns the JSON that `layout_from_json` reads: for each array, its tensors' names and their places."""
         names: dict[Path, list[Any]] = defaultdict(list)
         for name, place in self.places.items():
             names[place.path].append([name, *place.index])
@@ -65,14 +65,14 @@ class TensorLayout:
 
 
 def unscanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
-    """The layout in which every tensor is a separate array."""
+    """Returns the layout in which every tensor is a separate array."""
     names = sorted(tensors, key=natural_order)
     places = {name: Place(tuple(name.split(".")), ()) for name in names}
     return TensorLayout(places, {places[name].path: tensors[name] for name in names})
 
 
 def scanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
-    """The layout in which layers with the same tensors are stacked along the first axis, and experts along the next."""
+    """Returns the layout with layers of the same tensors stacked along the first axis, experts along the next."""
     names = sorted(tensors, key=natural_order)
     places = _stack([(name, tuple(name.split("."))) for name in names], tensors)
     extents: dict[Path, list[tuple[int, ...]]] = defaultdict(list)
@@ -87,7 +87,7 @@ def scanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
 
 
 def layout_from_json(arrays: Mapping[str, Any]) -> TensorLayout:
-    """Reads what `TensorLayout.to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    """Reads the JSON of `TensorLayout.to_json`. Raises KeyError, TypeError or ValueError for anything else."""
     specs, places = {}, {}
     for path, entry in arrays.items():
         specs[tuple(path.split("."))] = ArraySpec(tuple(entry["shape"]), np.dtype(_extended_dtype(entry["dtype"])))
@@ -97,7 +97,7 @@ def layout_from_json(arrays: Mapping[str, Any]) -> TensorLayout:
 
 
 def natural_order(name: str) -> list[Any]:
-    """A sort key that puts layer 10 after layer 9."""
+    """Returns a sort key that puts layer 10 after layer 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 

@@ -1,4 +1,4 @@
-"""Adapters (LoRA): PEFT's files, merged into a model's weights as these are loaded, or chosen by each request."""
+"""LoRA adapters: PEFT's files, merged into a model's weights while loading, or chosen by each request."""
 
 from jaxis.lora.request import LoRARequest
 

@@ -1,4 +1,4 @@
-"""The layers of a model that requests can change, and what an adapter's matrices of each take."""
+"""The layers of a model that adapters of requests can change, and the sizes of their matrices."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ from jaxis.layers.routing import JaxRouter
 from jaxis.models.common.decoder import CausalLM
 
 ALL_LINEAR = "all-linear"
-"""All that requests can change but embeddings, heads and experts, whose matrices are large; what there is room for by
-default."""
+"""Default target: all adaptable layers except embeddings, heads and experts, whose adapter matrices are large."""
 _HEAD_NAME = "lm_head"
-# Layers that are called with each token of a step, in its order. Others see some rows only, but for heads, which get
-# the places of the rows that they see.
+# Layers that are called with each token of a step, in order. Other layers see some rows only. Heads are included: they
+# get the adapter places of the rows that they see.
 _KINDS = (JaxLinear, JaxRouter, LatentUpProjection, JaxEmbed, JaxLmHead)
 _ELEMENTS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
 class Adaptable:
-    """A layer that requests can change.
+    """A layer that adapters of requests can change.
 
     Attributes:
-      layer: The layer; of a head that is tied to the embeddings, these.
-      path: Dotted name, in the model, of what adds to it.
-      is_embedding: Whether it looks up rows.
-      is_head: Whether it computes logits.
-      input_size: Features in; V of an embedding.
-      output_size: Features out.
+      layer: The layer. For a head that is tied to the embeddings, the embedding layer.
+      path: Dotted name, in the model, of the module with the adapters' tables.
+      is_embedding: True if the layer looks up rows.
+      is_head: True if the layer computes logits.
+      input_size: Size of the input; V for an embedding.
+      output_size: Size of the output.
     """
 
     layer: JaxLinear | JaxEmbed
@@ -55,28 +54,28 @@ class Adaptable:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Features in, or tokens; and features out."""
+        """Input size (or number of tokens) and output size."""
         return self.input_size, self.output_size
 
     @property
     def is_extra(self) -> bool:
-        """Whether ALL_LINEAR leaves it out."""
+        """True if ALL_LINEAR leaves the layer out."""
         return self.is_embedding or self.is_head
 
     @property
     def has_moved_rows(self) -> bool:
-        """See `JaxLinear`."""
+        """True if the rows of the weight were moved; see `JaxLinear`."""
         return isinstance(self.layer, JaxLinear) and self.layer.has_moved_rows
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        """The shape of its weight in a checkpoint."""
+        """Shape of the layer's weight in a checkpoint."""
         return self.layer.output_size, self.layer.input_size
 
     def add(
         self, num_places: int, max_rank: int, rows: StepRows, dtype: DTypeLike
     ) -> LowRankAddition | LookupAddition | HeadwiseAddition:
-        """Gives the layer the tables of its changes."""
+        """Adds the adapters' tables to the layer."""
         layer, sizes = self.layer, (num_places, max_rank)
         if isinstance(layer, LatentUpProjection):
             dims = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
@@ -93,7 +92,7 @@ class Adaptable:
         return addition
 
     def weight_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The rows of the weight as it is served: their numbers, and float32 [n, in], some at a time."""
+        """Yields rows of the weight as it is served, in pieces: their indices, and float32 [n, in]."""
         if isinstance(self.layer, LatentUpProjection):
             yield np.arange(self.output_size), np.asarray(self.layer.dequantized())
             return
@@ -106,11 +105,10 @@ class Adaptable:
 
 @dataclass(frozen=True)
 class AdaptableExperts:
-    """A layer of experts that requests can change.
+    """A layer of experts that adapters of requests can change.
 
     Attributes:
-      layer: The layer.
-      path: Dotted name, in the model, of what adds to it.
+      path: Dotted name, in the model, of the module with the adapters' tables.
     """
 
     layer: JaxExperts
@@ -118,28 +116,23 @@ class AdaptableExperts:
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Features in and out of each projection."""
+        """Input and output size of each projection."""
         hidden, own = self.layer.hidden_size, self.layer.intermediate_size
         return {name: (own, hidden) if name == "down_proj" else (hidden, own) for name in self.layer.stack_names}
 
     def add(self, num_places: int, max_rank: int, rows: StepRows, dtype: DTypeLike) -> None:
-        """Gives the layer the tables of its changes."""
+        """Adds the adapters' tables to the layer."""
         self.layer.addition = ExpertsAddition(num_places, max_rank, self.layer.num_experts, self.sizes, rows, dtype)
 
 
 class Adaptables(NamedTuple):
-    """Layers that requests can change, by their names."""
+    """Layers that adapters of requests can change, by name."""
 
     layers: dict[str, Adaptable]
     experts: dict[str, AdaptableExperts]
 
     def bytes_of_place(self, dtype: DTypeLike, max_rank: int) -> int:
-        """Bytes of one adapter's matrices of these layers.
-
-        Args:
-          dtype: The type that the model computes in.
-          max_rank: Of an adapter.
-        """
+        """Returns the bytes of one adapter's matrices, for the model's compute type and the largest rank."""
         sizes = [layer.sizes for layer in self.layers.values()]
         elements = max_rank * sum(map(sum, sizes))
         for each in self.experts.values():
@@ -149,14 +142,14 @@ class Adaptables(NamedTuple):
 
 
 def adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> Adaptables:
-    """The layers that these name, or all that requests can change.
+    """Finds the layers that the targets name, or all layers that adapters of requests can change.
 
     Args:
-      model: The model; it may be one without weights.
-      targets: Ends of names, and ALL_LINEAR.
+      model: The model, with or without weights.
+      targets: Last parts of names, and ALL_LINEAR; None: all.
 
     Raises:
-      ConfigError: No layer has such a name.
+      ConfigError: A target matches no layer.
     """
     found = Adaptables({}, {})
     missing, names = set(targets or ()) - {ALL_LINEAR}, checkpoint_names_of(model)
@@ -198,16 +191,16 @@ def _every(model: JaxModule) -> Iterator[tuple[str, Adaptable]]:
 
 
 def _ends(name: str, target: str, names: CheckpointNames) -> bool:
-    """Whether a layer's name, here or in the checkpoint, ends in a target."""
+    """Returns whether a layer's name, in jaxis or in the checkpoint, ends in a target."""
     paths = [f".{each}" for each in (name, names.name_in_checkpoint(name))]
     return any(path.endswith((f".{target}", f".{names.name_here(target)}")) for path in paths)
 
 
 def table_type(dtype: DTypeLike) -> DTypeLike:
-    """The type of adapters' matrices beside a model that computes in some type: bfloat16 with bfloat16, or float32."""
+    """Returns the type of adapter matrices for a compute type: bfloat16 for bfloat16, otherwise float32."""
     return jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
 
 
 def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)) -> int:
-    """Bytes of one adapter's matrices beside a model, which may be one without weights."""
+    """Returns the bytes of one adapter's matrices for a model, with or without weights."""
     return adaptable(model, targets).bytes_of_place(dtype, max_rank)

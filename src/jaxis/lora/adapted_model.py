@@ -1,4 +1,4 @@
-"""A model with places for the changes of several adapters, each row of a step with its own."""
+"""A model with places for several adapters. Each row of a step can use another one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MOST_HEADER_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A change as a layer computes it.
+    """A change in the form that a layer computes.
 
     Attributes:
-      change: The matrices.
-      factors: float32 [out], by which the outputs are multiplied before the bias is added (DoRA); None: they are not.
-      is_of_head: Whether the layer computes logits.
+      change: The low-rank matrices.
+      factors: float32 [out] that multiplies the output before the bias is added (DoRA); None: no factors.
+      is_of_head: True if the layer computes logits.
     """
 
     change: LowRankChange
@@ -44,30 +44,30 @@ class LayerChange:
 
 @dataclass(frozen=True)
 class ExpertsChange:
-    """A change of a layer of experts: the entry of each of its tables, by its name."""
+    """A change of a layer of experts: an entry for each of its tables, by table name."""
 
     entries: Mapping[str, np.ndarray]
 
 
 Changes = Mapping[str, LayerChange | ExpertsChange]
-"""What an adapter changes, by the names of the layers."""
+"""Changes of an adapter, by layer name."""
 
 
 class AdaptedModel:
-    """The arrays of a model and, beside them, the matrices of adapters.
+    """The arrays of a model, with the matrices of adapters in their places.
 
     Attributes:
       bytes_per_place: Bytes of one adapter's matrices.
-      generation: How often the weights have changed.
+      generation: Number of times that the weights have changed.
 
     Args:
       base: The model.
-      num_places: Adapters whose matrices there is room for.
-      max_rank: Of an adapter.
-      targets: The layers that there is room for: ends of their names, and ALL_LINEAR.
+      num_places: Number of adapter places.
+      max_rank: Largest rank of an adapter.
+      targets: Layers with room for adapters: last parts of their names, and ALL_LINEAR.
 
     Raises:
-      ConfigError: No layer has such a name.
+      ConfigError: A target matches no layer.
     """
 
     def __init__(
@@ -99,25 +99,24 @@ class AdaptedModel:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """All arrays, the model's own among them."""
+        """All arrays, including the model's own."""
         return self._split.arrays
 
     @property
     def head_arrays(self) -> list[jax.Array]:
-        """See `Adapters`."""
         return self._split.head_arrays
 
     @property
     def most_file_bytes(self) -> int:
-        """Bytes of a file that can be an adapter of the model: what has a place, in float32, twice, and a header.
+        """Largest accepted size of an adapter file: twice all adaptable layers in float32, and a header.
 
-        Of embeddings and heads, PEFT also saves the base's weight.
+        PEFT also saves the base weights of adapted embeddings and heads.
         """
         tables = sum(math.prod(layer.weight_shape) for layer in self._tables.values())
         return 4 * (self.bytes_per_place + tables) + _MOST_HEADER_BYTES
 
     def rebase(self, base: ModelArrays) -> None:
-        """See `Adapters`; changes that were read before have to be `rebased`."""
+        """Replaces the weights. Changes that were read before must be `rebased`."""
         for name, array in base.named_arrays():
             self._split.arrays[self._index[name]] = array
         self.generation += 1
@@ -125,25 +124,23 @@ class AdaptedModel:
         self._layers = {name: layers[name] for name in self._layers}
 
     def rebased(self, changes: Changes) -> Changes:
-        """Changes that were read for other weights, for those that there are now: factors depend on them."""
+        """Recomputes changes for the current weights, which their factors depend on."""
         return {
             name: each if isinstance(each, ExpertsChange) else _of_layer(each.change, self._layers[name])
             for name, each in changes.items()
         }
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """See `Adapters`."""
         return _with_rows(self._split.merge(arrays), places, parts)
 
     def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """See `Adapters`."""
         return _with_rows(self._split.merge_head(head_arrays), places, parts)
 
     def changes_of(self, adapter: Adapter) -> Changes:
-        """The changes of an adapter by the names that modules have here; independent of its file.
+        """Converts an adapter's tensors to changes by module names in jaxis. They do not use the adapter's file.
 
         Raises:
-          ConfigError: The adapter changes what requests cannot change one by one, or was made for another model.
+          ConfigError: Requests cannot use the adapter individually, or it was made for another model.
         """
         replaced = {
             name for name, tensor in adapter.replaced.items() if not self._is_base_of_change(adapter, name, tensor)
@@ -186,7 +183,7 @@ class AdaptedModel:
                 raise ConfigError(
                     f"{adapter.path}: {theirs!r} has rank {change.rank}, more than max_lora_rank={self.max_rank}"
                 )
-            # Copies: the file may be replaced while requests use what it held.
+            # Copies: the file may be replaced while requests use its content.
             magnitude = None if change.magnitude is None else np.array(change.magnitude)
             copied = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b), magnitude=magnitude)
             changes[name] = _of_layer(copied, layer)
@@ -201,7 +198,7 @@ class AdaptedModel:
     def _tables_of_experts(
         self, adapter: Adapter, theirs: str, name: str, tables: dict[str, ExpertTablesOf]
     ) -> ExpertTablesOf:
-        """What a layer of experts has in `tables`, at first nothing."""
+        """Returns a layer of experts' entry in `tables`, which is created empty."""
         if (experts := self._experts.get(name)) is None:
             self._check_room(adapter, theirs, name)
             raise ConfigError(
@@ -211,7 +208,7 @@ class AdaptedModel:
         return tables.setdefault(name, ExpertTablesOf(adapter.path, experts, self.max_rank))
 
     def _is_base_of_change(self, adapter: Adapter, name: str, tensor: np.ndarray) -> bool:
-        """Whether a tensor is what a change of embeddings or a head was trained on, which PEFT never trains with it."""
+        """Returns whether a tensor is the base weight of an adapted embedding or head. PEFT does not train that."""
         module, _, kind = name.rpartition(".")
         change, layer = adapter.changes.get(module), self._tables.get(self._names.name_here(module))
         if change is None or layer is None or (kind == "bias" and adapter.config.bias != "none"):
@@ -219,13 +216,13 @@ class AdaptedModel:
         return tensor.shape == (layer.weight_shape if kind == "weight" else layer.weight_shape[:1])
 
     def put(self, changes: Changes, place: int) -> None:
-        """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""
+        """Writes an adapter's matrices to a place, from 0. Steps that were dispatched before do not see them."""
         had_factors, has_factors = place in self._with_factors, SCALES in parts_of(changes)
         self._with_factors ^= {place} if had_factors != has_factors else set()
         for name, layer in self._layers.items():
             given = changes.get(name)
             assert not isinstance(given, ExpertsChange)
-            # What is not changed has rank 0, and its matrices stay what they were.
+            # A layer without a change gets rank 0 and keeps its old matrices.
             entries = {} if given is None else self._additions[name].entries(*_padded(given.change, self.max_rank))
             entries["ranks"] = np.asarray(0 if given is None else given.change.rank, np.int32)
             if had_factors or has_factors:
@@ -251,7 +248,7 @@ _ROWS = "step_rows"
 
 
 def _with_rows(model: GenerativeModel, places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-    """The model, whose layers see rows with adapters at these places, which have these parts."""
+    """Sets the adapter place of each row, and the kinds of changes in use, on the model's layers."""
     rows = cast(StepRows, getattr(model, _ROWS))
     rows.slots.set_value(places)
     rows.parts = parts
@@ -259,7 +256,6 @@ def _with_rows(model: GenerativeModel, places: jax.Array, parts: frozenset[str])
 
 
 def parts_of(changes: Changes) -> frozenset[str]:
-    """See `Adapters`."""
     parts: set[str] = set()
     for each in changes.values():
         if isinstance(each, ExpertsChange):
@@ -274,7 +270,7 @@ def _of_layer(change: LowRankChange, layer: Adaptable) -> LayerChange:
 
 
 def _factors(change: LowRankChange, layer: Adaptable) -> np.ndarray:
-    """DoRA's (arXiv:2402.09353): each output's magnitude by the norm of its changed weights, float32 [out]."""
+    """Returns DoRA's factors (arXiv:2402.09353): magnitude / norm of the changed weights, float32 [out]."""
     assert change.magnitude is not None
     a, scaled_b = change.a.astype(np.float32), np.float32(change.scale) * change.b.astype(np.float32)
     squares = np.zeros(change.output_size, np.float64)
@@ -287,7 +283,7 @@ def _factors(change: LowRankChange, layer: Adaptable) -> np.ndarray:
 
 
 def _padded(change: LowRankChange, max_rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The matrices of a change, float32 [max_rank, in] and, multiplied by its scale, [max_rank, out]."""
+    """Returns A, float32 [max_rank, in], and scaled B, [max_rank, out], padded with zeros."""
     a, b = (np.zeros((max_rank, size), np.float32) for size in (change.input_size, change.output_size))
     a[: change.rank] = change.a
     b[: change.rank] = (np.float32(change.scale) * change.b.astype(np.float32)).T

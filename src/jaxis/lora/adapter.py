@@ -28,15 +28,15 @@ _DIGESTED_PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LowRankChange:
-    """What an adapter adds to one module: y = W x + scale * B (A x).
+    """An adapter's change of one module: y = W x + scale * B (A x).
 
     Attributes:
-      a: [r, in] of a linear layer; [r, V] of an embedding.
-      b: [out, r]; [E, r] of an embedding.
+      a: [r, in] for a linear layer; [r, V] for an embedding.
+      b: [out, r] for a linear layer; [E, r] for an embedding.
       scale: alpha / r, or with rsLoRA alpha / sqrt(r).
-      magnitude: [out], the norms to which the rows of W + scale * B A are scaled (DoRA); None if they are not.
-      is_embedding: Whether the module looks up rows.
-      is_transposed: Whether the module's weight is stored as [in, out], as embeddings and GPT-2's layers are.
+      magnitude: [out], norms to which the rows of W + scale * B A are scaled (DoRA); None without DoRA.
+      is_embedding: True if the module looks up rows.
+      is_transposed: True if the module's weight is stored as [in, out], as embeddings and GPT-2's layers are.
     """
 
     a: np.ndarray
@@ -48,28 +48,27 @@ class LowRankChange:
 
     @property
     def rank(self) -> int:
-        """r."""
         return self.a.shape[0]
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        """The shape of the module's weight as it is stored."""
+        """Shape of the module's weight as it is stored."""
         if self.is_transposed:
             return self.input_size, self.output_size
         return self.output_size, self.input_size
 
     @property
     def input_size(self) -> int:
-        """Features in; V of an embedding."""
+        """Size of the input; V for an embedding."""
         return self.a.shape[1]
 
     @property
     def output_size(self) -> int:
-        """Features out."""
+        """Size of the output."""
         return self.b.shape[0]
 
     def merged(self, weight: np.ndarray) -> np.ndarray:
-        """weight, of `weight_shape`, with this change: in float32."""
+        """Returns the weight (of `weight_shape`) with this change, in float32."""
         product = np.float32(self.scale) * (self.b.astype(np.float32) @ self.a.astype(np.float32))
         merged = weight.astype(np.float32) + (product.T if self.is_transposed else product)
         if self.magnitude is not None:
@@ -83,10 +82,10 @@ class LowRankChange:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of a table that an adapter has instead of the table's own.
+    """Rows of an embedding table that an adapter replaces.
 
     Attributes:
-      ids: The tokens.
+      ids: Token ids.
       rows: [tokens, E].
     """
 
@@ -94,7 +93,7 @@ class TokenRows:
     rows: np.ndarray
 
     def put_into(self, table: np.ndarray) -> np.ndarray:
-        """A table [V, E] with these rows."""
+        """Returns a table [V, E] with these rows replaced."""
         changed = np.array(table)
         changed[list(self.ids)] = self.rows.astype(table.dtype)
         return changed
@@ -105,13 +104,13 @@ class Adapter:
     """A PEFT adapter.
 
     Attributes:
-      path: Its folder.
-      config: What its config says.
-      digest: SHA-256 of its files' bytes: equal digests mean equal outputs.
-      changes: Module -> what is added to it. Names are those of the checkpoint that it was trained on.
-      replaced: Tensor -> what it is instead: whole weights, and biases.
-      tokens: Module -> the rows of some tokens that it has in its table.
-      experts: Stacked parameter of experts -> what is added to it.
+      path: Folder of the adapter.
+      config: Content of adapter_config.json.
+      digest: SHA-256 of the files' content; equal digests mean equal outputs.
+      changes: Change of each module, by the module's name in the base checkpoint.
+      replaced: Replacement of each whole weight or bias, by tensor name.
+      tokens: Replaced rows of embedding tables, by module name.
+      experts: Change of each stacked parameter of experts, by parameter name.
     """
 
     path: Path
@@ -124,13 +123,13 @@ class Adapter:
 
     @property
     def max_rank(self) -> int:
-        """The largest rank of a module."""
+        """Largest rank of a change."""
         of_experts = (change.a.shape[1] for change in self.experts.values())
         return max(*(change.rank for change in self.changes.values()), *of_experts, 0, 0)
 
     @property
     def extra_targets(self) -> list[str]:
-        """What `lora_target_modules` must name for it besides linear layers: embeddings, heads, experts."""
+        """Names that `lora_target_modules` must have for it besides linear layers: embeddings, heads, experts."""
         found = {stack.split(".")[-2] for stack in self.experts}
         for name, change in self.changes.items():
             if (part := stack_and_part(f"{name}.weight")) is not None:
@@ -144,11 +143,11 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Reads an adapter. Its arrays are views of the mapped file.
 
     Args:
-      path: A folder with adapter_config.json and adapter_model.safetensors.
+      path: Folder with adapter_config.json and adapter_model.safetensors.
 
     Raises:
-      CheckpointError: A file is missing or damaged, or has other tensors than the config says; the error names them.
-      ConfigError: The config has what is not supported.
+      CheckpointError: A file is missing or damaged, or its tensors do not match the config. The error names them.
+      ConfigError: The config has an unsupported setting.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -171,10 +170,10 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
 
 
 class _Tensors:
-    """Sorts the tensors of a file; looks at names and shapes before it touches the data.
+    """Sorts the tensors of a file. Names and shapes are checked before data is read.
 
     Attributes:
-      changes, replaced, tokens, experts: See `Adapter`.
+      changes, replaced, tokens, experts: Attributes of `Adapter`.
     """
 
     def __init__(self, file: SafetensorsFile, config: AdapterConfig) -> None:
@@ -186,7 +185,7 @@ class _Tensors:
         self.experts: dict[str, ExpertChange] = {}
 
     def read(self) -> None:
-        """Reads all of them."""
+        """Reads all tensors."""
         parts: dict[str, dict[str, str]] = {}
         for name in self._file.names:
             self._take(name, parts)
@@ -199,7 +198,7 @@ class _Tensors:
                 self.experts[stack] = self._expert_change(module, stack, names)
 
     def _take(self, name: str, parts: dict[str, dict[str, str]]) -> None:
-        """Takes a tensor that is whole; notes one that is a part of a module's change: module -> kind -> name."""
+        """Reads a whole tensor, or records a part of a module's change in `parts`: module -> kind -> tensor name."""
         if self._file.info(name).dtype not in _FLOATS:
             raise self._fault(name, f"is {self._file.info(name).dtype}, expected float32, bfloat16 or float16")
         if not name.startswith(_PREFIX):
@@ -217,7 +216,7 @@ class _Tensors:
             raise self._fault(name, f"belongs to none of the modules that {CONFIG_FILE} names")
 
     def _stack(self, module: str, *, has_inner: bool) -> str | None:
-        """The stacked parameter of experts that a module's tensors change; None: they change a module."""
+        """Returns the stacked parameter of experts that a module's tensors change; None if they change a module."""
         experts = module.removesuffix(".base_layer")
         if not experts.endswith("experts") or self._config.changes(module):
             return None
@@ -246,13 +245,13 @@ class _Tensors:
         return TokenRows(ids, self._tensor(name))
 
     def _is_replaced(self, name: str) -> bool:
-        """Whether the config says that the adapter has this tensor whole."""
+        """Returns whether the config says that the adapter replaces this tensor."""
         module, _, kind = name.rpartition(".")
         if self._config.ensures_tying and kind == "weight" and not any(part.isdigit() for part in name.split(".")):
             return True  # the table that is tied to one that the config names
         whole = self._config.replaces(module)
         if module.endswith(".base_layer") and (kind == "weight" or self._config.bias == "none"):
-            # PEFT saves embeddings and heads that it changes with what they were changed from.
+            # PEFT saves adapted embeddings and heads together with their base weights.
             return kind in ("weight", "bias") and self._config.changes(module.removesuffix(".base_layer"))
         if whole or kind != "bias":
             return whole
@@ -308,7 +307,7 @@ class _Tensors:
 
 
 def digest_of(folder: Path) -> bytes:
-    """SHA-256 of an adapter's two files."""
+    """Returns the SHA-256 of an adapter's two files."""
     digest = hashlib.sha256()
     for path in (folder / CONFIG_FILE, folder / WEIGHTS_FILE):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
@@ -319,7 +318,7 @@ def digest_of(folder: Path) -> bytes:
 
 
 def not_in_model(adapter: Adapter, name: str) -> ConfigError:
-    """The error for a module or tensor that the base model does not have."""
+    """Makes the error for a module or tensor that the base model does not have."""
     return ConfigError(
         f"{adapter.path} changes {name!r}, which the model's checkpoint does not have as floats: it was trained on "
         "another model, or the checkpoint has this fused, tied or quantized"

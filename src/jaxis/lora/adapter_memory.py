@@ -1,4 +1,4 @@
-"""The room on the devices that adapters by request have."""
+"""Device memory for adapters of requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from jaxis.lora.store import AdapterStore
 
 
 class AdapterMemory(ExtraMemory):
-    """Places for the adapters of a step.
+    """Memory for the adapter places.
 
     Args:
-      args: The engine's; they say how many, and of which rank.
+      args: Engine arguments with the number of places and their rank.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -31,11 +31,11 @@ class AdapterMemory(ExtraMemory):
         self.text = f"places for {sizes} (--max-loras, --max-lora-rank)"
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
-        """See `ExtraMemory`."""
+        """Returns the bytes of all places."""
         return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
-        """See `ExtraMemory`; also loads the adapters that are named at the start."""
+        """Creates the places, and loads the adapters that are named at the start."""
         args = self._args
         [stage] = executor.stages  # `check_combinations` refuses others
         with jax.set_mesh(stage.context.mesh):

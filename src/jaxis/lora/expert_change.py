@@ -1,7 +1,7 @@
-"""What an adapter adds to the stacked weights of experts (PEFT's `target_parameters`), or to what files have of them.
+"""An adapter's changes of experts' stacked weights (PEFT's `target_parameters`), or of the matrices in files.
 
-transformers has the experts of a layer in two parameters, and PEFT an adapter of each: `gate_up_proj`, the gates' rows
-before the ups', and `down_proj`. Checkpoints have these, or each expert's matrices.
+transformers stores the experts of a layer in two parameters: `gate_up_proj`, with the gates' rows before the ups', and
+`down_proj`. PEFT has an adapter of each. Checkpoints have these parameters, or the matrices of each expert.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from jaxis.layers.experts import PROJECTION_NAMES
 
 STACKS = ("gate_up_proj", "down_proj")
-"""The parameters, in the order in which transformers has them: PEFT's tensors of the first are inside the second's."""
+"""The parameters in transformers' order. PEFT nests the tensors of the first inside those of the second."""
 SQUARE = (
     "is square, so that its inputs cannot be told from its outputs unless PEFT 0.19 or a later one saved it: save it "
     "again with one, or merge it with PEFT (merge_and_unload)"
@@ -25,13 +25,13 @@ _MATRIX = re.compile(rf"(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>{'
 
 @dataclass(frozen=True)
 class ExpertChange:
-    """For each of X experts, scale * B A.
+    """The change scale * B A of each of X experts.
 
     Attributes:
       a: [X, r, in].
       b: [X, out, r].
       scale: alpha / r, or with rsLoRA alpha / sqrt(r).
-      has_inputs_first: See `AdapterConfig`.
+      has_inputs_first: True if A always belongs to the inputs; see `AdapterConfig`.
     """
 
     a: np.ndarray
@@ -41,29 +41,29 @@ class ExpertChange:
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray, rank: int, scale: float, *, has_inputs_first: bool) -> ExpertChange:
-        """From PEFT's matrices: the rows of A go by experts first, the columns of B by ranks first.
+        """Converts PEFT's matrices. The rows of A are ordered by expert first, the columns of B by rank first.
 
         Args:
           a: [X r, in].
           b: [out, r X].
           rank: r.
-          scale: See the class.
-          has_inputs_first: See the class.
+          scale: alpha / r, or with rsLoRA alpha / sqrt(r).
+          has_inputs_first: True if A always belongs to the inputs; see `AdapterConfig`.
         """
         stacked_b = np.moveaxis(b.reshape(len(b), rank, -1), 2, 0)
         return cls(a.reshape(-1, rank, a.shape[1]), stacked_b, scale, has_inputs_first)
 
     @property
     def is_square(self) -> bool:
-        """Whether there are as many outputs as inputs."""
+        """True if the input and output sizes are equal."""
         return self.b.shape[1] == self.a.shape[2]
 
     def of_expert(self, expert: int) -> np.ndarray:
-        """What is added to an expert's matrix: float32 [out, in]."""
+        """Returns the change of an expert's matrix: float32 [out, in]."""
         return np.float32(self.scale) * (self.b[expert].astype(np.float32) @ self.a[expert].astype(np.float32))
 
     def of_stack(self, shape: tuple[int, ...]) -> np.ndarray | None:
-        """What is added to a stack of this shape, [X, out, in] or [X, in, out]; None if it has another."""
+        """Returns the change of a stack of shape [X, out, in] or [X, in, out]; None if the shape is another."""
         own = (len(self.a), self.b.shape[1], self.a.shape[2])
         if shape not in (own, (own[0], own[2], own[1])):
             return None
@@ -72,7 +72,7 @@ class ExpertChange:
 
 
 def stack_and_part(name: str) -> tuple[str, int, str] | None:
-    """Of one expert's matrix: its stack's name, the number of the expert, and the matrix; None of another tensor."""
+    """Splits the name of one expert's matrix into stack, expert number and matrix; None for another tensor."""
     match = _MATRIX.fullmatch(name)
     if match is None:
         return None
@@ -82,7 +82,7 @@ def stack_and_part(name: str) -> tuple[str, int, str] | None:
 
 
 def part_of_expert(change: ExpertChange, expert: int, matrix: str) -> np.ndarray | None:
-    """What is added to one expert's matrix; None if there is no such expert."""
+    """Returns the change of one expert's matrix; None if there is no such expert."""
     if expert >= len(change.a):
         return None
     added = change.of_expert(expert)

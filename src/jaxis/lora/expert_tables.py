@@ -1,4 +1,4 @@
-"""What an adapter has of the tables of a layer of experts."""
+"""An adapter's entries in the tables of a layer of experts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxis.lora.expert_change import SQUARE, ExpertChange
 
 
 class ExpertTablesOf:
-    """The entries of a layer's tables, to which stacks and single matrices are added; see `ExpertsAddition`.
+    """Entries in a layer's tables, filled from stacks and single matrices; see `ExpertsAddition`.
 
     Args:
-      path: The adapter's folder.
+      path: Folder of the adapter.
       experts: The layer.
-      max_rank: Of the tables.
+      max_rank: Rank of the tables.
     """
 
     def __init__(self, path: Path, experts: AdaptableExperts, max_rank: int) -> None:
@@ -33,26 +33,26 @@ class ExpertTablesOf:
 
     @property
     def entries(self) -> Mapping[str, np.ndarray]:
-        """By the names of the tables: a [X, r, in], b [X, r, out], multiplied by the scale, and ranks [X]."""
+        """Entries by table name: a [X, r, in], b [X, r, out] (multiplied by the scale), and ranks [X]."""
         return self._entries
 
     def take_stack(self, theirs: str, stack: str, change: ExpertChange) -> None:
-        """Takes the change of a parameter of all experts.
+        """Adds the change of a parameter of all experts.
 
         Args:
-          theirs: Its name.
+          theirs: Name of the parameter in the adapter.
           stack: One of `expert_change.STACKS`.
           change: The change.
 
         Raises:
-          ConfigError: It is of another model, or its rank is too large.
+          ConfigError: The change is for another model, or its rank is too large.
         """
         names = ["down_proj"] if stack == "down_proj" else ["gate_proj", "up_proj"]
         if any(name not in self._sizes for name in names):
             raise self._fault(theirs, "is of experts with gates, which the model's do not have")
         size_in, size_out = self._sizes[names[0]]
         size_out *= len(names)
-        # The parameter may be [X, out, in] or [X, in, out], and A and B either way round.
+        # The parameter may be [X, out, in] or [X, in, out], and A and B may have either order.
         found = change.b.shape[1], change.a.shape[2]
         if len(change.a) != self._layer.num_experts or found not in ((size_out, size_in), (size_in, size_out)):
             raise self._fault(
@@ -61,7 +61,7 @@ class ExpertTablesOf:
                 f"{self._layer.num_experts}, {size_in} and {size_out}: the adapter was trained on another model",
             )
         layout = self._layer.stack_layout
-        # Of [X, in, out], every version of PEFT gives A the inputs.
+        # For [X, in, out], every version of PEFT gives A the inputs.
         if change.is_square and not change.has_inputs_first and not (layout is not None and layout.transposed):
             raise self._fault(theirs, SQUARE)
         rank = self._checked_rank(theirs, change.a.shape[1])
@@ -81,16 +81,16 @@ class ExpertTablesOf:
             self._entries[f"{name}.ranks"][:] = rank
 
     def take_matrix(self, theirs: str, expert: int, name: str, change: LowRankChange) -> None:
-        """Takes the change of one expert's matrix.
+        """Adds the change of one expert's matrix.
 
         Args:
-          theirs: Its name.
-          expert: Its number.
-          name: Of the projection.
+          theirs: Name of the matrix in the adapter.
+          expert: Number of the expert.
+          name: Name of the projection.
           change: The change.
 
         Raises:
-          ConfigError: It is of another model, its rank is too large, or it has magnitudes (DoRA).
+          ConfigError: The change is for another model, its rank is too large, or it has magnitudes (DoRA).
         """
         if change.magnitude is not None:
             raise self._fault(theirs, "is of an expert, with use_dora, which requests cannot have: merge it instead")

@@ -1,4 +1,4 @@
-"""Adds an adapter to a checkpoint's tensors as they are read: the model that is loaded has its weights changed."""
+"""Merging of an adapter into a checkpoint's tensors while they are read."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """Changes the tensors of a checkpoint by an adapter; see `jaxis.config.TensorChanges`.
+    """Applies an adapter to the tensors of a checkpoint; see `jaxis.config.TensorChanges`.
 
     Each sum is computed in float32 and rounded to the tensor's type, as PEFT's `merge_and_unload` does; quantization
     follows.
 
     Attributes:
-      path: The adapter's folder.
+      path: Folder of the adapter.
     """
 
     path: str | os.PathLike[str]
 
     def begin(self, name_here: Callable[[str], str], *, is_tied: bool) -> _Merge:
-        """Reads the adapter. Raises CheckpointError, ConfigError: see `read_adapter`."""
+        """Reads the adapter. Raises CheckpointError or ConfigError as `read_adapter` does."""
         return _Merge(read_adapter(self.path), name_here, is_tied=is_tied)
 
     def splits_tied(self, name_here: Callable[[str], str]) -> bool:
-        """See `TensorChanges`. Raises as `begin` does."""
+        """Returns whether the tables of a tied model differ after merging. Raises as `begin` does."""
         return self.begin(name_here, is_tied=True).splits
 
 
 class _Merge:
-    """See `TensorChanger`.
+    """Changer of one checkpoint's tensors.
 
-    Of a tied model PEFT changes each of the two tables by its own name, except for rows of tokens, which the head has
-    as the embeddings have them.
+    In a tied model, PEFT changes each of the two tables under its own name. Replaced rows of tokens are an exception:
+    the head gets those of the embeddings.
 
     Attributes:
-      splits: Whether the tables of a tied model differ afterwards.
+      splits: True if the tables of a tied model differ afterwards.
     """
 
     def __init__(self, adapter: Adapter, name_here: Callable[[str], str], *, is_tied: bool) -> None:
         self._adapter = adapter
         self._name_here = name_here
-        # Modules' and tensors' names as the model has them -> as the adapter has them.
+        # Names in the model -> names in the adapter, for modules and tensors.
         self._changes = {name_here(f"{module}.weight"): module for module in adapter.changes}
         self._replaced = {name_here(tensor): tensor for tensor in adapter.replaced}
         self._tokens = {name_here(f"{module}.weight"): module for module in adapter.tokens}
@@ -83,7 +83,7 @@ class _Merge:
         return self._with_experts(name, tensor) if self._experts else tensor
 
     def _with_experts(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """The tensor with what is added to it as a stack, or as a part of one."""
+        """Returns the tensor with its change as a stack of experts, or as a part of one."""
         part = stack_and_part(name)
         theirs = self._experts.get(name if part is None else part[0])
         if theirs is None:
@@ -109,7 +109,7 @@ class _Merge:
                 raise not_in_model(self._adapter, theirs)
 
     def _differs_in_tables(self) -> bool:
-        """Whether the adapter makes of one table two that differ."""
+        """Returns whether the adapter makes two different tables of one tied table."""
         if self._changes.keys() & {EMBEDDINGS, HEAD}:
             return True
         if self._tokens.get(EMBEDDINGS) != self._tokens.get(HEAD):

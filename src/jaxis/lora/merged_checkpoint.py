@@ -18,15 +18,15 @@ from jaxis.tokenizer.template_choice import adapter_template
 
 
 def write_merged(source: Path, adapter: Path, folder: Path) -> None:
-    """Writes a checkpoint, in Hugging Face's format, with an adapter merged into it as `MergedAdapter` does.
+    """Writes a checkpoint in Hugging Face's format, with an adapter merged as `MergedAdapter` does.
 
     Args:
       source: The checkpoint.
-      adapter: The adapter's folder.
-      folder: Where to.
+      adapter: Folder of the adapter.
+      folder: Folder to write to.
 
     Raises:
-      ConfigError, CheckpointError: The checkpoint is a GGUF file, or not supported; or see `MergedAdapter`.
+      ConfigError, CheckpointError: The checkpoint is a GGUF file or not supported, or the adapter cannot be merged.
     """
     if gguf_file(source) is not None:
         raise ConfigError(f"{source} is a GGUF file, into which no adapter is merged: convert it first (--to hf)")

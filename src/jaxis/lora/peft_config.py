@@ -1,4 +1,4 @@
-"""Reads a PEFT adapter's adapter_config.json: which modules it changes, by which rank and scale.
+"""Reader of a PEFT adapter's adapter_config.json: the modules that it changes, with their ranks and scales.
 
 Source of the keys and their meaning: https://huggingface.co/docs/peft/package_reference/lora
 """
@@ -21,8 +21,9 @@ MAX_RANK = 4096
 MAX_ALPHA = 1e9
 _MOST_SHOWN = 200  # characters of a value, in an error
 
-# Starts for which PEFT leaves the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take their start out of
-# the base's weights, so that the adapter fits only to what is left of them.
+# Initializations that leave the base weights unchanged. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) subtract their
+# start
+# from the base weights, so the adapter fits only the changed base.
 _STARTS = (True, False, "gaussian", "orthogonal", "eva", "default")
 _CONVERT = (
     "it starts from what it took out of the base's weights; save it with save_pretrained(..., "
@@ -45,33 +46,35 @@ _READ = frozenset(
     }
 )
 
-# Around the expressions of rank_pattern and alpha_pattern, and around those of layers_pattern.
+# Patterns around the expressions of rank_pattern and alpha_pattern, and around those of layers_pattern.
 _RANK_OR_ALPHA = r"(.*\.)?({})$"
 _LAYER = r"(?:^|.*?\.){}\.(?P<layer>\d+)\."
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What adapter_config.json says.
+    """Content of adapter_config.json.
 
     Attributes:
-      source: The file.
-      rank, alpha: Of modules that no pattern names.
-      rank_pattern, alpha_pattern: Regular expressions for the ends of modules' names -> their rank or alpha.
-      use_rslora: Whether the scale is alpha / sqrt(r), not alpha / r.
-      use_dora: Whether the rows of changed weights are scaled to a norm that the adapter has.
-      is_transposed: Whether linear layers' weights are stored as [in, out] (GPT-2).
-      targets: The modules that it changes: names, their ends, or one regular expression.
-      parameters: Names, or their ends, of parameters that it changes.
-      excluded: Of the modules, the ones that it does not.
-      layers: Of these, the only layers; empty means all.
+      source: Path of the file.
+      rank, alpha: Values for modules that no pattern matches.
+      rank_pattern, alpha_pattern: Ranks or alphas, by regular expressions for the ends of module names.
+      use_rslora: True for the scale alpha / sqrt(r) instead of alpha / r.
+      use_dora: True if the rows of changed weights are scaled to norms from the adapter.
+      is_transposed: True if linear layers' weights are stored as [in, out] (GPT-2).
+      targets: Changed modules: names, ends of names, or one regular expression.
+      parameters: Names, or ends of names, of changed parameters.
+      excluded: Modules among `targets` that are not changed.
+      layers: Numbers of the only layers that are changed; empty means all.
       layers_patterns: Names of the list of layers in the modules' names; empty means any.
-      whole_modules: Ends of the names of modules of which it has the whole weights.
-      tokens: The tokens whose rows it has in tables: of the embeddings, or by the ends of the tables' names.
-      ensures_tying: Whether it has of a tied model's head what it has of the embeddings, though it names one of them.
-      bias: Whose biases it has: "none", "all" or "lora_only".
-      has_inputs_first: Whether A of every stacked parameter is of its inputs, which PEFT ensures since 0.19. Before, it
-        was of the outputs of parameters that are [X, out, in].
+      whole_modules: Ends of the names of modules whose whole weights the adapter replaces.
+      tokens: Token ids whose embedding rows the adapter replaces: for the embeddings, or by the end of a table's name.
+      ensures_tying: True if a replacement of a tied model's embeddings or head applies to both, though only one is
+        named.
+      bias: Biases that the adapter replaces: "none", "all" or "lora_only".
+      has_inputs_first: True if A of every stacked parameter belongs to the inputs, as PEFT ensures since 0.19. Before,
+        A of
+        parameters that are [X, out, in] belonged to the outputs.
     """
 
     source: Path
@@ -94,16 +97,16 @@ class AdapterConfig:
     has_inputs_first: bool = False
 
     def rank_of(self, module: str) -> int:
-        """The rank of a module of this dotted name."""
+        """Returns the rank of a module, given by its dotted name."""
         return _by_pattern(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """By what the product of a module's two matrices is multiplied."""
+        """Returns the factor of the product of a module's two matrices."""
         rank, alpha = self.rank_of(module), _by_pattern(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def changes(self, module: str) -> bool:
-        """Whether it changes the module of this dotted name."""
+        """Returns whether the adapter changes the module of this dotted name."""
         if self.excluded and _is_named(self.excluded, module):
             return False
         if isinstance(self.targets, str) or module in self.targets:
@@ -111,17 +114,17 @@ class AdapterConfig:
         return _is_named(self.targets, module) and (not self.layers or self._layer_of(module) in self.layers)
 
     def changes_parameter(self, name: str) -> bool:
-        """Whether it changes the parameter of this dotted name."""
+        """Returns whether the adapter changes the parameter of this dotted name."""
         return _is_named(self.parameters, name)
 
     def replaces(self, module: str) -> bool:
-        """Whether it has the whole weights of the module of this dotted name, or of one that holds it."""
+        """Returns whether the adapter replaces the weights of the module of this dotted name, or of a parent."""
         names = [module[: match.start()] for match in re.finditer(r"\.|$", module)]
-        # PEFT compares the ends of names whether or not a part begins there: norm is also input_layernorm.
+        # PEFT compares ends of names without regard to dots: norm also matches input_layernorm.
         return any(name.endswith(key) for name in names for key in self.whole_modules)
 
     def tokens_of(self, module: str) -> Sequence[int]:
-        """The tokens whose rows it has in the table of this dotted name."""
+        """Returns the token ids whose rows are replaced in the table of this dotted name."""
         if not isinstance(self.tokens, Mapping):
             return self.tokens
         return next((ids for name, ids in self.tokens.items() if _is_named([name], module)), ())
@@ -137,14 +140,11 @@ class AdapterConfig:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Reads an adapter's config.
-
-    Args:
-      folder: The adapter's.
+    """Reads the config in an adapter's folder.
 
     Raises:
-      CheckpointError: There is none, or it cannot be read.
-      ConfigError: A key is not known, or has a value that is not supported; the error names it.
+      CheckpointError: The file is missing or cannot be read.
+      ConfigError: A key is unknown or has an unsupported value; the error names it.
     """
     path = folder / CONFIG_FILE
     if not path.exists():
@@ -207,7 +207,7 @@ class _Reader:
         return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
 
     def _is_since(self, major: int, minor: int) -> bool:
-        """Whether a release of PEFT from this one on saved the adapter; PEFT says which since 0.18."""
+        """Returns whether this or a later release of PEFT saved the adapter. PEFT records its version since 0.18."""
         version = self._values.get("peft_version")
         found = re.match(r"(\d{1,9})\.(\d{1,9})(?!.*dev)", version) if isinstance(version, str) else None
         return found is not None and (int(found[1]), int(found[2])) >= (major, minor)
@@ -224,7 +224,7 @@ class _Reader:
         return value
 
     def _number(self, key: str, value: object) -> float:
-        # JSON has integers that no float holds.
+        # JSON allows integers that no float can hold.
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ALPHA:
             expected = f"from -{MAX_ALPHA:g} to {MAX_ALPHA:g}"
             raise self._not(key, f"numbers {expected}" if "pattern" in key else f"a number {expected}")
@@ -279,8 +279,8 @@ class _Reader:
 
 
 def _is_named(names: Sequence[str] | str, module: str) -> bool:
-    """Whether one of the names is the module's or ends it after a dot, or the one expression matches all of it."""
-    if names == "all-linear":  # which modules these are, only PEFT can say: they are the file's
+    """Returns whether a name is the module's or ends it after a dot, or the one expression matches all of it."""
+    if names == "all-linear":  # only PEFT knows which modules these are; the file has them
         return True
     if isinstance(names, str):
         return re.fullmatch(names, module) is not None
@@ -288,7 +288,7 @@ def _is_named(names: Sequence[str] | str, module: str) -> bool:
 
 
 def _by_pattern(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
-    """The value of the first expression that matches the end of the name, from a dot on."""
+    """Returns the value of the first expression that matches the end of the name, after a dot."""
     for expression, value in patterns.items():
         if re.match(_RANK_OR_ALPHA.format(expression), module):
             return value

@@ -1,4 +1,4 @@
-"""Which adapter a request uses, as users say it."""
+"""The adapter of a request, as users give it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter of a request, under vLLM's names.
+    """Adapter of a request, under vLLM's names.
 
     Attributes:
-      lora_name: For humans. The same name with another path, or other files there, means other weights.
-      lora_int_id: vLLM's; without an effect.
-      lora_path: The adapter's folder.
+      lora_name: Name for users. The same name with another path, or with changed files, means other weights.
+      lora_int_id: Accepted as in vLLM; without effect.
+      lora_path: Folder of the adapter.
     """
 
     lora_name: str

@@ -1,4 +1,4 @@
-"""Where adapters may be: below one folder, and in files of a size that an adapter can have."""
+"""Checks of adapters' paths and file sizes: inside one root folder, and not larger than an adapter can be."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MAX_NAME_CHARACTERS = 4096
 
 
 def find_adapter(source: str | os.PathLike[str], root: Path | None, *, most_bytes: int) -> Path:
-    """The folder of an adapter, without links in its path.
+    """Returns the folder of an adapter as a path without links.
 
     Args:
-      source: The folder; with a root, relative to it.
-      root: Nothing outside of it is read, whatever links and `..` the path has; None is anywhere.
-      most_bytes: Of a file.
+      source: The folder; with a root, relative to the root.
+      root: Folder outside of which nothing is read, even through links or `..`; None: any folder.
+      most_bytes: Limit of a file's size.
 
     Raises:
       ConfigError: The folder, or a file in it, is outside of the root.
-      CheckpointError: It is no folder, or a file is none, or too large.
+      CheckpointError: The path is not a folder, or one of its files is not a file or is too large.
     """
     name = os.fspath(source)
     if not name or len(name) > _MAX_NAME_CHARACTERS or any(ord(character) < ord(" ") for character in name):
@@ -56,7 +56,7 @@ def find_adapter(source: str | os.PathLike[str], root: Path | None, *, most_byte
 
 
 def check_files_inside(folder: Path, root: Path, names: Iterable[str]) -> None:
-    """Raises ConfigError if a file, or what a pattern finds, is a link to somewhere outside of the root."""
+    """Raises ConfigError if a file, given by name or pattern, is a link to a place outside of the root."""
     for path in (path for name in names for path in folder.glob(name)):
         _check_inside(Path(os.path.realpath(path)), Path(os.path.realpath(root)), str(path.relative_to(folder)))
 

@@ -1,4 +1,4 @@
-"""Trinity (AFMoE): gated attention with windows in three of four layers and rope only in those, sandwiched by norms."""
+"""Trinity (AFMoE): gated attention, sandwich norms; window and rope in three of four layers, neither in the fourth."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from jaxis.models.common.sparse_layers import is_sparse_layer
 
 class AXK1DecoderLayer(DeepseekDecoderLayer):
     """`x = x + latent_attention(norm(x))`
-    `x = x + norm(mlp(norm(x)))`, without the outer norm in dense layers.
+    `x = x + norm(mlp(norm(x)))`; dense layers have no outer norm.
     """
 
     def __init__(self, scope: LayerScope) -> None:
@@ -41,7 +41,7 @@ class AXK1DecoderLayer(DeepseekDecoderLayer):
 
 class AXK1ForCausalLM(DeepseekCausalLM):
     layer_class = AXK1DecoderLayer
-    # Beside the layer in the files of its makers, inside the block in those of the reference.
+    # Files of the makers have the norm in the layer, those of the reference in the block.
     other_names = (("mlp.post_mlp_layernorm", "post_mlp_layernorm"),)
 
     @classmethod

@@ -66,9 +66,9 @@ def _is_linear(config: HFConfig, index: int) -> bool:
 
 
 def _capped_unit(scope: LayerScope, key: str) -> CappedGLU | None:
-    """The bounded unit of a layer with a limit in this list of config.json; 0 and null are none.
+    """Returns the bounded unit of a layer with a limit in this list of config.json; 0 and null mean no limit.
 
-    The published weights were trained with the limits, although transformers' code does not read them.
+    The published weights were trained with the limits, although transformers' code ignores them.
     """
     limits = scope.config.get(key)
     limit = limits[scope.layer_index] if limits else None
@@ -82,13 +82,13 @@ class BailingHybridForCausalLM(CausalLM):
         ("attention", "self_attn"),
         ("mlp.gate.expert_bias", "mlp.gate.e_score_correction_bias"),
     )
-    # Writers differ in the name that it has in layers of linear attention.
+    # Linear attention's output projection has two names, depending on the writer of the files.
     other_names = (("attention.dense", "self_attn.o_proj"),)
     module_renames = (("self_attn.forget_gate.f_proj", "self_attn.f_proj"),)
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """See `CausalLM`; only layers of latent attention call their last projection `dense`."""
+        """Also renames `dense`, the output projection of layers of latent attention only."""
         latent = [i for i in range(config["num_hidden_layers"]) if not _is_linear(config, i)]
         return *cls.renames, *((f"layers.{i}.self_attn.dense", f"layers.{i}.self_attn.o_proj") for i in latent)
 
@@ -114,7 +114,7 @@ class BailingHybridForCausalLM(CausalLM):
 
 
 def _expect_what_all_have(config: HFConfig) -> None:
-    """Keys of the makers' own code, with the values that every published checkpoint has."""
+    """Checks keys of the makers' own code for the values that every published checkpoint has."""
     config.expect("hidden_act", "silu")
     config.expect("linear_conv_kernel_dim", config.get("short_conv_kernel_size", 4))
     config.ignore("layer_group_size", because="layer_types, where there is one, names each layer's type")

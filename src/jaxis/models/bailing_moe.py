@@ -13,7 +13,7 @@ from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_o
 
 
 class BailingMoeV2DecoderLayer(PreNormDecoderLayer):
-    """The layer; `default_theta` is the rope's base of a config.json that names none."""
+    """A decoder layer; `default_theta` is the base of the rope if config.json has none."""
 
     def __init__(self, scope: LayerScope, *, default_theta: float = 600_000.0) -> None:
         config = scope.config
@@ -68,7 +68,6 @@ class BailingMoeV2ForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        """See `CausalLM`."""
         return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint with other weights, in Hugging Face's format: of a training, or with an adapter merged into it."""
+"""Writes a checkpoint in Hugging Face's format with other weights: trained ones, or ones with an adapter merged in."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.tables import EMBEDDINGS, HEAD, other_table
 from jaxis.models.tied_tables import Tables, tie_keys
 
-# What says of a checkpoint how it came about; one that was trained here has a run's own files.
+# Files that describe how the source checkpoint came about; a checkpoint trained here has files of its own run.
 _OF_THE_SOURCE = ("README.md", "metrics.jsonl", "answers.jsonl", "report.html")
 
 ChangeTensor = Callable[[str, np.ndarray], np.ndarray]
-"""(A tensor's name in the checkpoint, the tensor) -> what it is in the other one."""
+"""(name of a tensor in the checkpoint, tensor) -> the tensor to write instead."""
 
 
 def write_changed(
     source: Path, folder: Path, change: ChangeTensor, names: CheckpointNames, tables: Tables, *, is_tied: bool
 ) -> None:
-    """Writes a checkpoint with other weights, and all that is beside them.
+    """Writes a checkpoint with other weights, and copies all other files.
 
     Args:
-      source: The checkpoint.
-      folder: Where to.
-      change: What becomes of each tensor.
-      names: The model's.
-      tables: How the written model has its two tables.
-      is_tied: Whether its head is its embeddings, so that a copy of them that the checkpoint may have is left out.
+      source: Folder of the checkpoint.
+      folder: Folder to write.
+      change: Function that changes each tensor.
+      names: Table of the model's names.
+      tables: Embeddings and head of the written model.
+      is_tied: True if the head is tied to the embeddings; a copy of them in the checkpoint is then left out.
     """
     copy_other_files(source, folder)
     for name in _OF_THE_SOURCE:
@@ -59,7 +59,7 @@ def write_changed(
 def _tensors_to_write(
     stored: Iterable[str], names: CheckpointNames, *, is_tied: bool, are_split: bool
 ) -> dict[str, str]:
-    """Name of each tensor that is written -> name of the one that it is made of."""
+    """Returns the name of each tensor to write -> the name of the tensor that it is made from."""
     read_from = {name: name for name in stored}
     found = {here: name for name in read_from if (here := names.name_here(name)) in (EMBEDDINGS, HEAD)}
     if is_tied and len(found) == 2:
@@ -71,7 +71,7 @@ def _tensors_to_write(
 
 
 def _write_config(source: Path, folder: Path, config: HFConfig) -> None:
-    """Writes config.json, which says of the two tables what a config does."""
+    """Writes config.json, with the keys that tell whether the head is tied."""
     path, said = folder / "config.json", tie_keys(config)
     shutil.copyfile(source / "config.json", path)
     if said == tie_keys(read_hf_config(source)):

@@ -1,4 +1,4 @@
-"""Command R7B and Command A (Cohere 2): Cohere with window and rope in three of four layers, neither in the fourth."""
+"""Command R7B and Command A (Cohere 2): window and rope in three of four layers, neither in the fourth."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cohere2ForCausalLM(Cohere2CausalLM):
 
 
 class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
-    """Aya Vision: the text, and what encodes images for it."""
+    """Aya Vision: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = AyaVision
@@ -55,7 +55,7 @@ class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
 
 
 class Cohere2VisionForConditionalGeneration(InnerTextPart, Cohere2ForCausalLM):
-    """Command A Vision: the text, and what encodes images for it."""
+    """Command A Vision: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = Cohere2Vision

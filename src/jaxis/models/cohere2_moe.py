@@ -1,4 +1,4 @@
-"""North and Command A+ (Cohere 2 MoE): Cohere 2 with experts, after first layers that are dense."""
+"""North and Command A+ (Cohere 2 MoE): Cohere 2 with experts, except in the first layers."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Cohere2MoeForCausalLM(Cohere2CausalLM):
 
 
 def _norm(scope: LayerScope) -> Norm:
-    """An RMS norm where config.json has `rms_norm_eps`, otherwise Cohere's."""
+    """Returns an RMS norm if config.json has `rms_norm_eps`, otherwise Cohere's layer norm."""
     return unbiased_layer_norm(scope) if scope.config.get("rms_norm_eps") is None else rms_norm(scope)
 
 
 def _layer_type(config: HFConfig, layer_index: int) -> str:
-    """As `layer_types` says, or by patterns, one of the first dense layers and one of the others."""
+    """Returns the layer's type by `layer_types`, or by two patterns, for the first dense layers and for the others."""
     keys = ("prefix_dense_sliding_window_pattern", "sliding_window_pattern", "first_k_dense_replace")
     if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
         for key in keys:
@@ -92,7 +92,7 @@ def _experts(scope: LayerScope) -> FeedForward:
     num_shared = config.get("num_shared_experts", 0)
     is_mean = bool(num_shared) and config.get("shared_expert_combination_strategy", "average") == "average"
     share = 0.5 if is_mean else 1.0
-    # Scores are of the chosen logits alone: of a softmax, that is one over all, renormalized.
+    # The reference scores the chosen logits only: for softmax, that equals scoring all and renormalizing.
     routing = Routing(
         num_experts=config.get("num_experts", 8),
         num_experts_per_token=config.get("num_experts_per_tok", 2),

@@ -34,7 +34,7 @@ class DeepseekV2ForCausalLM(CausalLM):
 
 
 def _routing(config: HFConfig) -> Routing:
-    """Routing by softmax scores without renormalisation; the best experts of all, or of the best groups."""
+    """Routing by softmax scores without renormalisation; the best experts of all or of the best groups."""
     has_groups = config.get("topk_method", "greedy") == "group_limited_greedy"
     if not has_groups:
         for key in ("n_group", "topk_group"):

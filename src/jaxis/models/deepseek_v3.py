@@ -31,7 +31,7 @@ class DeepseekV3ForCausalLM(DeepseekCausalLM):
 
 
 class Kimi_K25ForConditionalGeneration(TextPart, DeepseekV3ForCausalLM):
-    """Kimi K2.5, K2.6 and K2.7: the text, and what encodes images for it; videos are not supported."""
+    """Kimi K2.5, K2.6 and K2.7: the text model, with its image encoder; videos are not supported."""
 
     is_tied_outside = True
     tower = KimiVision

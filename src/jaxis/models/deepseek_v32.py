@@ -1,4 +1,4 @@
-"""DeepSeek V3.2: DeepSeek V3 whose tokens attend to those that an indexer selects."""
+"""DeepSeek V3.2: DeepSeek V3 with attention limited to tokens that an indexer selects."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Dots1ForCausalLM(CausalLM):
 
 
 def _span(scope: LayerScope) -> AttentionSpan:
-    """A window, if config.json has one, in the layers that `layer_types` lists, or else from `max_window_layers` on."""
+    """Returns config.json's window, if any, for layers by `layer_types`, or else from `max_window_layers` on."""
     config = scope.config
     kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION)
     if kind is not None:

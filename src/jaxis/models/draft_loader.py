@@ -1,18 +1,18 @@
-"""Loads what drafts tokens for a model, from a checkpoint of its own: an EAGLE-3 head, or another model."""
+"""Loads an EAGLE-3 head or another model, from its own checkpoint, to draft tokens for a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxis.config.architecture import architectures_of
 from jaxis.errors import ConfigError
-from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 from jaxis.models import eagle3
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.draft_model import DraftModel
 from jaxis.models.eagle3 import Eagle3Head
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.tokenizer import Tokenizer
@@ -22,70 +22,22 @@ if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
 
 
-# A whole model that drafts tokens for another one of the same vocabulary (arXiv:2211.17192).
-
-
-class DraftModel(JaxModule):
-    """What `PredictionLayer` is, of a model that reads tokens alone.
-
-    Args:
-      model: The model that drafts.
-      vocab_size: Token ids of the target; those past them are never drafted.
-
-    Attributes:
-      reads_next_token: The row of a token takes this token itself.
-    """
-
-    reads_next_token = False
-
-    def __init__(self, model: Any, vocab_size: int) -> None:
-        self.model = model
-        self.vocab_size = vocab_size
-
-    def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
-        """The target's hidden states, which are not used."""
-        del aux_hidden_states
-        return hidden_states
-
-    def __call__(
-        self,
-        target: Any,
-        kv_caches: list[Any] | None,
-        input_ids: jax.Array,
-        states: jax.Array,
-        attention_metadata: AttentionMetadata,
-    ) -> tuple[list[Any] | None, jax.Array]:
-        """Runs the model over a flat batch; see `CausalLM`. Returns the updated caches and its hidden states [T, E]."""
-        del target, states
-        kv_caches, hidden_states, _ = self.model(kv_caches, input_ids, attention_metadata)
-        return kv_caches, hidden_states
-
-    def compute_logits(self, target: Any, states: jax.Array) -> jax.Array:
-        """Hidden states [T, E] -> float32 logits [T, V]."""
-        del target
-        return self.model.compute_logits(states)[:, : self.vocab_size]
-
-    def token_ids(self, indices: jax.Array) -> jax.Array:
-        """Indices into the logits -> token ids, which are the same."""
-        return indices
-
-
 def load_eagle3(
     model: JaxModule,
     head_config: VllmConfig,
     mesh: jax.sharding.Mesh,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Gives a loaded model an EAGLE-3 head to draft with.
+    """Loads an EAGLE-3 head into the `draft` of a model.
 
     Args:
-      model: The model.
-      head_config: Of the head.
-      mesh: Where the model is.
-      on_progress: See `load_model`.
+      model: Loaded model.
+      head_config: Configuration of the head.
+      mesh: Mesh of the model's devices.
+      on_progress: Callback as in `load_model`.
 
     Raises:
-      ConfigError: The checkpoint is of something else, or of a head for another model.
+      ConfigError: The checkpoint has no EAGLE-3 head, or one for another model.
       CheckpointError: The tensors do not match the head's parameters.
     """
     target, hf_config = _checked_target(model), head_config.model_config.hf_config
@@ -107,16 +59,16 @@ def load_draft_model(
     mesh: jax.sharding.Mesh,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Gives a loaded model another one to draft with.
+    """Loads another model into the `draft` of a model.
 
     Args:
-      model: The model.
-      draft_config: Of the other one; `check_same_vocabulary` checks that its token ids mean the same.
-      mesh: Where the model is.
-      on_progress: See `load_model`.
+      model: Loaded model.
+      draft_config: Configuration of the other model, whose vocabulary `check_same_vocabulary` has compared.
+      mesh: Mesh of the model's devices.
+      on_progress: Callback as in `load_model`.
 
     Raises:
-      ConfigError, CheckpointError: See `load_model`.
+      ConfigError, CheckpointError: Errors of `load_model`.
     """
     target = _checked_target(model)
     vocab_size = target.decoder.embed_tokens.output_size
@@ -124,14 +76,14 @@ def load_draft_model(
 
 
 def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
-    """What drafts, without any weights: parameters that have shapes and types only.
+    """Constructs the module that drafts, without weights: parameters have shapes and types only.
 
     Args:
-      draft_config: Of its checkpoint.
+      draft_config: Configuration of its checkpoint.
       method: "eagle3" or "draft_model".
 
     Raises:
-      ConfigError: The checkpoint is of something else, or of what is not supported.
+      ConfigError: The checkpoint has no EAGLE-3 head, or its model is not supported.
     """
     if method == "draft_model":
         return construct_abstractly(draft_config, check_config=False)
@@ -140,9 +92,9 @@ def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
 
 
 def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -> None:
-    """Raises a ConfigError if token ids of two checkpoints do not mean the same.
+    """Raises a ConfigError if token ids of two checkpoints have different meanings.
 
-    Without a tokenizer in both, their numbers of ids must be equal.
+    Unless both have tokenizers to compare, their numbers of ids must be equal.
     """
     configs = target_config.model_config, draft_config.model_config
     target, draft = (Tokenizer.from_path(each.model) for each in configs)

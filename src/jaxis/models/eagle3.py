@@ -1,7 +1,7 @@
 """EAGLE-3 heads (arXiv:2503.01840): one layer that drafts tokens from hidden states of three layers of its target.
 
-Two kinds of files are read: those of SpecForge and of the paper's authors, and those of speculators, whose config.json
-nests the layer's settings in `transformer_layer_config`.
+Files of two formats are read: those of SpecForge and of the paper's authors, and those of speculators, whose
+config.json nests the layer's settings in `transformer_layer_config`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _NOT_LOADED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 class Eagle3Layer(JaxModule):
-    """A decoder layer that attends with the embeddings of tokens beside their states.
+    """A decoder layer that attends with the embeddings of tokens as well as their states.
 
     Args:
-      scope: The layer's scope.
-      norm_before_residual: Whether the normed states are what the attention's output is added to.
-      qk_norm: Whether queries and keys have norms.
+      scope: Scope of the layer.
+      norm_before_residual: True if the attention's output is added to the normed states, False if to the states.
+      qk_norm: True if queries and keys have norms.
     """
 
     def __init__(self, scope: LayerScope, *, norm_before_residual: bool, qk_norm: bool) -> None:
@@ -78,20 +78,20 @@ class Eagle3Layer(JaxModule):
 
 
 class Eagle3Head(JaxModule, LoadableWithIterator):
-    """Drafts tokens for a target model.
+    """A head that drafts tokens for a target model.
 
-    The first draft's state is made of the target's (`first_states`), the next one's is what the layer returns. Logits
-    are of a vocabulary of their own, of the tokens that are most frequent.
+    The first draft's state is computed from the target's states (`first_states`), the next ones are the layer's
+    results. Logits are over the draft vocabulary, which has only the most frequent tokens.
 
     Args:
-      vllm_config: Names the head's folder; `max_model_len` is the target's.
-      rng: For the initial weights.
-      quant_config: Decides how weights are stored and applied; None leaves them as they are.
+      vllm_config: Configuration with the head's folder and the target's `max_model_len`.
+      rng: Random numbers for the initial weights.
+      quant_config: Storage and application of weights; None leaves them as they are.
 
     Attributes:
-      reads_next_token: The row of a token takes the token that follows, and has this token's position.
-      embed_tokens: The head's own embeddings; None if its checkpoint leaves them to the target.
-      d2t: i32 [V'], what is added to each index of the draft vocabulary to get a token id; None if they are the same.
+      reads_next_token: True: a token's row takes the token that follows, and has this token's position.
+      embed_tokens: Embeddings of the head; None if its checkpoint has none, for the target's.
+      d2t: i32 [V'], difference between token id and index in the draft vocabulary; None if they are equal.
 
     Raises:
       ConfigError: config.json asks for something that is not supported.
@@ -127,10 +127,10 @@ class Eagle3Head(JaxModule, LoadableWithIterator):
             self.d2t = make_parameter(rng, nnx.initializers.zeros, (draft_vocab_size,), jnp.int32, axes=(None,))
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The layers of a target with so many whose inputs the head reads.
+        """Returns the layers whose inputs the head reads, of a target with `num_layers` layers.
 
         Raises:
-          ConfigError: config.json names layers that such a target does not have.
+          ConfigError: config.json names layers that the target does not have.
         """
         layers = self._layer_ids or (2, num_layers // 2, num_layers - 3)
         is_ascending = all(a < b for a, b in itertools.pairwise(layers))
@@ -142,7 +142,7 @@ class Eagle3Head(JaxModule, LoadableWithIterator):
         return tuple(layers)
 
     def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
-        """The states that entered the target's layers, each [T, E of the target] -> [T, E]."""
+        """Input states of the target's layers, each [T, E of the target] -> [T, E]."""
         del hidden_states
         return self.fc(jnp.concatenate(aux_hidden_states, axis=-1))
 
@@ -154,7 +154,7 @@ class Eagle3Head(JaxModule, LoadableWithIterator):
         states: jax.Array,
         attention_metadata: AttentionMetadata,
     ) -> tuple[list[Any] | None, jax.Array]:
-        """Runs the layer over a flat batch; see `PredictionLayer`."""
+        """Runs the layer over a flat batch; arguments as in `PredictionLayer`."""
         embed = target.decoder.embed if self.embed_tokens is None else self.embed_tokens
         cache = None if kv_caches is None else kv_caches[0]
         cache, states = self.midlayer(cache, embed(next_ids), states, attention_metadata)
@@ -180,7 +180,7 @@ def _parameter_name(name_in_file: str) -> str:
 
 
 def _names_in_file(vllm_config: VllmConfig) -> set[str]:
-    """What the checkpoint has, by which heads differ and which config.json does not say."""
+    """Returns the parameters in the checkpoint: heads have different ones, and config.json does not say which."""
     if vllm_config.load_config.load_format == "dummy":
         return set()
     return {_parameter_name(name) for name in TensorListing(vllm_config.model_config.model)}

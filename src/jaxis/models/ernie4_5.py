@@ -19,7 +19,7 @@ from jaxis.models.common.vision_tower import VisionTower
 
 
 class Ernie4_5DecoderLayer(PreNormDecoderLayer):
-    """The layer; `interleaved_rope`: see `GroupedQueryAttention`."""
+    """A decoder layer; `interleaved_rope` pairs neighbouring dimensions."""
 
     def __init__(self, scope: LayerScope, *, interleaved_rope: bool = True) -> None:
         use_bias = scope.config.get("use_bias", False)
@@ -47,7 +47,7 @@ class Ernie4_5ForCausalLM(CausalLM):
 
 
 class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
-    """PaddleOCR-VL: the text, with Llama's names and maybe no object for its keys, and what encodes images for it."""
+    """PaddleOCR-VL: the text model with Llama's names, sometimes without `text_config`, and its image encoder."""
 
     is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = PaddleOcrVision

@@ -29,7 +29,7 @@ class Exaone4ForCausalLM(CausalLM):
 
 
 def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
-    """The tokens that the layer sees, and whether it has a rope: every layer, or those with a window."""
+    """Returns the tokens that the layer sees, and whether it has a rope: all layers, or those with a window."""
     config = scope.config
     if config.get("sliding_window", 4096) is None:
         config.ignore("sliding_window_pattern", because="there are no windows")
@@ -39,7 +39,7 @@ def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
 
 
 class Exaone4_5_ForConditionalGeneration(InnerTextPart, Exaone4ForCausalLM):
-    """EXAONE 4.5: the text, and what encodes images for it."""
+    """EXAONE 4.5: the text model, with its image encoder."""
 
     tower: ClassVar[type[VisionTower] | None] = Exaone4_5Vision
     text_model_types = ("exaone4", "exaone4_5_text")

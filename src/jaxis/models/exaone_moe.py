@@ -1,4 +1,4 @@
-"""K-EXAONE: norms on heads, windows in three of four layers and rope only in those, DeepSeek V3's experts."""
+"""K-EXAONE: head norms, DeepSeek V3's experts; three of four layers have a window and a rope, the fourth neither."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
 
 
 def _alibi(config: HFConfig) -> Alibi | None:
-    """The biases, which the reference divides by the square root of a head's size as it does the scores."""
+    """Returns the biases, which the reference divides by the root of a head's size, as it does the scores."""
     if not config.get("alibi", False):
         return None
     num_heads: int = config["num_attention_heads"]
@@ -53,7 +53,7 @@ def _alibi(config: HFConfig) -> Alibi | None:
 
 
 def _num_kv_heads(config: HFConfig, is_new: bool) -> int:
-    """The key-value heads, which config.json of the first models gives whether or not they have them."""
+    """Returns the number of key-value heads; the first models' config.json has the key even with one head."""
     if is_new:
         return config.get("num_key_value_heads", config["num_attention_heads"])
     config.ignore("num_key_value_heads", because="multi_query says it")

@@ -44,12 +44,12 @@ class FalconH1DecoderLayer(JaxModule):
         )
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated caches, state and keys and values (None without them), and [T, E]."""
+        """x [T, E] -> the updated state and cache (None without them), and [T, E]."""
         state, kv_cache = (None, None) if kv_cache is None else kv_cache
         normalised = self.input_layernorm(x)
         state, from_state = self.mamba(state, scaled(normalised, self.ssm_in_multiplier), metadata)
         kv_cache, attended = self.self_attn(kv_cache, scaled(normalised, self.attention_in_multiplier), metadata)
-        # Rounded, so that no product is fused with the sum: x must not depend on what a program makes of it.
+        # Rounding keeps programs from fusing products with the sum, so that x is the same in all programs.
         from_state = materialize(scaled(from_state, self.ssm_out_multiplier))
         x = x + (from_state + materialize(scaled(attended, self.attention_out_multiplier)))
         return (state, kv_cache), x + materialize(self.mlp(self.post_attention_layernorm(x), metadata))
@@ -59,7 +59,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
     config = scope.config
     use_bias = config.get("attention_bias", False)
     head_dim: int = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    # Keys have a multiplier, which is the same as one of the scores.
+    # A multiplier of keys equals one of scores.
     scale = config.get("key_multiplier", 1.0) * head_dim**-0.5
     return GroupedQueryAttention(scope, scale=scale, qkv_bias=use_bias, o_bias=use_bias)
 

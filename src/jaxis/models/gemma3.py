@@ -1,5 +1,4 @@
-"""Gemma 3 (arXiv:2503.19786): Gemma 2 with head norms instead of soft caps, and a window and a separate rope in
-five of six layers."""
+"""Gemma 3 (arXiv:2503.19786): Gemma 2 with head norms, no soft caps; window and own rope in five of six layers."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
 
     @classmethod
     def span(cls, config: HFConfig, kind: str) -> AttentionSpan:
-        """What the tokens of a layer of this type see."""
+        """Returns the tokens that a token sees in a layer of this type."""
         return layer_span(config, kind, default_window=4096)
 
 
@@ -56,7 +55,7 @@ class Gemma3ForCausalLM(GemmaCausalLM):
 
 
 class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
-    """The text of the multimodal checkpoints, from 4B parameters, and what encodes images for it."""
+    """The multimodal checkpoints from 4B parameters on: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower = Gemma3Vision

@@ -1,5 +1,7 @@
-"""Gemma 3n, text: several hidden states a token, of which layers compute one, low-rank residuals, sparse activations,
-embeddings of each layer's own, and layers that attend to the keys and values of an earlier one.
+"""Gemma 3n, text only.
+
+Each token has several hidden states, of which a layer computes one. Residuals have a low rank, most gates are 0, each
+layer has its own embeddings of tokens, and the last layers attend to the keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.kernels.materialize import materialize
-from jaxis.layers.altup import AltUp, GaussianTopK, Laurel, SparseGLU, join_states, split_states
+from jaxis.layers.altup import AltUp, join_states, split_states
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
+from jaxis.layers.laurel import Laurel
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.sparse_glu import GaussianTopK, SparseGLU
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
@@ -29,23 +33,20 @@ from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
 from jaxis.models.common.shared_caches import SharedCacheCausalLM, cache_owner, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
 
-# What config.json says of each of Gemma 3n's layers.
-
-
 FULL_EVERY = 5
-_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # of a config.json that does not say
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # defaults
 
 
 @dataclass(frozen=True)
 class Gemma3nLayer:
-    """A layer's attention, and its feed-forward block.
+    """Settings of a layer's attention and feed-forward block.
 
     Attributes:
-      shares_cache_of: The layer whose keys and values this one attends to; None if it has its own.
-      rope: Its rope.
-      span: The tokens that a token sees.
+      shares_cache_of: Layer whose keys and values this one attends to; None if it has its own.
+      rope: Rope of the layer.
+      span: Tokens that a token sees.
       intermediate_size: F.
-      sparsity: The share of the gates that are to be 0; 0 for a block that is not sparse.
+      sparsity: Share of the gates to set to 0; 0 for a block that is not sparse.
     """
 
     shares_cache_of: int | None
@@ -56,10 +57,10 @@ class Gemma3nLayer:
 
     @classmethod
     def of(cls, config: HFConfig, index: int) -> Gemma3nLayer:
-        """Reads the layer's settings.
+        """Reads a layer's settings.
 
         Raises:
-          ConfigError: A key is missing or has no value for the layer, or no layer has the cache that it should share.
+          ConfigError: A key is missing or has no value for the layer, or no layer has a cache to share.
         """
         kinds = [layer_type(config, i, full_every=FULL_EVERY) for i in range(config["num_hidden_layers"])]
         return cls(
@@ -142,7 +143,7 @@ class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
 
 
 class Gemma3nModel(LayerEmbeddingsModel):
-    """The decoder, whose layers pass on A hidden states of each token, [T, A, E]."""
+    """The decoder, whose layers pass on A hidden states per token, [T, A, E]."""
 
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         config = scope.config
@@ -192,12 +193,12 @@ class Gemma3nForCausalLM(SharedCacheCausalLM):
 
 
 def _num_states(config: HFConfig) -> int:
-    """A."""
+    """Returns A, the number of hidden states per token."""
     return config.get("altup_num_inputs", 4)
 
 
 def _per_layer_size(config: HFConfig) -> int:
-    """P."""
+    """Returns P, the size of a layer's own embeddings."""
     return config.get("hidden_size_per_layer_input", 256)
 
 

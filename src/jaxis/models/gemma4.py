@@ -1,5 +1,8 @@
-"""Gemma 4: heads of another size in full layers, values that are keys, layers that attend to the keys and values
-of an earlier one, embeddings of each layer's own, and experts beside the dense feed-forward block.
+"""Gemma 4: full layers with larger heads, whose values are keys in some sizes.
+
+Small models also have layers that attend to the keys and values of earlier ones, and embeddings of each layer's own.
+One
+model has experts beside the dense feed-forward block.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from flax import nnx
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, layer_span, layer_type, settings_of_layer
+from jaxis.config.layer_settings import settings_of_layer
+from jaxis.config.layer_types import FULL_ATTENTION, layer_span, layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -38,23 +42,21 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.quantization import QuantizationConfig
 
-# What config.json says of each of Gemma 4's layers.
-
 
 FULL_EVERY = 6
 
 
 @dataclass(frozen=True)
 class Gemma4Layer:
-    """A layer's attention, and the size of its feed-forward block.
+    """Settings of a layer's attention, and the size of its feed-forward block.
 
     Attributes:
       head_dim: D.
       num_kv_heads: K.
-      values_are_keys: Whether one projection gives both.
-      shares_cache_of: The layer whose keys and values this one attends to; None if it has its own.
-      rope: Its rope.
-      span: The tokens that a token sees.
+      values_are_keys: True if one projection gives both keys and values.
+      shares_cache_of: Layer whose keys and values this one attends to; None if it has its own.
+      rope: Rope of the layer.
+      span: Tokens that a token sees.
       intermediate_size: F.
     """
 
@@ -68,10 +70,10 @@ class Gemma4Layer:
 
     @classmethod
     def of(cls, config: HFConfig, index: int) -> Gemma4Layer:
-        """Reads the layer's settings.
+        """Reads a layer's settings.
 
         Raises:
-          ConfigError: A key is missing, or no layer has the cache that this one should share.
+          ConfigError: A key is missing, or no layer has a cache to share.
         """
         kind = _kind(config, index)
         kinds = [_kind(config, i) for i in range(config["num_hidden_layers"])]
@@ -91,13 +93,13 @@ class Gemma4Layer:
 
 
 def _kind(config: HFConfig, index: int) -> str:
-    """The layer's type; the last layer sees everything, whatever `layer_types` says."""
+    """Returns the layer's type; the last layer has full attention, whatever `layer_types` says."""
     kind = layer_type(config, index, full_every=FULL_EVERY)
     return FULL_ATTENTION if index == config["num_hidden_layers"] - 1 else kind
 
 
 def _head_sizes(config: HFConfig, index: int, kind: str) -> tuple[int, int]:
-    """D and K: from `per_layer_config`, as later versions of the reference write them, or by the layer's kind."""
+    """Returns D and K: from `per_layer_config`, which newer versions of the reference write, or by the layer's type."""
     head_dim: int = config.get("head_dim", 256)
     num_kv_heads: int = config.get("num_key_value_heads", 4)
     if "per_layer_config" in config:
@@ -162,7 +164,7 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
         metadata: AttentionMetadata,
         per_layer_input: jax.Array | None = None,
     ) -> LayerOutput:
-        """x [T, E] and the layer's own embeddings [T, P], if it has any -> the updated cache and [T, E]."""
+        """x [T, E] and the layer's own embeddings [T, P], if any -> the updated cache and [T, E]."""
         seen = dataclasses.replace(metadata, bidirectional=None) if self.is_causal else metadata
         kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), seen)
         x = x + self.post_attention_layernorm(attended)
@@ -171,11 +173,11 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
             assert per_layer_input is not None
             gated = self.activation(self.per_layer_input_gate(x)) * per_layer_input
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
-        # A constant, which training leaves as it is.
+        # Training does not change this scalar.
         return kv_cache, x * jax.lax.stop_gradient(self.layer_scalar[...])
 
     def _feed_forward(self, x: jax.Array, metadata: AttentionMetadata) -> jax.Array:
-        """x [T, E], not normed -> [T, E]."""
+        """x [T, E] before the norm -> [T, E]."""
         y = self.mlp(self.pre_feedforward_layernorm(x), metadata)
         if self.router is None or self.experts is None:
             return y
@@ -224,7 +226,7 @@ class Gemma4ForCausalLM(SharedCacheCausalLM):
 
 
 class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
-    """The text of the 12B, whose config.json has other defaults."""
+    """The text model of the 12B, whose config.json has other defaults."""
 
 
 def _has_experts(config: HFConfig) -> bool:
@@ -232,7 +234,7 @@ def _has_experts(config: HFConfig) -> bool:
 
 
 def _per_layer_size(config: HFConfig) -> int:
-    """P; 0 if layers have no embeddings of their own."""
+    """Returns P, the size of a layer's own embeddings; 0 without them."""
     return config.get("hidden_size_per_layer_input", 256) or 0
 
 
@@ -249,7 +251,7 @@ _OTHER_KEYS = (
 
 
 class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
-    """E2B, E4B, 26B-A4B and 31B as published, and what encodes images for them; video and audio are not supported."""
+    """E2B, E4B, 26B-A4B and 31B as published, with their image encoder; video and audio are not supported."""
 
     is_tied_outside = True
     tower = Gemma4Vision
@@ -265,7 +267,7 @@ class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
 
 
 class Gemma4UnifiedForConditionalGeneration(InnerTextPart, Gemma4UnifiedForCausalLM):
-    """12B as published, which sees without a transformer of its own; video and audio are not supported."""
+    """12B as published, whose image encoder has no transformer; video and audio are not supported."""
 
     is_tied_outside = True
     tower = Gemma4UnifiedVision

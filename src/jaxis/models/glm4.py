@@ -15,16 +15,16 @@ from jaxis.models.common.glm_vision import GlmOcrVision, GlmVision
 from jaxis.models.common.text_part import InnerTextPart
 
 _MARKS = tuple(f"{kind}_{mark}token_id" for kind in ("image", "video") for mark in ("", "start_", "end_"))
-"""Keys of the tokens that stand for images."""
+"""Keys of tokens that stand for images or videos."""
 
 
 class Glm4DecoderLayer(GlmSandwichDecoderLayer):
-    """The layer.
+    """A decoder layer.
 
     Args:
-      scope: The layer's scope.
-      default_head_dim: D of a config.json without `head_dim`; None means E / H.
-      default_bias: Whether queries, keys and values have biases where config.json does not say.
+      scope: Scope of the layer.
+      default_head_dim: D if config.json lacks `head_dim`; None means E / H.
+      default_bias: Default for biases of queries, keys and values.
     """
 
     def __init__(self, scope: LayerScope, *, default_head_dim: int | None = 128, default_bias: bool = True) -> None:
@@ -46,7 +46,7 @@ class Glm4ForCausalLM(CausalLM):
 
 
 class Glm4vForConditionalGeneration(InnerTextPart, Glm4ForCausalLM):
-    """GLM-4.1V Thinking and GLM-4.6V Flash: the text, and what encodes images for it."""
+    """GLM-4.1V Thinking and GLM-4.6V Flash: the text model, with its image encoder."""
 
     tower = GlmVision
     layer_class = functools.partial(Glm4DecoderLayer, default_head_dim=None)
@@ -56,11 +56,11 @@ class Glm4vForConditionalGeneration(InnerTextPart, Glm4ForCausalLM):
 
 
 class Glm46VForConditionalGeneration(Glm4vForConditionalGeneration):
-    """GLM-4.6V by another name."""
+    """GLM-4.6V under another name."""
 
 
 class GlmOcrForConditionalGeneration(Glm4vForConditionalGeneration):
-    """GLM-OCR: the text, and what encodes images for it."""
+    """GLM-OCR: the text model, with its image encoder."""
 
     tower = GlmOcrVision
     layer_class = functools.partial(Glm4DecoderLayer, default_bias=False)

@@ -51,7 +51,7 @@ class Glm4MoeForCausalLM(CausalLM):
 
 
 class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):
-    """GLM-4.5V and GLM-4.6V: the text, and what encodes images for it."""
+    """GLM-4.5V and GLM-4.6V: the text model, with its image encoder."""
 
     tower = GlmVision
     router_aux_loss_coef = 0.0001

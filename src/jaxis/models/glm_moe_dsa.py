@@ -25,7 +25,7 @@ class GlmMoeDsaDecoderLayer(SparseLatentDecoderLayer):
 
 
 class GlmMoeDsaPredictionLayer(SparseLatentDecoderLayer):
-    """The layer that predicts later tokens: it has an indexer of its own, whatever the model's layers share."""
+    """The layer that predicts later tokens, which always has its own indexer."""
 
     def __init__(self, scope: LayerScope) -> None:
         super().__init__(scope, interleaved_index_rope=scope.config.get("indexer_rope_interleave", True))
@@ -50,10 +50,10 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
 
 
 def _has_indexer(config: HFConfig) -> list[bool]:
-    """For each layer, whether it has an indexer: as listed, by a pattern of letters, or one in every so many.
+    """Returns for each layer whether it has an indexer: by a list, a pattern of letters, or a period.
 
     Raises:
-      ConfigError: The list or the pattern does not say so of each layer, or the first layer has none.
+      ConfigError: The list or the pattern lacks a layer, or the first layer has no indexer.
     """
     num_layers: int = config["num_hidden_layers"]
     key = "indexer_types" if config.get("indexer_types") is not None else "index_topk_pattern"

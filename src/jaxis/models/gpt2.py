@@ -7,7 +7,7 @@ from jaxis.models.common.gpt2 import Gpt2CausalLM, Gpt2DecoderLayer
 
 
 class GPT2LMHeadModel(Gpt2CausalLM):
-    """Its own checkpoints have weights [in, out] under GPT-2's names; what jaxis writes has its own, and [out, in]."""
+    """GPT-2. Its own checkpoints have weights [in, out] and GPT-2's names; jaxis writes [out, in] and its names."""
 
     layer_class = Gpt2DecoderLayer
     renames = ()

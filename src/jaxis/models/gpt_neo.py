@@ -31,7 +31,7 @@ class GPTNeoDecoderLayer(PreNormDecoderLayer):
 
 
 def _span(scope: LayerScope) -> AttentionSpan:
-    """The tokens that the layer sees, by config.json's `[[["global", "local"], 12]]`: kinds and how often they come."""
+    """Returns the span by config.json's `[[["global", "local"], 12]]`: kinds of layers and how often they repeat."""
     config = scope.config
     kinds = [kind for group, times in config["attention_types"] for _ in range(times) for kind in group]
     kind = kinds[scope.layer_index] if scope.layer_index < len(kinds) else None

@@ -46,7 +46,7 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
 
 
 def _alpha(config: HFConfig) -> float:
-    """The unit's factor, which config.json has under either of two names."""
+    """Returns the factor of the unit, which has either of two names in config.json."""
     names = [name for name in ("swiglu_alpha", "hidden_act_alpha") if name in config]
     if len(names) > 1:
         return value_of_either(config, *names)

@@ -13,7 +13,7 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 
 
 class GPTJDecoderLayer(ParallelDecoderLayer):
-    """The layer of both; CodeGen's checkpoints have queries, values and keys of a quarter of the heads, four times."""
+    """The layer of both families. CodeGen packs queries, values and keys in four parts, by quarters of the heads."""
 
     def __init__(self, scope: LayerScope, *, packed_parts: int | None = None) -> None:
         config = scope.config

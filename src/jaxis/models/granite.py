@@ -1,5 +1,7 @@
-"""Granite 3 (dense): the Llama layer with multipliers on embeddings, scores, residuals and logits; Granite SWA adds
-windows, attention sinks and ropes of the layers' own."""
+"""Granite 3 (dense): the Llama layer with multipliers on embeddings, scores, residuals and logits.
+
+Granite SWA adds windows, attention sinks and a rope per layer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ class GraniteSWADecoderLayer(GraniteDecoderLayer):
 
 
 def _layer(scope: LayerScope) -> GraniteDecoderLayer:
-    """The layer; that of Granite SWA in files which have its `layer_types` under the older name of the class."""
+    """Creates a layer. Some files of Granite SWA have the older class's name, with `layer_types`."""
     if SLIDING_ATTENTION not in scope.config.get("layer_types", ()):
         return GraniteDecoderLayer(scope)
     has_sinks = scope.config.get("attention_sinks", True)

@@ -1,5 +1,7 @@
-"""Granite 3 MoE: Granite's layer with a mixture of experts, each projection of which is one tensor; Granite MoE Shared
-adds a block that every token goes through, and Granite MoE SWA windows and attention sinks."""
+"""Granite 3 MoE: Granite's layer with a mixture of experts, with one tensor per projection.
+
+Granite MoE Shared adds a block that every token goes through, and Granite MoE SWA windows and attention sinks.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
 
 class GraniteMoeSWAForCausalLM(GraniteMoeSharedForCausalLM):
     layer_class = GraniteMoeSWADecoderLayer
-    # As later versions of the reference write them.
+    # Names in files of newer versions of the reference.
     other_names = (
         ("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight"),
         ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),

@@ -1,4 +1,4 @@
-"""Granite 4: Mamba2 layers and some of attention, or attention alone; a dense block, beside which experts may be."""
+"""Granite 4: Mamba2 layers with some attention layers, or attention alone; a dense block, with or without experts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GraniteMoeHybridDecoderLayer(JaxModule):
         mixer = self.self_attn if self.mamba is None else self.mamba
         assert mixer is not None
         kv_cache, mixed = mixer(kv_cache, self.input_layernorm(x), metadata)
-        # Rounded, so that no product is fused with the sum: x must not depend on what a program makes of it.
+        # Rounding keeps programs from fusing products with the sum, so that x is the same in all programs.
         x = x + materialize(scaled(mixed, self.residual_multiplier))
         normalised = self.post_attention_layernorm(x)
         fed = self.shared_mlp(normalised)

@@ -65,7 +65,7 @@ class HunYuanMoEV1ForCausalLM(CausalLM):
 
 
 def _of_layer(scope: LayerScope, key: str) -> int:
-    """A setting that is one number, or a list with one for each layer."""
+    """Returns a setting that is one number, or a list with one number per layer."""
     value = scope.config[key]
     return value[scope.layer_index] if isinstance(value, list) else value
 

@@ -1,4 +1,4 @@
-"""HyperCLOVA X SEED: Granite's layer with a norm after each block too, and logits that are multiplied."""
+"""HyperCLOVA X SEED: Granite's layer with a norm after each block as well, and a multiplier of logits."""
 
 from __future__ import annotations
 

@@ -87,10 +87,10 @@ def _has_experts(config: HFConfig, layer_index: int) -> bool:
 def _is_one_of_a_period(
     config: HFConfig, layer_index: int, name: str, *, default_period: int, default_offset: int
 ) -> bool:
-    """Whether the layer is the one of each period of layers that `name` is about in config.json.
+    """Returns whether the layer is the one in its period, by `name`'s period and offset in config.json.
 
     Raises:
-      ConfigError: There is no such period, or no such layer in it.
+      ConfigError: The period or the offset is invalid.
     """
     period, offset = config.get(f"{name}_period", default_period), config.get(f"{name}_offset", default_offset)
     if type(period) is not int or type(offset) is not int or not 0 <= offset < period:
@@ -102,7 +102,7 @@ def _is_one_of_a_period(
 
 
 def _block_types(config: HFConfig) -> list[str]:
-    """The types of the layers, which some config.json files also list."""
+    """Returns the types of the layers, which some config.json files also list."""
     layers = range(config["num_hidden_layers"])
     return ["attention" if _has_attention(config, layer) else "mamba" for layer in layers]
 

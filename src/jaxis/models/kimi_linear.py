@@ -59,7 +59,7 @@ class KimiLinearForCausalLM(CausalLM):
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """See `CausalLM`; only sparse layers have another name of their block."""
+        """Also renames the block of sparse layers, which alone has another name."""
         layers = range(config["num_hidden_layers"])
         sparse = [i for i in layers if is_sparse_layer(config, i, default_first_sparse=1)]
         return tuple((f"layers.{i}.block_sparse_moe", f"layers.{i}.mlp") for i in sparse)

@@ -58,8 +58,8 @@ class LagunaForCausalLM(CausalLM):
         ("mlp.shared_expert", "mlp.shared_experts"),
     )
     module_renames = ()  # transformers has the names that are used here
-    # PEFT renames an adapter's tensors as transformers renames a checkpoint's, and one of these renames, taken for a
-    # regular expression, spoils such names.
+    # PEFT applies transformers' renames of checkpoints to adapters. One of them, read as a regular expression, corrupts
+    # these names.
     unadaptable = tuple(f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
 
     @classmethod

@@ -20,7 +20,7 @@ class Lfm2ForCausalLM(LfmCausalLM):
 
 
 def _intermediate_size(config: HFConfig) -> int:
-    """The width of the feed-forward blocks: by default less than config.json says, since they are gated."""
+    """Returns the width of the feed-forward blocks; by default less than in config.json, since they are gated."""
     size: int = config.get("block_ff_dim", config.get("intermediate_size"))
     if not config.get("block_auto_adjust_ff_dim", True):
         return size
@@ -30,7 +30,7 @@ def _intermediate_size(config: HFConfig) -> int:
 
 
 class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
-    """LFM2-VL: the text, and what encodes images for it."""
+    """LFM2-VL: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower = Lfm2Vision

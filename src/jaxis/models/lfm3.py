@@ -61,7 +61,7 @@ class Lfm3ForCausalLM(LfmCausalLM):
 
 
 class Lfm3VlForConditionalGeneration(InnerTextPart, Lfm3ForCausalLM):
-    """LFM3-VL: the text, and what encodes images for it."""
+    """LFM3-VL: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower = Lfm3Vision

@@ -12,8 +12,8 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention, MakeHead
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.routing import Routing
-from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
@@ -48,7 +48,7 @@ class Llama4ForCausalLM(CausalLM):
 
 
 class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
-    """The published multimodal checkpoints: the text, and what encodes images for it."""
+    """The published multimodal checkpoints: the text model, with its image encoder."""
 
     tower = Llama4Vision
     text_module_renames = TextPart.text_renames
@@ -58,7 +58,7 @@ class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:
-    """Attention with a rope, an L2 norm and chunks, or with a temperature."""
+    """Attention with a rope, an L2 norm and chunks, or without a rope and with a temperature."""
     config = scope.config
     use_bias, is_rotated = config.get("attention_bias", False), has_rope(scope)
     has_norm, has_temperature = config.get("use_qk_norm", True), config.get("attn_temperature_tuning", True)
@@ -78,18 +78,18 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 
 def _l2_norm(scope: LayerScope) -> MakeHeadNorm:
-    """Heads are divided by their root mean square."""
+    """Returns a factory of norms that divide heads by their root mean square."""
     return lambda _, head_dim: rms_norm(scope, head_dim, use_weight=False)
 
 
 def _temperature(config: HFConfig) -> QueryScale:
-    """The temperature of attention, as a factor of queries."""
+    """Returns the temperature of attention as a factor of queries."""
     floor_scale, attn_scale = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
     return QueryScale(attn_scale, floor_scale, config["max_position_embeddings"] - 1, offset=1)
 
 
 def _span(scope: LayerScope) -> AttentionSpan:
-    """Chunks in the layers that `layer_types` says or, without it, in those that have a rope."""
+    """Returns the span: chunks in layers by `layer_types` or, without it, in those with a rope."""
     kind = listed_layer_type(scope.config, scope.layer_index, CHUNKED_ATTENTION, FULL_ATTENTION)
     if kind == FULL_ATTENTION or (kind is None and not has_rope(scope)):
         return FULL_CONTEXT

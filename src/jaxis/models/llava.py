@@ -1,4 +1,4 @@
-"""Models that see through a projection into a Llama, a Mistral, a Qwen or a Granite: InternVL, SmolVLM, LLaVA, ..."""
+"""Vision models whose text is a Llama, a Mistral, a Qwen or a Granite: InternVL, SmolVLM, LLaVA, ..."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
 
 
 class LlavaForConditionalGeneration(TextPart, CausalLM):
-    """LLaVA 1.5, BakLLaVA, Pixtral 12B and others: the text, and what encodes images for it."""
+    """LLaVA 1.5, BakLLaVA, Pixtral 12B and others: the text model, with its image encoder."""
 
     tower: ClassVar[type[VisionTower] | None] = LlavaVision
     layer_class = _layer_of_text
@@ -49,7 +49,7 @@ class LlavaForConditionalGeneration(TextPart, CausalLM):
 
 
 class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
-    """LLaVA-NeXT (1.6) and Granite Vision: the text, and what encodes images for it."""
+    """LLaVA-NeXT (1.6) and Granite Vision: the text model, with its image encoder."""
 
     tower = LlavaNextVision
     other_parts = ("vision_tower", "multi_modal_projector", "image_newline")
@@ -57,7 +57,7 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
 
 
 class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
-    """LLaVA-NeXT-Video: the text, and what encodes images for it; videos are not supported."""
+    """LLaVA-NeXT-Video: the text model, with its image encoder; videos are not supported."""
 
     other_parts = (*LlavaNextForConditionalGeneration.other_parts, "vision_resampler")
     other_keys = (
@@ -67,13 +67,13 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
-    """LLaVA-OneVision: the text, and what encodes images for it."""
+    """LLaVA-OneVision: the text model, with its image encoder."""
 
     other_keys = (*LlavaNextForConditionalGeneration.other_keys, "video_token_index", "vision_aspect_ratio")
 
 
 class VipLlavaForConditionalGeneration(LlavaForConditionalGeneration):
-    """ViP-LLaVA: the text, and what encodes images for it."""
+    """ViP-LLaVA: the text model, with its image encoder."""
 
     tower = VipLlavaVision
     other_keys = (
@@ -97,7 +97,7 @@ class Qwen2AudioForConditionalGeneration(VoxtralForConditionalGeneration):
 
 
 class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
-    """InternVL 2.5, 3 and 3.5 as transformers has them: the text, and what encodes images for it."""
+    """InternVL 2.5, 3 and 3.5 in transformers' format: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower = InternVLVision
@@ -105,7 +105,7 @@ class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
 
 
 class Idefics3ForConditionalGeneration(TextPart, CausalLM):
-    """The text of Idefics3, and what encodes images for it."""
+    """Idefics3: the text model, with its image encoder."""
 
     tower = Idefics3Vision
     layer_class = LlamaDecoderLayer

@@ -1,4 +1,4 @@
-"""Mamba (arXiv:2312.00752) and Falcon Mamba: layers of Mamba alone."""
+"""Mamba (arXiv:2312.00752) and Falcon Mamba: Mamba in every layer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _OF_MAKERS = ("d_model", "d_inner", "n_layer", "ssm_cfg", "fused_add_norm", "pad
 
 
 def _num_channels(config: HFConfig) -> int:
-    # As the reference has it, `intermediate_size` counts: Falcon Mamba's `expand` is of something else.
+    # The reference uses `intermediate_size`; Falcon Mamba's `expand` contradicts it.
     if (size := config.get("intermediate_size")) is None:
         return int(config.get("expand", 2) * config["hidden_size"])
     config.ignore("expand", because="intermediate_size has the number of channels")

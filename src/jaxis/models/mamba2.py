@@ -1,4 +1,4 @@
-"""Mamba2 (arXiv:2405.21060) and Codestral Mamba: layers of Mamba2 alone."""
+"""Mamba2 (arXiv:2405.21060) and Codestral Mamba: Mamba2 in every layer."""
 
 from __future__ import annotations
 

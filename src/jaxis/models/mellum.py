@@ -56,7 +56,7 @@ class MellumForCausalLM(CausalLM):
 
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
-    """The layer that predicts later tokens is like the model's first layer with the same attention and experts."""
+    """Returns the prediction layer, which is like the model's first sparse layer with the same attention."""
     [kind] = config.get("mtp_layer_types", [SLIDING_ATTENTION])
     kinds, blocks = config.get("layer_types", []), config.get("mlp_layer_types")
     like = (i for i, each in enumerate(kinds) if each == kind and (blocks is None or blocks[i] == "sparse"))

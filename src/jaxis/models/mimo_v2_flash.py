@@ -6,7 +6,8 @@ from functools import partial
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type, value_of_layer
+from jaxis.config.layer_settings import value_of_layer
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -38,7 +39,7 @@ class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
 class MiMoV2FlashForCausalLM(CausalLM):
     layer_class = MiMoV2FlashDecoderLayer
     renames = (("self_attn.attention_sink_bias", "self_attn.sinks"),)
-    # Of layers that predict later tokens.
+    # A name in layers that predict later tokens.
     other_names = (("pre_mlp_layernorm", "post_attention_layernorm"),)
 
     @classmethod
@@ -59,8 +60,9 @@ class MiMoV2FlashForCausalLM(CausalLM):
 
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
-    """The first layer that predicts later tokens: with a window, and dense, as in SGLang's `MiMoV2MTP`. Published
-    config.json files do not say that there are three.
+    """Returns the first prediction layer: with a window, and dense, as in SGLang's `MiMoV2MTP`.
+
+    There are three; published config.json files do not say so.
     """
     if config.get("num_nextn_predict_layers", 3) == 0:
         return None
@@ -77,7 +79,7 @@ def _prediction(config: HFConfig) -> PredictionNames | None:
 
 
 def _predicts(scope: LayerScope) -> bool:
-    """Whether the layer is one of those behind the model's own."""
+    """Returns whether the layer comes after the model's own layers, to predict later tokens."""
     return scope.layer_index >= scope.config["num_hidden_layers"]
 
 
@@ -86,7 +88,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
     has_window = _has_window(scope)
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim, value_dim = config.get("head_dim", 192), config.get("v_head_dim", 128)
-    # Of layers with windows.
+    # Sizes of layers with windows.
     sizes = (
         config.get("swa_num_attention_heads", num_heads),
         config.get("swa_num_key_value_heads", 2 * num_kv_heads),
@@ -118,7 +120,10 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 
 def _has_window(scope: LayerScope) -> bool:
-    """By `layer_types` or, as published, `hybrid_layer_pattern`; without both, every sixth layer sees everything."""
+    """Returns whether the layer has a window, by `layer_types` or the published `hybrid_layer_pattern`.
+
+    Without both, every sixth layer and the first have full attention.
+    """
     config, index = scope.config, scope.layer_index
     if _predicts(scope):
         return True
@@ -130,7 +135,7 @@ def _has_window(scope: LayerScope) -> bool:
 
 
 def _window(config: HFConfig) -> AttentionSpan:
-    """`sliding_window` counts the token itself; `sliding_window_size`, which published files have too, does not."""
+    """Returns the window. `sliding_window` counts the token itself, the published `sliding_window_size` does not."""
     num_earlier = config.get("sliding_window_size")
     if num_earlier is None:
         return AttentionSpan(config.get("sliding_window", 129))
@@ -139,7 +144,10 @@ def _window(config: HFConfig) -> AttentionSpan:
 
 
 def _is_sparse(scope: LayerScope) -> bool:
-    """By `mlp_layer_types` or, as published, `moe_layer_freq`; without both, of all layers but the first."""
+    """Returns whether the layer has experts, by `mlp_layer_types` or the published `moe_layer_freq`.
+
+    Without both, all layers but the first have them.
+    """
     if _predicts(scope):
         return False
     if "mlp_layer_types" in scope.config:
@@ -150,7 +158,7 @@ def _is_sparse(scope: LayerScope) -> bool:
 
 
 def _epsilon(config: HFConfig) -> float:
-    """Of the norms, by its published name or the reference's."""
+    """Returns the epsilon of the norms, under its published name or the reference's."""
     epsilon = config.get("rms_norm_eps", config.get("layernorm_epsilon", 1e-5))
     config.expect("layernorm_epsilon", epsilon)
     return epsilon

@@ -1,5 +1,7 @@
-"""MiniCPM (arXiv:2404.06395) and MiniCPM4: Llama with multipliers on embeddings, residuals and logits; MiniCPM3 has
-latent attention as well."""
+"""MiniCPM (arXiv:2404.06395) and MiniCPM4: Llama with multipliers on embeddings, residuals and logits.
+
+MiniCPM3 has latent attention as well.
+"""
 
 from __future__ import annotations
 

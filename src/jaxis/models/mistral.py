@@ -1,4 +1,4 @@
-"""Mistral: the Llama layer, with a sliding window in all layers if config.json has one; in some of Ministral 8B's."""
+"""Mistral and Ministral 8B: the Llama layer with a sliding window, in all layers or in those of `layer_types`."""
 
 from __future__ import annotations
 

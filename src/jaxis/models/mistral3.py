@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral with queries scaled by position; and Mistral Small 3.1 to 4 and Medium 3.5, which see images."""
+"""Ministral 3: Mistral with queries scaled by position; and Mistral Small 3.1 to 4 and Medium 3.5, with images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
 
 
 class Mistral3ForConditionalGeneration(TextPart, CausalLM):
-    """The text of the multimodal checkpoints, and what encodes images for it."""
+    """The multimodal checkpoints: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower = PixtralVision

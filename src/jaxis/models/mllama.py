@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision (the text): the Llama layer; layers that attend to images do nothing without one."""
+"""Llama 3.2 Vision (text only): the Llama layer; cross-attention layers have no effect without images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MllamaForConditionalGeneration(TextPart, CausalLM):
 
     @classmethod
     def inner_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """See `TextPart`; the other layers move up to the places of those that attend to images."""
+        """Also renumbers: cross-attention layers move out, and the other layers fill their places."""
         skipped = _layers_of_images(config)
         kept = [i for i in range(config["num_hidden_layers"]) if i not in skipped]
         return (
@@ -44,7 +44,7 @@ class MllamaForConditionalGeneration(TextPart, CausalLM):
         return DecoderOptions(num_layers=config["num_hidden_layers"] - len(_layers_of_images(config)))
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """See `CausalLM`; the embeddings of tokens that stand for images are dropped as well."""
+        """Also drops the embeddings of image tokens."""
         for name, tensor in super().without_redundant_tensors(weights):
             # A quantized table has scales beside its rows.
             yield name, tensor[:-_IMAGE_TOKENS] if name.startswith("model.embed_tokens.") else tensor

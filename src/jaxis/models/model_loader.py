@@ -1,7 +1,7 @@
 """Loads a checkpoint folder into a model on its devices.
 
 The class is first constructed abstractly, with shapes and types but no memory. Loading then gives each parameter its
-value. A parameter that was not loaded is still abstract, so random weights cannot slip in.
+value. A parameter that was not loaded stays abstract, so random weights cannot slip in.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.models.common.stage_model import cut_to_stage
 from jaxis.models.common.tables import HEAD, with_both_tables
 from jaxis.models.registry import model_class_of
-from jaxis.parallel.mesh import check_experts
+from jaxis.parallel.equal_shares import check_experts
 from jaxis.parallel.stages import WHOLE, Stage
 
 MAX_NAMES_SHOWN = 5
 
 
 class NamedTensors(Protocol):
-    """Tensors by a checkpoint's names. A context manager.
+    """Tensors by a checkpoint's names, as a context manager.
 
     Attributes:
-      total_bytes: Of all of them; 0 if unknown.
+      total_bytes: Size of all tensors; 0 if unknown.
     """
 
     total_bytes: int
@@ -71,18 +71,18 @@ def load_model(
     stage: Stage = WHOLE,
     tensors: NamedTensors | None = None,
 ) -> JaxModule:
-    """The checkpoint's model, its weights loaded (or made, with `load_format="dummy"`).
+    """Loads the checkpoint's model (with `load_format="dummy"`, with random weights).
 
     Args:
-      vllm_config: Names the folder and the data type.
-      mesh: Where the weights go.
-      on_progress: Called with (bytes read, total bytes) as tensors are consumed.
-      model_class: None means that of config.json's `architectures`.
-      stage: What of the model is loaded.
-      tensors: The weights; None: those of the checkpoint.
+      vllm_config: Configuration with the folder and the data type.
+      mesh: Mesh of the devices that receive the weights.
+      on_progress: Callback with (bytes read, total bytes) as tensors are consumed.
+      model_class: Class of the model; None means that of config.json's `architectures`.
+      stage: Pipeline stage to load.
+      tensors: Weights of the model; None means those of the checkpoint.
 
     Raises:
-      ConfigError: An architecture or config key that is not supported, or a model that cannot be divided into stages.
+      ConfigError: An architecture or config key is not supported, or the model cannot be divided into stages.
       CheckpointError: The tensors do not match the model's parameters.
     """
     hf_config = vllm_config.model_config.hf_config
@@ -96,7 +96,7 @@ def load_model(
 
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
-            # What other stages have gets no values.
+            # Parameters of other stages get no values.
             with initializers_deferred():
                 model = construct()
             _check_config(vllm_config, model_class)
@@ -123,7 +123,7 @@ def load_model(
 def construct_model(
     model_class: type[Any], vllm_config: VllmConfig, mesh: jax.sharding.Mesh | None = None
 ) -> JaxModule:
-    """Calls the constructor with the arguments of the contract that it declares.
+    """Calls the constructor with those arguments of the contract that it declares.
 
     Raises:
       ConfigError: The constructor requires an argument that the contract does not have.
@@ -144,17 +144,17 @@ def construct_abstractly(
     model_class: type[Any] | None = None,
     stage: Stage = WHOLE,
 ) -> JaxModule:
-    """The checkpoint's model without any weights: parameters that have shapes and types only.
+    """Constructs the checkpoint's model without weights: parameters have shapes and types only.
 
     Args:
-      vllm_config: Names the folder and the data type.
-      check_config: Whether unread keys and rules are errors; if False, see `HFConfig.unread_keys`.
-      model_class: None means that of config.json's `architectures`.
-      stage: What of the model is constructed.
+      vllm_config: Configuration with the folder and the data type.
+      check_config: True if unread keys and rules are errors; with False, see `HFConfig.unread_keys`.
+      model_class: Class of the model; None means that of config.json's `architectures`.
+      stage: Pipeline stage to construct.
 
     Raises:
-      ConfigError: An architecture, a config key or a quantization rule that is not supported, or a model that cannot be
-        divided into stages.
+      ConfigError: An architecture, a config key or a quantization rule is not supported, or the model cannot be divided
+        into stages.
     """
     model_class = model_class or model_class_of(vllm_config.model_config.hf_config)
     with initializers_skipped():
@@ -166,7 +166,7 @@ def construct_abstractly(
 
 
 def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Those of the offered arguments that a function declares; only they are made: a random key costs a program."""
+    """Returns the offered arguments that a function declares. Only these are made: a random key costs a program."""
     parameters = {name: p for name, p in inspect.signature(function).parameters.items() if name != "self"}
     for name, parameter in parameters.items():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -181,7 +181,7 @@ def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Callabl
 
 
 def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
-    """The model with abstract parameters; other arrays that the constructor makes (tables, random states) are real."""
+    """Returns the model with abstract parameters; other arrays of the constructor (tables, random states) are real."""
     graphs: list[nnx.GraphDef[JaxModule]] = []
 
     def split() -> tuple[nnx.State, nnx.State]:
@@ -197,7 +197,7 @@ def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
 
 
 def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
-    """Raises an error for config keys and quantization rules that the model never read, instead of ignoring them."""
+    """Raises an error for config keys and quantization rules that the model did not read."""
     if vllm_config.quant_config is not None:
         vllm_config.quant_config.check_all_used()
     uses = vllm_config.model_config.hf_config.key_uses()
@@ -212,7 +212,7 @@ def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
 
 
 def _check_experts(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> None:
-    """Raises an error for experts that are to be spread over devices and cannot be."""
+    """Raises an error if experts are to be spread over devices and cannot be."""
     if not vllm_config.parallel_config.enable_expert_parallel:
         return
     layers = [module for _, module in named_modules(model) if isinstance(module, JaxExperts) and module.are_spread]
@@ -284,7 +284,7 @@ def _tensors(
 
 
 def loader_of(model: JaxModule) -> LoadsWeights:
-    """The model, checked to have `load_weights`.
+    """Returns the model after checking that it has `load_weights`.
 
     Raises:
       ConfigError: Its class has no `load_weights`.
@@ -298,7 +298,7 @@ def loader_of(model: JaxModule) -> LoadsWeights:
 
 
 def unfilled_parameters(model: nnx.Module) -> list[str]:
-    """A checkpoint's names of the tensors that the parameters of an abstractly constructed model still lack."""
+    """Returns the checkpoint's names of tensors that an abstractly constructed model still lacks."""
     names = checkpoint_names_of(model)
     unfilled = [(name, param) for name, param in named_parameters(model) if _is_abstract(param)]
     return [names.name_in_checkpoint(missing) for name, param in unfilled for missing in missing_tensors(name, param)]

@@ -1,5 +1,4 @@
-"""Muse Glimmer: norms before and after each block, a gate on attention's output, normed embeddings, and a window
-and a rope in three of four layers."""
+"""Muse Glimmer: sandwich norms, gated attention, normed embeddings; three of four layers have a window and a rope."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class MuseGlimmerDecoderLayer(SandwichNormDecoderLayer):
 
 
 class MuseGlimmerForConditionalGeneration(InnerTextPart):
-    """The text, and what encodes images for it; videos are not supported."""
+    """The text model, with its image encoder; videos are not supported."""
 
     tower = MuseGlimmerVision
     layer_class = MuseGlimmerDecoderLayer

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: each layer is one of Mamba2, attention without positions, a dense block or experts."""
+"""Nemotron-H and Nemotron 3: each layer is Mamba2, attention without positions, a dense block or experts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NemotronHDecoderLayer(MixerLayer):
 
 
 class NemotronHPredictionBlock(JaxModule):
-    """What predicts later tokens: a layer of attention and others without a cache, one after the other."""
+    """The block that predicts later tokens: one layer of attention, and others without a cache."""
 
     def __init__(self, scope: LayerScope) -> None:
         epsilon = scope.config.get("layer_norm_epsilon", 1e-5)
@@ -83,8 +83,9 @@ class NemotronHForCausalLM(CausalLM):
 
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
-    """The block that predicts the token after the next one, of several layers: those of one block, of which one alone
-    has a cache, and no recurrent state. None otherwise.
+    """Returns the block that predicts the token after the next one.
+
+    None unless there is exactly one such block, with one layer of attention and no recurrent state.
     """
     kinds = _prediction_kinds(config)
     if config.get("num_nextn_predict_layers", 0) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
@@ -103,7 +104,7 @@ def _prediction(config: HFConfig) -> PredictionNames | None:
 
 
 def _prediction_kinds(config: HFConfig) -> str:
-    """As `_layer_kinds`, of the layers that predict later tokens."""
+    """Returns the letters of `_layer_kinds` for the layers that predict later tokens."""
     listed = config.get("mtp_layers_block_type", ["attention", "moe"])
     return config.get("mtp_hybrid_override_pattern") or "".join(_LETTERS.get(name, "?") for name in listed)
 
@@ -162,7 +163,7 @@ def _moe(scope: LayerScope) -> SparseMoE:
     )
 
 
-# What only attention, Mamba2, dense blocks or experts read, since a model may lack any of them.
+# Keys that only attention, Mamba2, dense blocks or experts read; a model may lack any of these.
 _KEYS_OF_ONE_KIND = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_head_dim"),
     *("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "use_bias", "use_conv_bias"),
@@ -177,10 +178,10 @@ _LETTERS = {
 
 
 def _layer_kinds(config: HFConfig) -> str:
-    """A letter for each layer, as in `hybrid_override_pattern`; config.json may list names instead.
+    """Returns a letter per layer, as in `hybrid_override_pattern`; config.json may list names instead.
 
     Raises:
-      ConfigError: There is no such key, a layer has an unknown kind, or there are not as many as there are layers.
+      ConfigError: The key is missing, a layer has an unknown kind, or the number of layers differs.
     """
     listed = config.get("layers_block_type")
     if listed is None:

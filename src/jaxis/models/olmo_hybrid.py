@@ -64,7 +64,7 @@ def _delta_net(scope: LayerScope) -> DeltaAttention:
 
 
 def _has_rope(config: HFConfig) -> bool:
-    """Whether config.json names a base: the published models have no positions, and null in its place."""
+    """Returns whether config.json names a base; the published models have null, and no positions."""
     values = config.to_dict()
     return (values.get("rope_parameters") or values).get("rope_theta") is not None
 
@@ -75,7 +75,7 @@ class OlmoHybridForCausalLM(CausalLM):
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """See `CausalLM`; only linear layers have their own name of the norm before the feed-forward block."""
+        """Also renames the norm before the feed-forward block, whose name differs in linear layers."""
         linear = [i for i in range(config["num_hidden_layers"]) if _is_linear(config, i)]
         norms = ("feedforward_layer_norm", "post_attention_layernorm")
         return *cls.renames, *((f"layers.{i}.{norms[0]}", f"layers.{i}.{norms[1]}") for i in linear)

@@ -1,5 +1,8 @@
-"""OPT (arXiv:2205.01068): learned positions, layer norms, biases, ReLU without a gate. 350M has its norms after each
-block, and embeddings smaller than the layers, with a projection at each end instead of a last norm."""
+"""OPT (arXiv:2205.01068): learned positions, layer norms, biases, ReLU without a gate.
+
+350M has norms after each block. Its embeddings are smaller than its layers, with a projection at each end instead of a
+last norm.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class OPTPostNormDecoderLayer(JaxModule):
     `x = norm(x + mlp(x))`
 
     Args:
-      scope, self_attn, mlp: See `PreNormDecoderLayer`.
+      scope, self_attn, mlp: Arguments of `PreNormDecoderLayer`.
     """
 
     def __init__(self, scope: LayerScope, *, self_attn: GroupedQueryAttention, mlp: UngatedMLP) -> None:
@@ -62,11 +65,11 @@ class OPTPostNormDecoderLayer(JaxModule):
 
 
 class OutputProjection(JaxLinear):
-    """A linear layer that sees only the tokens which are sampled from: adapters of requests refuse to change it."""
+    """A linear layer that sees only the tokens to sample from; requests' adapters may not change it."""
 
 
 class OPTModel(DecoderModel):
-    """The decoder; that of 350M has embeddings of `word_embed_proj_dim`, and no last norm."""
+    """The decoder; 350M has embeddings of `word_embed_proj_dim`, and no last norm."""
 
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         super().__init__(scope, layer_class, options)
@@ -86,16 +89,15 @@ class OPTModel(DecoderModel):
             )
 
     def embed(self, input_ids: jax.Array) -> jax.Array:
-        """See `DecoderModel`."""
         x = super().embed(input_ids)
         return x if self.project_in is None else self.project_in(x)
 
 
 class NoNorm(JaxModule):
-    """What stands in the place of a norm that a model does not have."""
+    """Placeholder of a norm that a model does not have."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x, as it is."""
+        """Returns x unchanged."""
         return x
 
 
@@ -146,7 +148,7 @@ class OPTForCausalLM(CausalLM):
         )
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
-        """See `CausalLM`; of 350M, the projected states are those that the embeddings decode."""
+        """Also applies the output projection of 350M before the embeddings decode the states."""
         assert isinstance(self.decoder, OPTModel)
         project_out = self.decoder.project_out
         return super().compute_logits(hidden_states if project_out is None else project_out(hidden_states))

@@ -33,7 +33,7 @@ class Qwen2ForCausalLM(CausalLM):
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
-    """Qwen2, and a layer that predicts later tokens."""
+    """Qwen2 with a layer that predicts later tokens."""
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -44,7 +44,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
 
 class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
-    """Qwen2.5-VL. Its text has Qwen2's names, and its keys may have no object."""
+    """Qwen2.5-VL: the text model with Qwen2's names, sometimes without `text_config`, and its image encoder."""
 
     tower = Qwen2_5VLVision
     text_renames = ()
@@ -54,7 +54,7 @@ class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
 
 
 class Qwen2VLForConditionalGeneration(Qwen2_5_VLForConditionalGeneration):
-    """Qwen2-VL."""
+    """Qwen2-VL: the text model, with its image encoder."""
 
     tower = Qwen2VLVision
     text_model_types = ("qwen2_vl_text", "qwen2_vl")

@@ -23,7 +23,7 @@ class Qwen3ForCausalLM(CausalLM):
 
 
 class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
-    """The text of Qwen3-VL, and what encodes images for it."""
+    """Qwen3-VL: the text model, with its image encoder."""
 
     tower = Qwen3VLVision
     layer_class = functools.partial(Qwen3DecoderLayer, mrope=QWEN3_VL_MROPE)
@@ -33,13 +33,13 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
 
 
 class LightOnOcrVision(PixtralVision):
-    """That of LightOnOCR: Mistral 3's under other names."""
+    """The vision tower of LightOnOCR: Mistral 3's under other names."""
 
     names = CheckpointNames((("vision_encoder", "vision_tower"), ("vision_projection", "multi_modal_projector")))
 
 
 class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
-    """The text of LightOnOCR, and what encodes images for it."""
+    """LightOnOCR: the text model, with its image encoder."""
 
     is_tied_outside = True
     tower = LightOnOcrVision

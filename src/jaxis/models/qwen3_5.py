@@ -22,7 +22,7 @@ class Qwen3_5ForCausalLM(QwenHybridCausalLM):
 
 
 class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
-    """The text, and what encodes images for it."""
+    """The text model, with its image encoder."""
 
     tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_text",)
@@ -31,7 +31,7 @@ class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
 
 
 class MiniCPMV4_6ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
-    """MiniCPM-V 4.6: the text, and what encodes images for it; videos are not supported."""
+    """MiniCPM-V 4.6: the text model, with its image encoder; videos are not supported."""
 
     tower = MiniCPMVision
     text_model_types = ("qwen3_5_text",)

@@ -29,7 +29,7 @@ class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
 
 
 class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):
-    """The text, and what encodes images for it."""
+    """The text model, with its image encoder."""
 
     tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_moe_text",)

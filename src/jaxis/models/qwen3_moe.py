@@ -19,12 +19,12 @@ from jaxis.models.common.text_part import InnerTextPart
 
 
 class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
-    """The layer.
+    """A decoder layer.
 
     Args:
-      scope: The layer's scope.
-      stack_layout: That of experts that the checkpoint has stacked.
-      mrope: The share of time, row and column of a model that sees, where config.json has none.
+      scope: Scope of the layer.
+      stack_layout: Layout of experts that the checkpoint has stacked.
+      mrope: Default numbers of pairs for time, row and column, of a model that reads images.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Qwen3MoeForCausalLM(CausalLM):
 
 
 class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
-    """The text of Qwen3-VL MoE, and what encodes images for it."""
+    """Qwen3-VL MoE: the text model, with its image encoder."""
 
     tower = Qwen3VLVision
     layer_class = functools.partial(

@@ -16,7 +16,7 @@ from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, 
 
 
 class Qwen3NextDeltaNet(GatedDeltaNet):
-    """Rows are grouped by key head: query, key, and the values and gates of its value heads; b and a likewise."""
+    """Linear attention with rows grouped by key head: its query, key, values and gates; b and a likewise."""
 
     def make_projections(self, scope: LayerScope) -> None:
         size_in, axes = scope.config["hidden_size"], ("heads", "embed")

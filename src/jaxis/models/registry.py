@@ -1,4 +1,4 @@
-"""The model class for each `architectures` entry of config.json, as the families' files declare them."""
+"""Model classes by their names in config.json's `architectures`, as declared in the families' files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _registered: dict[str, type[Any] | str] = {}
 
 
 def register_model(architecture: str, model: type[Any] | str) -> None:
-    """Registers a model class under the name that checkpoints have in config.json's `architectures`.
+    """Registers a model class under its name in config.json's `architectures`.
 
     Args:
-      architecture: For example "MyModelForCausalLM". Overrides a built-in model of the same name.
-      model: The class, or "package.module:Class" to import it when it is first needed.
+      architecture: Name, such as "MyModelForCausalLM". Overrides a built-in model of the same name.
+      model: Class, or "package.module:Class" to import it on first use.
     """
     if isinstance(model, str) and ":" not in model:
         raise ConfigError(f"register_model({architecture!r}, {model!r}): write it as 'package.module:Class'")
@@ -36,18 +36,21 @@ def register_model(architecture: str, model: type[Any] | str) -> None:
 
 @functools.cache
 def built_in_families() -> tuple[Family, ...]:
-    """Every family that a file of this folder declares, file by file; imports them all."""
+    """Returns all families declared in this folder's files, file by file; imports the files."""
     return tuple(family for path in sorted(_FOLDER.glob("*.py")) for family in _declared_in(path))
 
 
 def built_in_models() -> dict[str, type[Any]]:
-    """The built-in models: architecture -> class; imports them all."""
+    """Returns the built-in models: architecture -> class; imports all families' files."""
     return {model.__name__: model for family in built_in_families() for model in family.classes}
 
 
 @functools.cache
 def family_of(architecture: str) -> Family | None:
-    """The built-in family of a name in `architectures`; imports only the files of families in which the name stands."""
+    """Returns the built-in family of a name in `architectures`; None without one.
+
+    Only files whose text contains the name are imported, since importing all families takes long.
+    """
     for name in (architecture, *names_with_head(architecture)):
         for path in sorted(_FOLDER.glob("*.py")):
             if name in path.read_text("utf-8"):
@@ -58,7 +61,10 @@ def family_of(architecture: str) -> Family | None:
 
 
 def declared_architectures() -> frozenset[str]:
-    """The names of `supported_architectures`, read in the families' files, which stay unimported, and JAX with them."""
+    """Returns the names of `supported_architectures` without importing the families' files, nor JAX with them.
+
+    The names are read from the syntax trees of the files: `Family(...)` calls are parsed, not run.
+    """
     return frozenset({*_built_in_names(), *_registered, *_plugins()})
 
 
@@ -74,7 +80,7 @@ def _built_in_names() -> frozenset[str]:
 
 
 def _names_in(declaration: ast.Call) -> list[str]:
-    """The architectures of a call of Family in a file: its classes' names, and other names."""
+    """Returns the architectures in a call of `Family`: names of its classes, and keys of `other_names`."""
     classes = ast.walk(declaration.args[1])
     others = [keyword.value for keyword in declaration.keywords if keyword.arg == "other_names"]
     keys = [
@@ -88,18 +94,18 @@ def _names_in(declaration: ast.Call) -> list[str]:
 
 
 def supported_architectures() -> list[str]:
-    """Every name that `get_model_class` knows, plug-ins included; imports the built-in models."""
+    """Returns every name that `get_model_class` knows, plug-ins included; imports the built-in models."""
     built_in = (name for family in built_in_families() for name in family.architectures)
     return sorted({*built_in, *_registered, *_plugins()})
 
 
 def is_supported(architectures: list[str]) -> bool:
-    """Whether `get_model_class` knows one of the names."""
+    """Returns whether `get_model_class` knows one of the names."""
     return any(_find(name) is not None for name in architectures)
 
 
 def get_model_class(architectures: list[str]) -> type[Any]:
-    """The class for the first known name: registered classes come first, then plug-ins, then built-in models.
+    """Returns the class of the first known name: registered classes precede plug-ins, plug-ins built-in models.
 
     Raises:
       ConfigError: No name is known, or a plug-in's module cannot be imported.
@@ -115,15 +121,15 @@ def get_model_class(architectures: list[str]) -> type[Any]:
 
 
 def model_class_of(hf_config: HFConfig, architectures: list[str] | None = None) -> type[Any]:
-    """The class for config.json's `architectures`; see `get_model_class`.
+    """Returns the class for config.json's `architectures`, as `get_model_class` does.
 
     Args:
-      hf_config: The config.json.
-      architectures: Names to take instead of those in it.
+      hf_config: Contents of config.json.
+      architectures: Names to use instead of those in config.json.
 
     Raises:
-      ConfigError: As there; also, the model is a built-in one, and config.json's `model_type` is another's, or one of
-        its sizes cannot be one.
+      ConfigError: No name is known, or a plug-in's module cannot be imported. For a built-in model, also if
+        config.json's `model_type` is another model's, or one of its sizes is invalid.
     """
     names = architectures or architectures_of(hf_config)
     model = get_model_class(names)
@@ -145,12 +151,12 @@ def _declared_in(path: Path) -> list[Family]:
 
 @functools.cache
 def _plugins() -> dict[str, str]:
-    """Name of each model that other packages declare -> its class's path; read once, from every package's metadata."""
+    """Returns the models that other packages declare, by name -> path of the class; read once from package metadata."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def _find(architecture: str) -> type[Any] | str | None:
-    """The model of this name, a class or the path of one; None without one."""
+    """Returns the model of this name, a class or the path of one; None without one."""
     if (model := _registered.get(architecture) or _plugins().get(architecture)) is not None:
         return model
     family = family_of(architecture)

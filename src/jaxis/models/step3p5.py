@@ -13,13 +13,8 @@ from typing import Any
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.checkpoint_values import value_of_either
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    listed_layer_type,
-    settings_of_layer,
-    value_of_layer,
-)
+from jaxis.config.layer_settings import settings_of_layer, value_of_layer
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -112,10 +107,10 @@ class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
 
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
-    """The first layer that predicts later tokens: the lists of published files have entries for such layers, too.
+    """Returns the first prediction layer, which has entries in the lists of published files.
 
-    As in SGLang's and vLLM's `Step3p5MTP`, hidden states are handed on before the final norm; transformers hands them
-    on behind. The head, `shared_head.output`, is a copy of the model's.
+    As in SGLang's and vLLM's `Step3p5MTP`, the model hands on hidden states before the final norm; transformers does so
+    after it. The head, `shared_head.output`, is a copy of the model's.
     """
     num_layers, number = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     kinds = config.get("layer_types")
@@ -151,7 +146,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 
 def _num_heads(config: HFConfig, layer_index: int, kind: str) -> int:
-    """H of the layer: those with windows may have more, which config.json says in one of three ways."""
+    """Returns H of the layer. Layers with windows may have more heads, which config.json says in one of three ways."""
     common: int = config["num_attention_heads"]
     of_windows = config.get("num_sliding_attention_heads", common)
     other = config.get("attention_other_setting")
@@ -167,8 +162,10 @@ def _num_heads(config: HFConfig, layer_index: int, kind: str) -> int:
 
 
 def _rope(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
-    """The layer's: `rope_parameters` by its kind, or lists with an entry for each layer, of which only the layers that
-    see everything are stretched by `rope_scaling`."""
+    """Returns the rope of the layer, by `rope_parameters` of its kind or by lists with an entry per layer.
+
+    With lists, `rope_scaling` applies to layers with full attention only.
+    """
     if "rope_scaling" in config:
         config.expect("yarn_only_types", [FULL_ATTENTION])
     else:
@@ -204,13 +201,16 @@ def _experts(scope: LayerScope, gated_unit: CappedGLU | None, shared_expert: Gat
 
 
 def _unit(config: HFConfig, key: str, layer_index: int) -> CappedGLU | None:
-    """The gated unit with the layer's limit; None where that is 0 or null, or there is none."""
+    """Returns the gated unit with the layer's limit; None if the limit is 0, null or missing."""
     limit = value_of_layer(config, key, layer_index)
     return CappedGLU(activation_function("silu"), float(limit)) if limit else None
 
 
 def _is_sparse(scope: LayerScope) -> bool:
-    """By `mlp_layer_types` or, as published, `moe_layers_enum`; without both, of the model's from the fourth on."""
+    """Returns whether the layer has experts, by `mlp_layer_types` or the published `moe_layers_enum`.
+
+    Without both, the model's layers from the fourth on have them.
+    """
     config = scope.config
     if "mlp_layer_types" in config:
         config.ignore("moe_layers_enum", because="mlp_layer_types names each layer's kind")
@@ -229,7 +229,7 @@ def _is_sparse(scope: LayerScope) -> bool:
 
 
 def _tiny_other_setting(twin: Mapping[str, Any]) -> dict[str, Any]:
-    """What layers with windows have instead: more heads."""
+    """Returns the settings of layers with windows, which have more heads."""
     other, head_dim = twin["attention_other_setting"], twin.get("head_dim")
     sizes = {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": head_dim, "true_head_dim": head_dim}
     return other | {key: size for key, size in sizes.items() if key in other}

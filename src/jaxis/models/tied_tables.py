@@ -1,4 +1,4 @@
-"""Embeddings and head of a checkpoint: one table or two. Where its tensors say it, they decide, and not its config."""
+"""Embeddings and head of a checkpoint: one table or two. Its tensors decide if they can, otherwise its config."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import model_class_of
 
-_KEYS = ("tie_word_embeddings", "tie_embedding")  # the second of LFM
+_KEYS = ("tie_word_embeddings", "tie_embedding")  # the second is LFM's
 
 
 @dataclass(frozen=True)
 class Tables:
-    """How a model has its embeddings and its head.
+    """Embeddings and head of a model.
 
     Attributes:
-      config: Its config, which says whether they are one table.
-      are_split: Whether they are in the model two tables that differ, and one in the checkpoint.
+      config: Config of the model, which says whether they are one table.
+      are_split: True if the model has two tables that differ, and the checkpoint one.
     """
 
     config: HFConfig
@@ -36,18 +36,18 @@ class Tables:
 def tables_of(
     config: HFConfig, path: str | os.PathLike[str], changes: TensorChanges | None = None, *, has_weights: bool = True
 ) -> Tables:
-    """How a checkpoint's model has its two tables, when its tensors are read and changed.
+    """Returns embeddings and head of a checkpoint's model, after its tensors are changed.
 
     As in transformers, a head that differs from the embeddings is not tied, whatever the config says.
 
     Args:
-      config: The checkpoint's.
-      path: What `open_checkpoint` takes.
-      changes: What becomes of the tensors.
-      has_weights: Whether the weights are those of the checkpoint.
+      config: Config of the checkpoint.
+      path: Path of the checkpoint, as for `open_checkpoint`.
+      changes: Changes of the tensors; None for none.
+      has_weights: True if the weights are those of the checkpoint.
 
     Raises:
-      ConfigError, CheckpointError: The checkpoint, or what changes it, cannot be read.
+      ConfigError, CheckpointError: The checkpoint or its changes cannot be read.
     """
     try:
         model_class = model_class_of(config)
@@ -63,7 +63,7 @@ def tables_of(
 
 
 def config_as_stored(path: str | os.PathLike[str]) -> HFConfig:
-    """A checkpoint's config, which says of the two tables what the tensors do; raises as `tables_of` does."""
+    """Returns a checkpoint's config, corrected to say whether the tensors are tied; raises as `tables_of` does."""
     return tables_of(read_hf_config(path), path).config
 
 
@@ -85,7 +85,7 @@ def _as_stored(config: HFConfig, path: str | os.PathLike[str], model_class: type
 
 
 def _tensors_of(weight: str, checkpoint: OpenCheckpoint, name_here: Callable[[str], str]) -> dict[str, str]:
-    """The tensors of the module with this weight: the end of the name here -> the name in the checkpoint."""
+    """Returns the tensors of the module with this weight: suffix of the name here -> name in the checkpoint."""
     module = weight.removesuffix(".weight")
     named = ((name_here(name), name) for name in checkpoint.names())
     return {here.removeprefix(f"{module}."): name for here, name in named if here.startswith(f"{module}.")}
@@ -105,7 +105,7 @@ def _is_tied(config: HFConfig, path: str | os.PathLike[str]) -> bool:
 
 
 def tie_keys(config: HFConfig) -> dict[str, bool]:
-    """The keys that say it, with dots where they are in `text_config`."""
+    """Returns the keys that say whether the head is tied; dots separate those in `text_config`."""
     values = config.to_dict()
     inner = values.get("text_config")
     places = {"": values} | ({"text_config.": inner} if isinstance(inner, dict) else {})

@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint that is written, and the token that ends answers in it."""
+"""Writes the chat template of a checkpoint, and the token that ends its answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 def write_template(folder: Path, template: str | None = None) -> None:
-    """Writes the chat template that a model was trained with, and that its token ends generation, for any program.
+    """Writes the chat template that a model was trained with, and declares its end token in the config files.
 
     Args:
-      folder: Of the model; or of an adapter, which has no other files to say it.
-      template: Jinja source; None: what the folder has.
+      folder: Folder of the model, or of an adapter, which has no config files.
+      template: Jinja source; None means the folder's own.
     """
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

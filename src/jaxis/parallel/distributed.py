@@ -1,4 +1,4 @@
-"""JAX's processes on several hosts, which together have one mesh of devices."""
+"""Group of JAX processes on several hosts, which together have one mesh of devices."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxis.errors import EngineError
 
-# JAX ends a process of the group without a word when another has been silent for this long, and never notices one that
-# is stuck. Whether a host has ended is found out by the connections between hosts instead.
+# JAX ends a process of the group without a message when another one has been silent for this long, and never notices a
+# stuck one. The connections between hosts detect the end of a host instead.
 _HEARTBEAT_SECONDS = 7 * 24 * 3600
 _SHUTDOWN_SECONDS = 20
 
 
 def initialize(coordinator: str, num_hosts: int, rank: int, timeout_seconds: int) -> None:
-    """Makes this process one of a group; before anything else asks JAX for devices.
+    """Adds this process to a group, before anything else asks JAX for devices.
 
     Args:
       coordinator: ADDRESS:PORT on the first host, which listens there.
-      num_hosts: Of the group.
-      rank: Which this is, from 0.
-      timeout_seconds: For all to come.
+      num_hosts: Number of hosts in the group.
+      rank: Index of this host, from 0.
+      timeout_seconds: Time limit for all hosts to join.
 
     Raises:
-      EngineError: JAX has been used in this process already, or the others did not come.
+      EngineError: JAX has been used in this process already, or the other hosts did not join.
     """
     try:
         jax.distributed.initialize(
@@ -42,18 +42,14 @@ def initialize(coordinator: str, num_hosts: int, rank: int, timeout_seconds: int
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
-        # Each tells the others of its devices when it first looks at them, and waits for theirs: all do so now.
+        # A process exchanges its devices with the others when it first looks at them: all processes do so now.
         jax.devices()
     except RuntimeError as error:
         raise EngineError(f"JAX's processes on {num_hosts} hosts cannot meet at {coordinator}: {error}") from None
 
 
 def meet(mesh: Mesh) -> None:
-    """Waits until the hosts of a mesh have exchanged something: the first time, they wait for each other only briefly.
-
-    Raises:
-      EngineError: They cannot reach each other.
-    """
+    """Waits until the hosts of a mesh have exchanged something: the first exchange waits for others only briefly."""
     values = jnp.ones(mesh.size, device=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
     try:
         np.asarray(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(values))
@@ -63,13 +59,13 @@ def meet(mesh: Mesh) -> None:
 
 
 def leave() -> None:
-    """Ends this process' part in the group, when the others do too."""
+    """Leaves the group once the other processes do too."""
     with contextlib.suppress(RuntimeError):  # one of them has ended
         jax.distributed.shutdown()
 
 
 def free_port(address: str) -> int:
-    """A port of this machine that nothing listens on now.
+    """Returns a port of this machine that nothing listens on now.
 
     Raises:
       OSError: The address is not this machine's.

@@ -1,4 +1,4 @@
-"""How many devices can have a layer's experts, whole ones and as many on each."""
+"""Meshes of devices, and the division of arrays over their axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_AXIS, MODEL_AXIS = MESH_AXES = ("data", "model")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SPREAD_EXPERT = "spread_expert"
-"""The logical axis of experts that lie whole on devices; of those of which every device has a part, it is "expert"."""
+"""Logical axis of experts that lie whole on devices; experts of which every device has a part have "expert"."""
 EXPERT_AXES = ("expert", SPREAD_EXPERT)
 
 # Logical axis of a parameter or cache -> mesh axes over whose product it is split. Axes not named here are replicated.
@@ -28,7 +28,7 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "vocab": (MODEL_AXIS,),
     "context": (MODEL_AXIS,),
     SPREAD_EXPERT: (DATA_AXIS, MODEL_AXIS),
-    # Of a KV cache, and slots of a state cache: each data rank has its own.
+    # Blocks of a KV cache and slots of a state cache: each data rank has its own.
     "blocks": (DATA_AXIS,),
 }
 
@@ -37,13 +37,13 @@ PADDED_ROWS = frozenset({"vocab"})
 
 
 def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_parallel_size: int = 1) -> Mesh:
-    """A `(data, model)` mesh over the first devices of this host, or of each of several.
+    """Returns a `(data, model)` mesh over the first devices of this host, or of each of several.
 
-    The devices of a data rank are neighbours, on one host where they can be.
+    The devices of a data rank are neighbours, on one host if possible.
 
     Args:
       tensor_parallel_size: Devices that share each layer.
-      num_hosts: Hosts whose JAX processes have met; they divide the number of devices.
+      num_hosts: Number of hosts whose JAX processes have met; it divides the number of devices.
       data_parallel_size: Data ranks.
 
     Raises:
@@ -56,19 +56,13 @@ def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_paralle
 def make_stage_meshes(
     num_stages: int, tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_parallel_size: int = 1
 ) -> list[Mesh]:
-    """A `(data, model)` mesh for each pipeline stage.
+    """Returns a `(data, model)` mesh for each pipeline stage; the other arguments are those of `make_mesh`.
 
-    The devices of a stage are neighbours, and so are those of stages that follow each other: with as many hosts as
-    stages, each host has one, and its devices exchange nothing with others but what stages hand on.
-
-    Args:
-      num_stages: Meshes.
-      tensor_parallel_size: Devices of a data rank of each.
-      num_hosts: See `make_mesh`.
-      data_parallel_size: Data ranks.
+    The devices of a stage are neighbours, and so are consecutive stages. With as many hosts as stages, each host has
+    one stage, and hosts exchange only what stages hand on.
 
     Raises:
-      ConfigError: There are fewer devices.
+      ConfigError: There are fewer devices, or hosts have different ones.
     """
     if num_hosts == 1:
         by_host = [jax.local_devices()]
@@ -104,23 +98,23 @@ def put(value: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def devices_of_layer() -> int:
-    """How many devices of the current mesh share each layer; 1 without a mesh."""
+    """Returns the number of devices of the current mesh that share each layer; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else mesh.shape[MODEL_AXIS]
 
 
 def automatic_axes() -> frozenset[str]:
-    """The axes of the current mesh that XLA divides: inside of `jax.shard_map`, those that it was not given."""
+    """Returns the axes of the current mesh that XLA divides; inside `jax.shard_map`, those that are not manual."""
     mesh = jax.sharding.get_abstract_mesh()
     return frozenset(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto)
 
 
 def on_each_device(function: Function, in_specs: Any, out_specs: Any) -> Function:
-    """`jax.shard_map` of a function over all axes that the code around it does not run it on already.
+    """Returns `jax.shard_map` of a function over all axes that are not manual yet.
 
-    So the function gets each device's own part, whether the model's step is one program of the whole mesh, or runs in a
-    region that is manual over the data axis. In there, specs name the model axis alone, and all parts are of this
-    region's own rank; sums and gathers may name both.
+    The function thus gets each device's own part, whether the model's step is one program of the whole mesh, or runs in
+    a region that is manual over the data axis. In such a region, specs name the model axis alone, and all parts belong
+    to the region's own rank; sums and gathers may name both.
     """
     if not (axes := automatic_axes()):
         return function
@@ -133,9 +127,9 @@ def logical_sharding(
     shape: tuple[int, ...],
     rules: Mapping[str, tuple[str, ...]] = LOGICAL_AXIS_RULES,
 ) -> NamedSharding:
-    """The sharding of a tensor with these logical axes.
+    """Returns the sharding of a tensor with these logical axes.
 
-    Mesh axes divide one axis of a tensor, the first that names them. An axis whose size the product of its mesh axes
+    A mesh axis divides only the first axis of a tensor that names it. An axis whose size the product of its mesh axes
     does not divide is split over fewer, or replicated; tables and heads are padded first (`padded_shape`).
     """
     if axes is None:
@@ -151,7 +145,7 @@ def logical_sharding(
 
 
 def padded_shape(mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which devices hold a parameter of this shape: with more rows, if its axis is of `PADDED_ROWS`.
+    """Returns the shape in which devices hold a parameter of this shape: with more rows for axes in `PADDED_ROWS`.
 
     A vector, such as the bias of a head, is small, and stays as it is.
     """
@@ -162,12 +156,12 @@ def padded_shape(mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape:
 
 
 def data_spec(sharding: NamedSharding) -> PartitionSpec:
-    """What of a sharding a region must be told of that is manual over the data axis alone."""
+    """Returns the part of a sharding that a region needs that is manual over the data axis alone."""
     return PartitionSpec(*(DATA_AXIS if DATA_AXIS in _names(entry) else None for entry in sharding.spec))
 
 
 def _choices(names: list[str]) -> Iterator[tuple[str, ...]]:
-    """All of them, then each, the last first: neighbouring devices are along the last axis."""
+    """Yields all names, then each, the last first: neighbouring devices are along the last axis."""
     if len(names) > 1:
         yield tuple(names)
     yield from ((name,) for name in reversed(names))
@@ -179,61 +173,3 @@ def _product(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
 
 def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,) if entry else ()
-
-
-# How many devices can share a layer's attention heads.
-
-
-def check_heads(num_heads: int | None, num_kv_heads: int, tensor_parallel_size: int) -> None:
-    """Checks that devices can share attention heads equally.
-
-    Args:
-      num_heads: H; None if any number of query heads will do.
-      num_kv_heads: K. With fewer than devices, each device has a copy of one.
-      tensor_parallel_size: Devices that share each layer.
-
-    Raises:
-      ConfigError: They cannot.
-    """
-    if _can_share(num_heads, num_kv_heads, tensor_parallel_size):
-        return
-    sizes = [size for size in range(1, tensor_parallel_size) if _can_share(num_heads, num_kv_heads, size)]
-    choice = " or ".join(filter(None, (", ".join(map(str, sizes[:-1])), *map(str, sizes[-1:]))))
-    advice = f"give {choice}"
-    if num_heads is not None and num_heads % tensor_parallel_size:
-        raise ConfigError(
-            f"tensor_parallel_size={tensor_parallel_size} does not divide the model's {num_heads} attention heads: "
-            f"{advice}"
-        )
-    raise ConfigError(
-        f"tensor_parallel_size={tensor_parallel_size} and the model's {num_kv_heads} key-value heads: one must divide "
-        f"the other: {advice}"
-    )
-
-
-def _can_share(num_heads: int | None, num_kv_heads: int, num_devices: int) -> bool:
-    divides_queries = num_heads is None or num_heads % num_devices == 0
-    return divides_queries and (num_kv_heads % num_devices == 0 or num_devices % num_kv_heads == 0)
-
-
-# How many devices can have a layer's experts, whole ones and as many on each.
-
-
-def check_experts(num_experts: int, num_devices: int) -> None:
-    """Checks that devices can have equally many experts.
-
-    Args:
-      num_experts: X of a layer.
-      num_devices: All that run the model.
-
-    Raises:
-      ConfigError: They cannot.
-    """
-    if num_experts % num_devices == 0:
-        return
-    sizes = [size for size in range(1, num_devices) if num_experts % size == 0]
-    choice = " or ".join(filter(None, (", ".join(map(str, sizes[:-1])), str(sizes[-1]))))
-    raise ConfigError(
-        f"enable_expert_parallel: {num_devices} devices cannot have equally many of a layer's {num_experts} experts: "
-        f"give {choice}, or leave it out, so that every device has a part of each expert"
-    )

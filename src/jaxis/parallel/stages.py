@@ -1,4 +1,4 @@
-"""Pipeline stages: which of a model's layers lie on which devices, where they do not all lie on the same."""
+"""Pipeline stages: consecutive layers of a model on devices of their own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxis.errors import ConfigError
 class Stage:
     """One of the stages that a model's layers are divided among, in their order.
 
-    The first has the token embeddings as well, and the last the final norm and the head.
+    The first stage also has the token embeddings, and the last one the final norm and the head.
 
     Attributes:
-      index: From 0.
-      num_stages: All of them.
+      index: Index of the stage, from 0.
+      num_stages: Number of all stages.
     """
 
     index: int = 0
@@ -26,24 +26,21 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether steps begin here."""
+        """True if steps begin here."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether tokens are sampled here."""
+        """True if tokens are sampled here."""
         return self.index == self.num_stages - 1
 
     def layers(self, num_layers: int) -> range:
-        """The stage's own of a model's layers: as many as the others', or one more.
+        """Returns the stage's layers of a model with `num_layers`: as many as the other stages', or one more.
 
-        The last stage has one less, then the first, since they have embeddings and head.
-
-        Args:
-          num_layers: Of the model.
+        The last stage is the first to have one less, then the first stage, since they have the head and the embeddings.
 
         Raises:
-          ConfigError: They are fewer than the stages.
+          ConfigError: There are fewer layers than stages.
         """
         if num_layers < self.num_stages:
             raise ConfigError(
@@ -63,10 +60,10 @@ WHOLE = Stage()
 
 
 def first_host(mesh: Mesh) -> int:
-    """The lowest rank of a host that has devices of a mesh."""
+    """Returns the lowest rank of a host that has devices of a mesh."""
     return min(device.process_index for device in mesh.devices.flat)
 
 
 def own_stages(meshes: Sequence[Mesh]) -> list[Stage]:
-    """The pipeline stages on devices of this host, with these meshes of all stages."""
+    """Returns the pipeline stages on devices of this host, given the meshes of all stages."""
     return [Stage(index, len(meshes)) for index, mesh in enumerate(meshes) if mesh.local_devices]

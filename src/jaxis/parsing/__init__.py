@@ -1,1 +1,1 @@
-"""From an answer's text to its reasoning, tool calls and content; no HTTP, no JAX."""
+"""Parsers that split an answer's text into reasoning, tool calls and content; no HTTP, no JAX."""

@@ -1,6 +1,6 @@
-"""The strings that do not begin with what a pattern matches: what a negative look-ahead asks for.
+"""Patterns of the strings that do not begin with a match of another pattern, for negative look-aheads.
 
-The pattern becomes an automaton, in which the ends are exchanged with the others, and that becomes a pattern again.
+The pattern becomes an automaton. Its accepting states are exchanged with the others, and it becomes a pattern again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TOO_COMPLEX = "a look-ahead (?!...) of such complexity"
 
 
 def negated(pattern: Node) -> Node:
-    """The pattern of strings that do not begin with what this one matches.
+    """Returns the pattern of the strings that do not begin with a match of this one.
 
     Raises:
-      PatternError: It is too complex, or has Unicode properties.
+      PatternError: The pattern is too complex, or has Unicode properties.
     """
     automaton = _Automaton()
     start, end = automaton.state(), automaton.state()
@@ -41,11 +41,11 @@ def negated(pattern: Node) -> Node:
 
 
 class _Automaton:
-    """States that characters lead through.
+    """A non-deterministic automaton over characters.
 
     Attributes:
-      steps: Of each state, ranges of characters, and where they lead.
-      jumps: Of each state, where it leads without a character, and the anchor that has to hold there.
+      steps: (Ranges of characters, next state) of each state's transitions.
+      jumps: (Anchor that must hold or None, next state) of each state's transitions without a character.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,6 @@ class _Automaton:
         self.jumps: list[list[tuple[Anchor | None, int]]] = []
 
     def state(self) -> int:
-        """A new state."""
         if len(self.steps) >= _MAX_STATES:
             raise PatternError(_TOO_COMPLEX)
         self.steps.append([])
@@ -61,7 +60,7 @@ class _Automaton:
         return len(self.steps) - 1
 
     def add(self, node: Node, start: int, end: int) -> None:
-        """Lets the strings of a node lead from one state to another."""
+        """Adds transitions for the strings of a node, from one state to another."""
         match node:
             case Set():
                 if node.properties:
@@ -80,7 +79,7 @@ class _Automaton:
                 self._add_repeated(node, start, end)
 
     def _add_in_turn(self, parts: Iterable[Node], start: int) -> int:
-        """Adds parts one after the other; the state behind them."""
+        """Adds parts one after the other, and returns the state behind them."""
         for part in parts:
             after = self.state()
             self.add(part, start, after)
@@ -103,7 +102,7 @@ class _Automaton:
         self.jumps[start].append((None, end))
 
     def reached(self, states: Iterable[int], anchors: tuple[Anchor, ...]) -> frozenset[int]:
-        """The states that are reached without a character, where anchors hold."""
+        """Returns the states that are reached without a character, where these anchors hold."""
         found, left = set(states), list(states)
         while left:
             for anchor, target in self.jumps[left.pop()]:
@@ -116,7 +115,7 @@ class _Automaton:
 def _determined(
     automaton: _Automaton, start: int, end: int
 ) -> tuple[list[dict[int, list[tuple[int, int]]]], list[int]]:
-    """Steps between sets of states, the first of which is the start; and those that do not have the end."""
+    """Returns the transitions of the deterministic automaton, from state 0, and the states that do not accept."""
     cuts = sorted(
         {0, MAX_CODE + 1, *(x for steps in automaton.steps for r, _ in steps for a, b in r for x in (a, b + 1))}
     )
@@ -146,7 +145,7 @@ def _determined(
 
 
 def _as_pattern(steps: list[dict[int, list[tuple[int, int]]]], ends: list[int]) -> Node:
-    """The pattern of the whole strings that lead from the first state to one of these: states are taken out in turn."""
+    """Returns the pattern of the strings that lead from the first state to one of `ends`, by state elimination."""
     final = len(steps)
     edges: dict[tuple[int, int], Node] = {
         (source, target): Set(tuple(ranges))

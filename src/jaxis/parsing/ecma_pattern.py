@@ -1,4 +1,4 @@
-"""ECMA-262's regular expressions, parsed: the `pattern` of JSON schemas.
+"""Parser of ECMA-262's regular expressions, the `pattern` of JSON schemas.
 
 A pattern is read as validators read it: in Unicode mode, or with Annex B's rules if it is invalid there.
 """
@@ -28,7 +28,7 @@ _GROUP_NAME = re.compile(r"\(\?<[A-Za-z_$][A-Za-z0-9_$]*>")
 
 
 class PatternError(ValueError):
-    """A pattern is invalid, or says what no regular language can; the message names the construct."""
+    """A pattern is invalid, or no regular language can express it; the message names the construct."""
 
 
 class _SyntaxError(PatternError):
@@ -46,7 +46,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The begin of the text, or its end."""
+    """The beginning of the text, or its end."""
 
     is_end: bool
 
@@ -61,7 +61,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A part, from `least` to `most` times; None is no limit."""
+    """A part repeated `least` to `most` times; None is no limit."""
 
     inner: Node
     least: int
@@ -86,10 +86,10 @@ Node = Set | Anchor | Look | Repeat | Series | Choice
 
 
 def parse_pattern(pattern: str) -> Node:
-    """The pattern as a tree.
+    """Parses a pattern into a tree.
 
     Raises:
-      PatternError: It is invalid, or has a construct that is not read here.
+      PatternError: The pattern is invalid, or has a construct that is not supported.
     """
     try:
         return _Parser(pattern, is_unicode=True).parse()
@@ -98,11 +98,11 @@ def parse_pattern(pattern: str) -> Node:
 
 
 class _Parser:
-    """Reads one pattern.
+    """Parser of one pattern.
 
     Args:
       pattern: The pattern.
-      is_unicode: Whether by the rules of Unicode mode, or by those of Annex B.
+      is_unicode: True applies the rules of Unicode mode; False those of Annex B.
     """
 
     def __init__(self, pattern: str, *, is_unicode: bool) -> None:
@@ -217,7 +217,7 @@ class _Parser:
         return self._class_escape() or _single(self._character())
 
     def _class_escape(self) -> Set | None:
-        """What an escape that is a class of its own stands for; None if it is no such escape."""
+        """Reads an escape that is a class of characters; None if the next escape is no class."""
         char = self._peek()
         if ranges := _CLASSES.get(char.lower()):
             self._at += 1
@@ -233,7 +233,7 @@ class _Parser:
         return Set((), (f"\\{char}{{{match[1]}}}",))
 
     def _character(self, *, in_class: bool = False) -> int:
-        """The character that an escape stands for, whose backslash has been read."""
+        """Reads the rest of an escape after its backslash, and returns its character."""
         char = self._next()
         if char in _CONTROLS:
             return _CONTROLS[char]
@@ -251,7 +251,7 @@ class _Parser:
         return self._own_character(char)
 
     def _own_character(self, char: str) -> int:
-        """What an escape without a meaning stands for: its character, or an octal number."""
+        """Returns the character of an escape without a meaning: the character itself, or an octal number."""
         if self._is_unicode:
             if char not in _SYNTAX:
                 raise _SyntaxError(f"invalid escape \\{char}")
@@ -296,7 +296,7 @@ class _Parser:
         return code
 
     def _hex(self, length: int) -> int | None:
-        """The number that digits spell; None, and nothing is read, if there are not as many."""
+        """Reads a number of `length` hexadecimal digits; reads nothing and returns None if there are fewer."""
         text = self._pattern[self._at : self._at + length]
         if not re.fullmatch(f"[0-9A-Fa-f]{{{length}}}", text):
             return None
@@ -361,7 +361,7 @@ def _single(code: int) -> Set:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is in none of the ranges."""
+    """Returns the characters outside all of the ranges."""
     result, at = [], 0
     for low, high in sorted(ranges):
         if low > at:

@@ -1,7 +1,7 @@
-"""ECMA-262's regular expressions, the `pattern` of JSON schemas, in the syntax of Rust's `regex`.
+"""Translation of ECMA-262's regular expressions, the `pattern` of JSON schemas, to the syntax of Rust's `regex`.
 
-Each character that could mean something is written as an escape, each class as a list of ranges, and anchors stand at
-the ends alone: the two dialects differ in all of them.
+The dialects differ in escapes, classes and anchors. So characters with a possible meaning are written as escapes,
+classes as lists of ranges, and anchors only at the ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from jaxis.parsing.ecma_pattern import (
 
 _SURROGATES = (0xD800, 0xDFFF)
 _ALL = [(0, 0xD7FF), (0xE000, MAX_CODE)]
-# Strings of a node: whether they must begin where the text does, and end where it does.
-
+# (Must begin at the text's beginning, must end at its end).
 _Place = tuple[bool, bool]
 
 
 @dataclass(frozen=True)
 class _Matches:
-    """Strings that a node matches, by whether they must begin where the text does, and end where it does.
+    """Strings that a node matches, by their place in the text.
 
     Attributes:
       texts: Regular expressions.
@@ -50,7 +49,7 @@ _NOTHING = _Matches({_FREE: ""}, frozenset({_FREE}))
 
 @functools.lru_cache(maxsize=1024)
 def rust_searches(pattern: str) -> tuple[str, ...]:
-    """Regular expressions of Rust's that are all found in a string if, and only if, the pattern is found in it.
+    """Returns Rust regular expressions that are all found in a string if, and only if, the pattern is.
 
     Anchors stand at their ends alone. There are several where the pattern begins with look-aheads.
 
@@ -65,13 +64,13 @@ def rust_searches(pattern: str) -> tuple[str, ...]:
 
 
 def full_match(search: str) -> str:
-    """The expression that matches the whole of a string in which one of `rust_searches` is found."""
+    """Returns the expression that matches a whole string in which one of `rust_searches` is found."""
     begin, end = search.startswith("^"), search.endswith("$")
     return _padded((begin, search[begin : len(search) - end], end))
 
 
 def _first_looks(node: Node) -> tuple[list[Look], Node]:
-    """The look-aheads with which a pattern begins, where the text does, and the rest of it."""
+    """Splits the look-aheads at the beginning of the text from the rest of a pattern."""
     parts = node.parts if isinstance(node, Series) else (node,)
     begin = Anchor(is_end=False)
     count = 0
@@ -123,7 +122,7 @@ def _either(options: Sequence[_Matches]) -> _Matches:
 
 
 def _joined(first: _Matches, second: _Matches) -> _Matches:
-    """One after the other. What must end where the text does has nothing after it, and likewise before."""
+    """Concatenates two parts. A part that must end at the text's end has nothing after it; likewise before."""
     texts: dict[_Place, list[str]] = {}
     for (begin, end), text in first.texts.items():
         for (begin_2, end_2), text_2 in second.texts.items():
@@ -152,12 +151,12 @@ def _repeated(inner: _Matches, least: int, most: int | None) -> _Matches:
 
 
 def _repeated_at_places(inner: _Matches, least: int, most: int | None) -> _Matches:
-    """Repetitions, of which the first may have to stand at the text's begin, and the last at its end."""
+    """Repeats a part whose first or last repetition may have to stand at the text's beginning or end."""
     free = inner.texts.get(_FREE)
     texts: dict[_Place, list[str]] = {}
 
     def add(place: _Place, least: int) -> None:
-        """Adds those in which so many are not empty; the others are empty, at a place."""
+        """Adds the options in which `least` repetitions are not empty; the others are empty, at a place."""
         if free is not None or least == 0:
             texts.setdefault(place, []).append(_times(free, least, most) if free else "")
         for begin, end in inner.texts.keys() - {_FREE}:
@@ -198,13 +197,12 @@ def _times(text: str, least: int, most: int | None) -> str:
 
 
 def _alternatives(texts: Iterable[str]) -> str:
-    """Strings that match one of several expressions."""
     texts = list(texts)
     return texts[0] if len(texts) == 1 else f"(?:{'|'.join(texts)})"
 
 
 def _set_text(node: Set) -> str | None:
-    """A set as Rust writes it; None if nothing is in it."""
+    """Returns a set in Rust's syntax; None if the set is empty."""
     ranges = _merged(node.ranges)
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and not node.properties and not node.negated:
         return _char_text(ranges[0][0])
@@ -220,7 +218,7 @@ def _char_text(code: int) -> str:
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same characters in ascending ranges, without surrogates, which UTF-8 cannot say."""
+    """Returns the characters as ascending ranges, without surrogates, which UTF-8 cannot encode."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:

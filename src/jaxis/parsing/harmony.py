@@ -27,8 +27,8 @@ class Header:
 
     Attributes:
       text: The header verbatim.
-      complete: Whether a message follows; if not, this is not a header, or the text ended inside it.
-      channel: May be empty.
+      complete: True if a message follows. False if this is not a header, or the text ended inside it.
+      channel: Name of the channel; may be empty.
       function: The called function; None if this is not a call.
     """
 

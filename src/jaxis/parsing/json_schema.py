@@ -1,4 +1,4 @@
-"""JSON schemas, read: where a reference leads, the types of the values that a schema allows, and what a property is."""
+"""Readers of JSON schemas: targets of references, types of the allowed values, schemas of properties."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-"""JSON schema's types. A set with `number` has `integer` too; a set without is one of whole numbers only."""
+"""All types of JSON schema. A set with `number` has `integer` too; `integer` alone allows whole numbers only."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
 )
@@ -23,10 +23,10 @@ _Types = tuple[frozenset[str], frozenset[str]]
 
 
 def resolved(schema: object, root: object) -> Any:
-    """A schema, or what it refers to: never a mapping that has `$ref`.
+    """Returns a schema or the target of its reference: never a mapping that has `$ref`.
 
-    Keywords beside a reference count as well: the result is then an `allOf` of them and of what is referred to.
-    A reference that leads nowhere or in a circle allows any value, as True does.
+    Keywords beside a reference count as well: the result is then an `allOf` of them and of what is referred to. A
+    reference that leads nowhere or in a circle allows any value, as True does.
 
     Args:
       schema: A mapping or a boolean.
@@ -44,7 +44,7 @@ def resolved(schema: object, root: object) -> Any:
 
 
 def types(schema: object, root: object) -> frozenset[str]:
-    """The types of the values that a schema allows: at most too many, where it says more than types.
+    """Returns the types of the values that a schema allows. Keywords other than types may allow fewer.
 
     Args:
       schema: A mapping or a boolean.
@@ -55,7 +55,7 @@ def types(schema: object, root: object) -> frozenset[str]:
 
 
 def conjuncts(schema: object, root: object) -> list[Any]:
-    """Schemas, none with `$ref` or `allOf`, that hold together where this one does; False is among them if it is one.
+    """Returns schemas without `$ref` or `allOf` whose conjunction is this schema; False is among them if it is one.
 
     Args:
       schema: A mapping or a boolean.
@@ -81,7 +81,7 @@ def conjuncts(schema: object, root: object) -> list[Any]:
 
 
 def type_of(value: object) -> str:
-    """The type of a value that was read from JSON."""
+    """Returns the type of a value that was read from JSON."""
     match value:
         case None:
             return "null"
@@ -97,12 +97,12 @@ def type_of(value: object) -> str:
 
 
 def admits(schema: object, root: object, value: object) -> bool:
-    """Whether a value read from JSON is of a type that a schema allows, and one of those that it lists, if it does.
+    """Returns whether a value read from JSON has a type that a schema allows, and is listed if the schema lists values.
 
     Args:
       schema: A mapping or a boolean.
       root: The document that references are relative to.
-      value: The value; its parts are not looked at, nor other keywords.
+      value: The value. Its parts and other keywords are not checked.
     """
     return _admits(schema, root, value, {})
 
@@ -129,12 +129,12 @@ def _part_admits(schema: Mapping[str, Any], root: object, value: object, known: 
 
 
 def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any] | bool | None:
-    """The schema of an object's property; None if the object's says nothing of it.
+    """Returns the schema of an object's property; None if the object's schema says nothing of the property.
 
     Alternatives that do not name the property say nothing of it, even if they allow it to be anything.
 
     Args:
-      schema: Of the object.
+      schema: Schema of the object.
       key: The property's name.
       root: The document that references are relative to.
     """
@@ -142,7 +142,7 @@ def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any]
 
 
 def _referred(reference: str, root: object) -> object:
-    """The schema that a reference of a document leads to; True if there is none."""
+    """Returns the target of a reference within a document; True if there is none."""
     base, _, fragment = reference.partition("#")
     place = root
     if base:
@@ -162,7 +162,7 @@ def _referred(reference: str, root: object) -> object:
 
 
 def _mappings(schema: object) -> Iterator[Mapping[str, Any]]:
-    """All mappings in a document, from the outside in."""
+    """Yields all mappings in a document, from the outside in."""
     inner: list[object] = [schema]
     while inner:
         place = inner.pop()
@@ -186,7 +186,7 @@ def _types(schema: object, root: object, known: dict[int, _Types | None]) -> _Ty
 
 
 def _type_parts(schema: Mapping[str, Any], root: object, known: dict[int, _Types | None]) -> Iterator[_Types | None]:
-    """Types by one keyword after the other; all of them hold."""
+    """Yields the types that each keyword allows; all of them hold."""
 
     def of(keyword: str) -> _Types:
         return _types(schema.get(keyword, True), root, known) or (ANY_TYPE, _NO_TYPE)
@@ -248,7 +248,7 @@ def _property(schema: object, key: str, root: object, known: dict[int, _Property
 def _property_parts(
     schema: Mapping[str, Any], key: str, root: object, known: dict[int, _Property]
 ) -> Iterator[_Property]:
-    """The property's schemas by one keyword after the other; all of them hold."""
+    """Yields the property's schema by each keyword; all of them hold."""
     own = [value for name, value in _named(schema, "properties") if name == key]
     own += [value for pattern, value in _named(schema, "patternProperties") if _matches(pattern, key)]
     if not own and isinstance(more := schema.get("additionalProperties"), Mapping):

@@ -11,7 +11,7 @@ from jaxis.parsing.tool_parsers.tools import FunctionTool
 
 
 class OutputParser:
-    """Parses one answer. The text must have its special tokens if either parser needs them.
+    """Parser of one answer. The text must have its special tokens if either parser needs them.
 
     Args:
       tool_parser: None leaves calls in the content.
@@ -39,7 +39,7 @@ class OutputParser:
         return self._parse_calls(self._reasoning.feed(delta_text))
 
     def finish(self) -> list[Event]:
-        """Ends the text; returns what was held back."""
+        """Ends the text, and returns the events that were held back."""
         events = self._parse_calls(self._reasoning.finish()) if self._reasoning else []
         return merge_deltas([*events, *(self._tools.finish() if self._tools else ())])
 

@@ -1,10 +1,7 @@
-"""Ids for tool calls that the model left without one."""
+"""Events of the parsers: parts of the reasoning, of the content and of tool calls."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,12 +26,12 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins.
+    """Beginning of a call.
 
     Attributes:
       index: 0 for the answer's first call, and so on.
       id: Identifies the call in the tool's answer.
-      name: The function's.
+      name: Name of the function.
     """
 
     index: int
@@ -52,7 +49,7 @@ class ToolCallArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """A call has ended, or the text ended inside it."""
+    """End of a call, or of the text inside it."""
 
     index: int
     status: ToolCallStatus
@@ -77,7 +74,7 @@ class ParsedOutput:
 
     Attributes:
       content: The answer; may be empty.
-      reasoning: May be empty.
+      reasoning: The reasoning; may be empty.
       tool_calls: Complete calls, and at most one unfinished call at the end.
     """
 
@@ -119,25 +116,3 @@ def merge_deltas(events: Iterable[Event]) -> list[Event]:
             case _:
                 merged.append(event)
     return merged
-
-
-# Ids for tool calls that the model left without one.
-
-
-GENERATED_PREFIX = "call_"
-_GENERATED = re.compile(GENERATED_PREFIX + r"[0-9a-f]{24}")
-
-
-def new_call_id() -> str:
-    """A random id."""
-    return f"{GENERATED_PREFIX}{secrets.token_hex(12)}"
-
-
-def derived_call_id(seed: str) -> str:
-    """An id that is the same each time for the same seed."""
-    return f"{GENERATED_PREFIX}{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
-
-
-def is_generated(call_id: str) -> bool:
-    """Whether an id was made by `new_call_id` rather than by the model."""
-    return _GENERATED.fullmatch(call_id) is not None

@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, for a parser that is a generator: it yields when it needs more.
+"""A reader of text that arrives in pieces, for parsers that are generators: they yield when they need more text.
 
-Such a parser reads as if it had the whole text, and decides nothing before it has seen enough to decide: it makes no
-difference where the text is cut.
+Such a parser reads as if it had the whole text, and decides nothing before it has seen enough. So the result does not
+depend on where the text is cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class EndOfTextError(Exception):
 
 
 class TextReader:
-    """A buffer of the text that is left to read."""
+    """Buffer of the text that is left to read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -37,7 +37,7 @@ class TextReader:
         self._ahead_of = None if self._ahead_of is None else 0
 
     def ahead(self, reading: Reading[T]) -> Reading[T]:
-        """The result of a reading, of which nothing is taken; one cannot be inside another."""
+        """Returns the result of a reading without taking its text. Such readings cannot be nested."""
         recorded, self._recorded = self._recorded, None
         self._ahead_of = self._position
         try:
@@ -61,7 +61,7 @@ class TextReader:
         return text
 
     def rewind(self) -> str:
-        """Goes back to where `record` was called, returns the text given to it, and stops recording."""
+        """Goes back to the call of `record`, returns the text given to it, and stops recording."""
         text, *taken = self._recorded or [""]
         self._text = "".join(taken) + self._text[self._position :]
         self._position = 0
@@ -83,7 +83,7 @@ class TextReader:
         return text
 
     def available(self) -> Reading[str]:
-        """The available text, at least one character, without taking it.
+        """Returns the available text, at least one character, without taking it.
 
         Raises:
           EndOfTextError: The text has ended.
@@ -95,19 +95,19 @@ class TextReader:
         return self._text[self._position :]
 
     def peek(self) -> Reading[str]:
-        """The next character, without taking it; empty at the end."""
+        """Returns the next character without taking it; empty at the end."""
         while self._position == len(self._text) and not self._closed:
             yield
         return self._text[self._position : self._position + 1]
 
     def skip_space(self) -> Reading[str]:
-        """Takes white space, and returns the character after it without taking that; empty at the end."""
+        """Takes white space, and returns the character after it without taking it; empty at the end."""
         while (character := (yield from self.peek())).isspace():
             self.skip(1)
         return character
 
     def comes(self, literal: str) -> Reading[bool]:
-        """Whether the literal comes next."""
+        """Returns whether the literal comes next."""
         while len(rest := self._text[self._position : self._position + len(literal)]) < len(literal):
             if self._closed or not literal.startswith(rest):
                 return False
@@ -142,7 +142,7 @@ class TextReader:
         """Reads up to the first marker.
 
         Args:
-          markers: If two begin at the same place, the one listed first counts.
+          markers: Strings to look for. If two begin at the same place, the first in the list counts.
           take: Called with the text before the marker, as it comes.
 
         Returns:
@@ -160,7 +160,7 @@ class TextReader:
 
 
 def _find(text: str, begin: int, markers: tuple[str, ...], closed: bool) -> tuple[int, str | None]:
-    """The position of the first marker, and the marker; or how much of the text certainly precedes any marker."""
+    """Returns the position of the first marker, and the marker; else the length that certainly precedes any marker."""
     found = _pattern(markers).search(text, begin) if markers else None
     end = found.start() if found else len(text)
     if closed:

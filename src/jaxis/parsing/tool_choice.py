@@ -16,15 +16,16 @@ from jaxis.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """How to answer a request with tools.
+    """Plan for answering a request with tools.
 
     Attributes:
       mode: The chosen mode.
       tools: The functions that the model may call.
-      json_schema: The schema of its answer after any reasoning, if it must call and has no format of its own for that.
-      parser: Parses an answer that follows `json_schema`; None uses the model's own parser.
-      callable_tools: The functions that the answer's grammar may hold.
-      max_calls: Most calls in it; None is no limit.
+      json_schema: Schema of the answer after any reasoning, if the model must call and has no format of its own for
+        that.
+      parser: Parser of an answer that follows `json_schema`; None uses the model's own parser.
+      callable_tools: The functions that the answer's grammar may contain.
+      max_calls: Maximum number of calls in it; None is no limit.
     """
 
     mode: Literal["none", "auto", "required", "named"]
@@ -41,13 +42,13 @@ def plan_tools(
     *,
     parallel_tool_calls: bool = True,
 ) -> ToolPlan:
-    """How to honour a request's tool_choice.
+    """Plans the answer to a request by its `tool_choice`.
 
     Args:
-      tools: As `function_tools` reads them.
-      tool_choice: "none", "auto", "required", {"type": "function", "function": {"name": "f"}}, or None: "auto" if
-        there are tools.
-      parallel_tool_calls: Whether an answer that must call may contain more than one call.
+      tools: The functions, as `function_tools` reads them.
+      tool_choice: "none", "auto", "required", {"type": "function", "function": {"name": "f"}}, or None: "auto" if there
+        are tools.
+      parallel_tool_calls: True allows more than one call in an answer that must call.
 
     Raises:
       RequestError: The choice is none of these, or there is no such function.
@@ -83,7 +84,7 @@ def _chosen_name(tool_choice: object) -> str:
 
 
 def required_tools_schema(tools: Sequence[FunctionTool], *, max_calls: int | None = None) -> dict[str, Any]:
-    """The JSON schema of a list of calls, [{"name": "f", "parameters": {...}}], with at least one.
+    """Returns the JSON schema of a list of calls, [{"name": "f", "parameters": {...}}], with at least one.
 
     Args:
       tools: The functions that may be called.
@@ -103,18 +104,18 @@ def calls_grammar(
     max_calls: int | None = None,
     answer: str | None = None,
 ) -> str:
-    """The grammar of answers that call tools in a model's own format, in llguidance's dialect of Lark.
+    """Returns the grammar of answers with calls in a model's own format, in llguidance's dialect of Lark.
 
     Args:
-      parser: The format's.
+      parser: Parser of the format.
       tools: The functions that may be called, at least one.
-      tokenizer: Has the format's markers.
-      must_call: Whether the answer is a call, or several; otherwise it may be any text, and calls in it.
-      max_calls: Most calls; None is no limit.
-      answer: What an answer without calls is, as an expression; None is any text.
+      tokenizer: Tokenizer with the format's markers.
+      must_call: True allows only calls; False allows any text, and calls in it.
+      max_calls: Maximum number of calls; None is no limit.
+      answer: Expression of an answer without calls; None is any text.
 
     Raises:
-      UnwritableCallError: The format cannot write what a function's schema asks for.
+      UnwritableCallError: The format cannot express a function's schema.
     """
     grammar = CallGrammar(tools, special_tokens(tokenizer), max_calls=max_calls)
     return grammar.source(parser.write_answer(grammar, answer, must_call=must_call))

@@ -19,9 +19,11 @@ from jaxis.engine.execution.kv_cache import device_block_bytes, widest_first
 from jaxis.engine.execution.state_cache import slot_bytes
 from jaxis.errors import ConfigError
 from jaxis.layers.indexer import IndexCacheSpec
-from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
-from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, check_heads
+from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.parallel.equal_shares import check_heads
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS
 from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.planning.exchanges import STAGE_AXIS, Exchange
 from jaxis.planning.layout import Layout

@@ -16,16 +16,17 @@ from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
 from jaxis.config.checkpoint_values import trained_context_length
-from jaxis.config.hf_config import num_experts
+from jaxis.config.expert_counts import num_experts
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine_config import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.engine.execution.cache_specs import cache_specs, own_cache_specs
 from jaxis.errors import ConfigError
 from jaxis.layers.experts import JaxExperts
-from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.mlp import GatedMLP, UngatedMLP
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.moe import SparseMoE
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.stages import WHOLE, Stage

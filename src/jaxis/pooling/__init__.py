@@ -1,1 +1,1 @@
-"""Vectors instead of tokens: encoders and decoders whose hidden states are pooled into one vector an input."""
+"""Embedding models and classifiers: hidden states of encoders or decoders, pooled into one vector for each input."""

@@ -1,4 +1,4 @@
-"""What a classifier's numbers mean, as its config.json says. Imports no JAX."""
+"""Settings of classifiers and rerankers, from config.json. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxis.pooling.pair_template import (
 
 Activation = Literal["identity", "sigmoid", "softmax"]
 _OF_PROBLEM: dict[str, Activation] = {"regression": "identity", "multi_label_classification": "sigmoid"}
-# Of sentence-transformers' cross-encoders: the end of the name of a module of PyTorch's.
+# Names of PyTorch modules at the end of the setting in sentence-transformers' cross-encoders.
 _OF_MODULE: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
 _CLASSIFIER_ENDS = ("ForSequenceClassification", "ForRewardModel")
 # Decoders whose names differ from their classifiers' in more than the end.
@@ -34,15 +34,16 @@ _DECODERS = {
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """What follows a classifier's logits.
+    """The conversion of a classifier's logits to scores.
 
     Attributes:
-      labels: The name of each.
-      activation: What makes scores of logits.
-      template: How a pair becomes words; None: the tokenizer puts it together.
-      head_tokens: The tokens whose logits, by the head that predicts tokens, are the labels'; empty: there is a head of
-        its own.
-      is_difference: Whether there are two of these tokens, and the logit is the second's less the first's.
+      labels: Names of the labels.
+      activation: Function from logits to scores.
+      template: Text around a pair; None: the tokenizer combines the two texts.
+      head_tokens: Tokens whose logits, from the language model's head, are those of the labels; empty: the classifier
+        has
+        a head of its own.
+      is_difference: True if there are two of these tokens, and the logit is the second's minus the first's.
     """
 
     labels: tuple[str, ...]
@@ -53,11 +54,11 @@ class ClassifierSettings:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What it does, in the words of most APIs."""
+        """Names of the model's tasks, as most APIs use them."""
         return ("rerank", "classification") if len(self.labels) == 1 else ("classification",)
 
     def check_scores(self) -> None:
-        """Raises RequestError if it does not score pairs."""
+        """Raises RequestError if the model does not score pairs."""
         if len(self.labels) != 1:
             raise RequestError(
                 f"this model has {len(self.labels)} labels, so it has no score of a pair: classify with it, or use a "
@@ -65,22 +66,17 @@ class ClassifierSettings:
             )
 
     def scores(self, logits: np.ndarray, *, use_activation: bool = True) -> np.ndarray:
-        """float32 logits [R, labels] -> float32 scores; a row's do not depend on the others."""
+        """Returns float32 scores of float32 logits [R, labels]. The scores of a row do not depend on the others."""
         if not use_activation or self.activation == "identity":
             return logits
-        # By Python's exponential: NumPy's last bits depend on where in an array an element is.
+        # Python's exponential: the last bits of NumPy's depend on the place of an element in its array.
         rows = logits.astype(np.float64).tolist()
         activate = _softmax if self.activation == "softmax" else _sigmoids
         return np.array([activate(row) for row in rows], np.float32).reshape(logits.shape)
 
 
 def is_classifier(architectures: Sequence[str], path: Path) -> bool:
-    """Whether a checkpoint is a classifier's or a reranker's.
-
-    Args:
-      architectures: The names in its config.json.
-      path: Its folder or file.
-    """
+    """Returns whether a checkpoint, given by its architectures and path, is a classifier or a reranker."""
     return any(name.endswith(_CLASSIFIER_ENDS) for name in architectures) or _is_qwen3_reranker(architectures, path)
 
 
@@ -89,28 +85,28 @@ def _is_qwen3_reranker(architectures: Sequence[str], path: Path) -> bool:
 
 
 def decoders_of_classifiers(architectures: Sequence[str]) -> list[str] | None:
-    """What `architectures` calls the decoders of such classifiers where they generate text; None: there is none."""
+    """Returns the architectures of the decoders that such classifiers are based on; None if there are none."""
     names = [name.removesuffix(end) for name in architectures for end in _CLASSIFIER_ENDS if name.endswith(end)]
     found = [_DECODERS.get(name, f"{name}ForCausalLM") for name in names]
     return found or None
 
 
 def num_labels(config: HFConfig) -> int:
-    """How many logits a classifier has; two, if its config.json does not say."""
+    """Returns the number of a classifier's logits; two if config.json does not say."""
     return len(_labels(config))
 
 
 def read_classifier_settings(config: HFConfig, architectures: Sequence[str], path: Path) -> ClassifierSettings:
-    """The settings of a classifier.
+    """Reads the settings of a classifier.
 
     Args:
-      config: Its config.json. vLLM's overrides for rerankers that are decoders are read: `classifier_from_token`, the
-        words whose logits count, `method`, how, and `is_original_qwen3_reranker`.
-      architectures: The names in it.
-      path: Its folder or file.
+      config: config.json of the checkpoint. vLLM's overrides for rerankers that are decoders are read:
+        `classifier_from_token` (words whose logits count), `method` and `is_original_qwen3_reranker`.
+      architectures: Architectures in it.
+      path: Folder or file of the checkpoint.
 
     Raises:
-      ConfigError: It asks for something that is not supported.
+      ConfigError: The config has an unsupported setting.
     """
     is_qwen3 = _is_qwen3_reranker(architectures, path)
     template = QWEN3_RERANKER if config.get("is_original_qwen3_reranker", is_qwen3) else None

@@ -1,4 +1,4 @@
-"""Decoders without their output heads, as checkpoints that make vectors have them, or with a classifier's instead."""
+"""Decoders without their output heads, as embedding checkpoints have them, or with a classifier's head instead."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 def with_head_tokens(model_class: type[Any], *, is_difference: bool) -> type[Any]:
-    """The class of a decoder whose scores are the logits of some tokens.
+    """Makes the class of a decoder whose scores are the logits of some tokens.
 
     Args:
       model_class: A `CausalLM`.
-      is_difference: Whether there are two, and the score is the second's logit less the first's.
+      is_difference: True if there are two tokens, and the score is the second's logit minus the first's.
     """
 
     class ScoringByTokens(model_class):
         def take_rows(self, token_ids: Sequence[int]) -> None:
-            """Keeps only the rows of these tokens of the head, once it is loaded.
+            """Keeps only these tokens' rows of the loaded head.
 
             Raises:
-              ConfigError: Logits are not the product with the head alone.
+              ConfigError: The logits are more than a product with the head.
             """
             head = self.model.embed_tokens if self.lm_head is None else self.lm_head
             has_bias = self.lm_head is not None and self.lm_head.bias is not None
@@ -58,11 +58,7 @@ def with_head_tokens(model_class: type[Any], *, is_difference: bool) -> type[Any
 
 
 def without_head(model_class: type[Any]) -> type[Any]:
-    """The class of a decoder whose head is not loaded, and whose checkpoint may be that of the decoder alone.
-
-    Args:
-      model_class: A `CausalLM`.
-    """
+    """Makes the class of a decoder (a `CausalLM`) without a head. The checkpoint may also lack the decoder's prefix."""
 
     class Headless(model_class):
         def is_tied(self, config: HFConfig, default: bool) -> bool:
@@ -83,12 +79,12 @@ def without_head(model_class: type[Any]) -> type[Any]:
 
 
 def with_score(model_class: type[Any], *, is_reward_model: bool) -> type[Any]:
-    """The class of a decoder with the head of a classifier.
+    """Makes the class of a decoder with a classifier's head.
 
     Args:
       model_class: A `CausalLM`.
-      is_reward_model: Whether the head has two layers with a ReLU in between, as Qwen's reward models have, instead of
-        one.
+      is_reward_model: True if the head has two layers with a ReLU between them, as Qwen's reward models have; False for
+        one layer.
     """
 
     class Scoring(without_head(model_class)):

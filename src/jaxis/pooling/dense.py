@@ -32,13 +32,13 @@ _ACTIVATIONS: Mapping[DenseActivation, Callable[[jax.Array], jax.Array]] = {
 
 
 class Dense(JaxModule):
-    """`act(linear(x))`, with its weights, in float32.
+    """`act(linear(x))` with loaded weights, in float32.
 
     Args:
-      settings: What its folder, or the GGUF file that it is in, says.
+      settings: Settings from the module's folder, or from the GGUF file with its weights.
 
     Raises:
-      CheckpointError: The weights are missing, or are others.
+      CheckpointError: The weights are missing or do not match the settings.
     """
 
     def __init__(self, settings: DenseSettings) -> None:
@@ -53,7 +53,7 @@ class Dense(JaxModule):
             expected[f"{settings.name}.bias"] = (settings.output_size,)
         with open_checkpoint(path) as checkpoint:
             is_gguf = isinstance(checkpoint, GGUFCheckpoint)
-            # A GGUF file has the whole model.
+            # A GGUF file contains the whole model.
             names = [each for each in checkpoint.names() if not is_gguf or each.startswith(f"{settings.name}.")]
             if is_gguf and names == [*expected] and checkpoint.block_type(names[0]).dtype is None:
                 blocks = read_blocks(checkpoint.block_type(names[0]), checkpoint.tensor(names[0]), shape)
@@ -75,14 +75,7 @@ class Dense(JaxModule):
 
 
 class DenseLayers(JaxModule):
-    """Dense modules one after the other.
-
-    Args:
-      settings: One or more, of sizes that go together.
-
-    Raises:
-      CheckpointError: See `Dense`.
-    """
+    """Dense modules in sequence. Raises CheckpointError as `Dense` does."""
 
     def __init__(self, settings: Sequence[DenseSettings]) -> None:
         self.layers = [Dense(each) for each in settings]

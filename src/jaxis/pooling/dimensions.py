@@ -1,4 +1,4 @@
-"""How many elements a vector may be cut to (Matryoshka representation learning, arXiv:2205.13147). Imports no JAX."""
+"""Sizes that vectors may be cut to (Matryoshka representation learning, arXiv:2205.13147). Imports no JAX."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jaxis.errors import RequestError
 
 @dataclass(frozen=True)
 class Dimensions:
-    """To how many elements a model's vectors may be cut.
+    """Sizes that a model's vectors may be cut to.
 
     Attributes:
       size: E, the elements of a vector.
-      any: Whether the model was trained for every number of elements up to `size`.
-      some: The numbers that it was trained for; empty if there are none, or if any will do.
-      normalize: Whether vectors have length 1.
+      any: True if the model was trained for every size up to `size`.
+      some: Sizes that the model was trained for; empty if there are none, or if any size is allowed.
+      normalize: True if vectors have length 1.
     """
 
     size: int = 0
@@ -26,7 +26,7 @@ class Dimensions:
     normalize: bool = False
 
     def check(self, dimensions: int | None, param: str = "dimensions") -> None:
-        """Raises RequestError, about `param`, if vectors cannot have so many elements; None leaves them as they are."""
+        """Raises RequestError, about `param`, if vectors cannot have this size; None is always allowed."""
         if dimensions is None or dimensions == self.size or dimensions in self.some:
             return
         if self.any and 1 <= dimensions < self.size:
@@ -43,11 +43,11 @@ class Dimensions:
         raise RequestError(f"={dimensions} cannot be honoured: this model's vectors {can}", param=param)
 
     def cut(self, vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-        """Vectors of so many elements, of length 1 again if they had that.
+        """Cuts vectors, and normalizes them again if they were normalized.
 
         Args:
           vectors: float32 [texts, E].
-          dimensions: As `check` allows it.
+          dimensions: New size, as `check` allows it; None: no cut.
         """
         if dimensions is None or dimensions == vectors.shape[1]:
             return vectors

@@ -1,4 +1,4 @@
-"""Opens a checkpoint that makes vectors or scores, and makes them of texts."""
+"""Embedder: opens an embedding model or classifier, and computes vectors or logits of texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.opened_model import OpenedModel
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
-from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.decoder import CausalLM, DecoderModel
@@ -57,19 +58,19 @@ from jaxis.tokenizer.template_choice import read_tokenizer
 if TYPE_CHECKING:
     from jaxis.pooling.client.wire import PoolingInfo
 
-# Tokens of a step, if nothing else is asked for: enough for matrix products to be as fast as they get.
+# Default limit of a step's tokens: enough for matrix products to reach full speed.
 DEFAULT_STEP_TOKENS = 4096
 DEFAULT_STEP_TEXTS = 256
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """What became of an input.
+    """Result of an input.
 
     Attributes:
-      vector: float32 [E]; of a classifier, the logits [labels].
-      prompt: The text, if it was one.
-      token_ids: What the model saw.
+      vector: float32 [E]; for a classifier, the logits [labels].
+      prompt: The text, if the input was text.
+      token_ids: Token ids of the input, as the model saw them.
     """
 
     vector: np.ndarray
@@ -78,17 +79,17 @@ class Embedding:
 
 
 class Embedder:
-    """Makes vectors or logits of texts. Not for use from several threads at once.
+    """Computes vectors or logits of texts. Not thread-safe.
 
     Attributes:
-      model: What computes them.
-      reader: What reads texts.
-      classifier: What logits mean; None: it makes vectors.
-      dimensions: The elements of a vector, or the number of labels.
+      model: The model.
+      reader: Reader of inputs.
+      classifier: Meaning of the logits; None for an embedding model.
+      dimensions: Sizes that vectors may be cut to; for a classifier, the number of labels.
 
     Args:
-      model, reader, classifier, dimensions: See above.
-      make_info: Makes `info`.
+      model, reader, classifier, dimensions: Values of the attributes.
+      make_info: Computes `info`.
     """
 
     def __init__(
@@ -104,21 +105,21 @@ class Embedder:
 
     @property
     def info(self) -> PoolingInfo:
-        """Facts about the model, for a server: they need its extra."""
+        """Facts about the model, for a server; they need the server's extra."""
         return self._make_info()
 
     def embed(
         self, texts: Sequence[Prompt], *, truncate_tokens: int | None = None, kind: str | None = None
     ) -> list[Embedding]:
-        """The vectors or logits of texts.
+        """Computes the vectors or logits of texts.
 
         Args:
           texts: Strings or token ids.
-          truncate_tokens: See `InputReader.read`.
-          kind: See `InputReader.read`.
+          truncate_tokens: Number of tokens to keep, as in `InputReader.read`.
+          kind: Kind of the texts, as in `InputReader.read`.
 
         Raises:
-          RequestError: See `InputReader.read`; nothing was computed.
+          RequestError: An input is invalid, as in `InputReader.read`; nothing was computed.
         """
         return self.compute(self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind))
 
@@ -129,15 +130,15 @@ class Embedder:
         truncate_tokens: int | None = None,
         instruction: str | None = None,
     ) -> list[Embedding]:
-        """The logits of pairs of texts.
+        """Computes the logits of pairs of texts.
 
         Args:
           pairs: Two strings each.
-          truncate_tokens: See `InputReader.read_pairs`.
-          instruction: See `InputReader.read_pairs`.
+          truncate_tokens: Number of tokens to keep, as in `InputReader.read_pairs`.
+          instruction: Instruction to the model, as in `InputReader.read_pairs`.
 
         Raises:
-          RequestError: See `InputReader.read_pairs`; nothing was computed.
+          RequestError: An input is invalid, as in `InputReader.read_pairs`; nothing was computed.
         """
         read = self.reader.read_pairs(pairs, truncate_tokens=truncate_tokens, instruction=instruction)
         return self.compute(read)
@@ -151,17 +152,18 @@ class Embedder:
         use_activation: bool,
         instruction: str | None,
     ) -> list[tuple[float, list[int]]]:
-        """The score of each pair, and the token ids of its texts.
+        """Returns the score of each pair, and the token ids of its texts.
 
         Args:
-          first: The texts of one side: one, or as many as of the other.
-          second: Those of the other side.
-          truncate_tokens: See `InputReader.read`.
-          use_activation: Whether a classifier's logit becomes a probability.
-          instruction: See `InputReader.read_pairs`.
+          first: Texts of the first side: one, or as many as of the second.
+          second: Texts of the second side.
+          truncate_tokens: Number of tokens to keep, as in `InputReader.read`.
+          use_activation: True to convert a classifier's logit to a probability.
+          instruction: Instruction to the model, as in `InputReader.read_pairs`.
 
         Raises:
-          RequestError: See `InputReader.read_pairs`, or the model is a classifier of several labels.
+          RequestError: An input is invalid, as in `InputReader.read_pairs`, or the model is a classifier of several
+            labels.
         """
         check_sides(len(first), len(second), ("data_1", "data_2"))
         pairs = pair_indices(len(first), len(second))
@@ -181,27 +183,27 @@ class Embedder:
         return [(cosine, a.token_ids + b.token_ids) for cosine, (a, b) in zip(cosines, chosen, strict=True)]
 
     def compute(self, inputs: Sequence[PoolingInput]) -> list[Embedding]:
-        """The vectors or logits of inputs that `reader` has read."""
+        """Computes the vectors or logits of inputs from `reader`."""
         if not inputs:
             return []
         vectors = self.model.embed([each.token_ids for each in inputs], [each.second_start for each in inputs])
         return [Embedding(vector, each.text, each.token_ids) for vector, each in zip(vectors, inputs, strict=True)]
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the model's memory."""
         self.model.close()
 
 
 def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDisplay) -> Embedder:
-    """Loads a checkpoint to make vectors or scores with.
+    """Loads a checkpoint as an embedding model or classifier.
 
     Args:
-      args: The engine's arguments.
+      args: Arguments of the engine.
       opened: The checkpoint.
-      progress: Shows what is going on.
+      progress: Display of progress.
 
     Raises:
-      ConfigError, CheckpointError, EngineError: See `LLM`.
+      ConfigError, CheckpointError, EngineError: Loading fails, as in `LLM`.
     """
     _check(args)
     names = architectures_of(opened.hf_config)
@@ -242,13 +244,13 @@ def _classifier_settings(
 ) -> PoolingSettings:
     if encoder is not None:
         return PoolingSettings(encoder.classifier_mode(config))
-    # A head of its own sees the last token that is not padding, wherever that came from.
+    # A classifier's own head uses the last token that is not padding, wherever the padding comes from.
     padding = None if classifier.head_tokens else config.get_text_config().get("pad_token_id")
     return PoolingSettings("last", passed_over=padding)
 
 
 def load_bytes(path: Path) -> int:
-    """About the bytes of memory that a checkpoint takes at most: its weights in float32, and a third for its steps."""
+    """Estimates the most memory that a checkpoint needs: weights in float32, and a third of that for its steps."""
     return sum(4 * math.prod(info.shape) for info in TensorListing(path).values()) * 4 // 3
 
 
@@ -261,7 +263,7 @@ def _info(
     max_tokens: int,
     dimensions: Dimensions,
 ) -> PoolingInfo:
-    from jaxis.pooling.client.wire import PoolingInfo  # of the extra `server`
+    from jaxis.pooling.client.wire import PoolingInfo  # needs the extra `server`
 
     config = opened.hf_config.get_text_config()
     num_parameters, weight_type = model_size(model.model)
@@ -288,7 +290,7 @@ def _info(
 
 
 def _token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
-    """The id of each word of `classifier_from_token`."""
+    """Returns the token id of each word of `classifier_from_token`."""
     if words and tokenizer is None:
         raise ConfigError("classifier_from_token names words, and the checkpoint has no tokenizer: add one")
     found = [tokenizer.encode(word, add_special_tokens=False) for word in words] if tokenizer is not None else []
@@ -339,7 +341,7 @@ def _load(
 
 
 def _check(args: EngineArgs) -> None:
-    """Raises an error for arguments that a model which makes vectors does not have."""
+    """Raises ConfigError for arguments that embedding models do not support."""
     for name in ("pipeline_parallel_size", "data_parallel_size", "nnodes"):
         if getattr(args, name) != 1:
             raise ConfigError(f"{name}={getattr(args, name)} is for models that generate text: leave it out")

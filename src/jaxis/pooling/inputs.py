@@ -1,4 +1,4 @@
-"""From the inputs that users give to the token ids that the model sees. Imports no JAX, for the server's process."""
+"""Conversion of users' inputs to token ids. Imports no JAX, for the server's process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TRUNCATE = "truncate_prompt_tokens"
 
 @dataclass(frozen=True)
 class PoolingInput:
-    """What a vector is made of.
+    """Input of a vector.
 
     Attributes:
-      text: The string, if it was one.
-      token_ids: At least one.
-      second_start: Where the second text begins, if it is a pair; else the number of tokens.
+      text: The text, if the input was text.
+      token_ids: Token ids, at least one.
+      second_start: Start of the second text of a pair; the number of tokens if the input is not a pair.
     """
 
     text: str | None
@@ -31,17 +31,17 @@ class PoolingInput:
 
 
 class InputReader:
-    """Reads inputs.
+    """Reader of inputs.
 
     Attributes:
-      tokenizer: The checkpoint's; None: inputs are token ids.
-      max_tokens: Most tokens of an input.
+      tokenizer: Tokenizer of the checkpoint; None: inputs must be token ids.
+      max_tokens: Limit of an input's tokens.
 
     Args:
-      tokenizer, max_tokens: See above.
-      settings: What strings begin with.
-      vocab_size: Token ids are less.
-      template: How a pair becomes words; None: the tokenizer puts it together.
+      tokenizer, max_tokens: Values of the attributes.
+      settings: Settings with the prompts that texts begin with.
+      vocab_size: Size of the vocabulary, which token ids must be below.
+      template: Text around a pair; None: the tokenizer combines the two texts.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class InputReader:
     ) -> None:
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
         self._settings, self._vocab_size, self._template = settings, vocab_size, template
-        # What is sure to be too long is refused before it is tokenized.
+        # Texts that are certainly too long are refused before tokenization.
         self._limited = None if tokenizer is None else tokenizer.limited_to(max_tokens)
 
     def read(
@@ -66,14 +66,15 @@ class InputReader:
         kind: str | None = None,
         name: Callable[[int], str] | None = None,
     ) -> list[PoolingInput]:
-        """The token ids of inputs.
+        """Returns the token ids of inputs.
 
         Args:
           inputs: Strings or token ids.
-          truncate_tokens: How many tokens are left of a longer input, its end token among them; -1 is `max_tokens`.
-            None: an input that is too long is an error.
-          kind: The name of one of the checkpoint's prompts, which strings are to begin with; None is its default.
-          name: How errors call an input, by its index.
+          truncate_tokens: Number of tokens to keep of a longer input, including its end token; -1 is `max_tokens`.
+            None: an
+            input that is too long is an error.
+          kind: Name of one of the checkpoint's prompts, which is put before texts; None: the checkpoint's default.
+          name: Returns the name of an input in errors, given its index.
 
         Raises:
           RequestError: An input is empty or too long, or an argument cannot be honoured.
@@ -90,16 +91,17 @@ class InputReader:
         instruction: str | None = None,
         names: Callable[[int], tuple[str, str]] | None = None,
     ) -> list[PoolingInput]:
-        """The token ids of pairs, which a model sees together.
+        """Returns the token ids of pairs, which a model sees together.
 
         Args:
           pairs: Two strings each.
-          truncate_tokens: See `read`; the second text is cut.
-          instruction: What the model is to do, of one that gets it in words; None is its own.
-          names: How errors call the two texts of a pair, by its index.
+          truncate_tokens: Number of tokens to keep, as in `read`; the second text is cut.
+          instruction: Task in words, for models that use one; None: the model's default.
+          names: Returns the names of a pair's two texts in errors, given its index.
 
         Raises:
-          RequestError: See `read`; also, the checkpoint has no tokenizer, or the first text leaves the second no room.
+          RequestError: An input is invalid, as in `read`; the checkpoint has no tokenizer; or the first text leaves no
+            room.
         """
         limit = self._limit(truncate_tokens)
         self.check_instruction(instruction)
@@ -108,12 +110,12 @@ class InputReader:
         return [self._read_pair(pair, limit, instruction, names(index)) for index, pair in enumerate(pairs)]
 
     def check_instruction(self, instruction: str | None) -> None:
-        """Raises RequestError for an instruction to a model that gets none."""
+        """Raises RequestError if an instruction is given to a model that does not use one."""
         if instruction is not None and self._template is None:
             raise RequestError("is for rerankers that get it in words, and this model does not", param="instruction")
 
     def has_kind(self, kind: str) -> bool:
-        """Whether the checkpoint has words that texts of a kind begin with."""
+        """Returns whether the checkpoint has a prompt for a kind of texts."""
         return kind in self._settings.prompts
 
     def _prefix(self, kind: str | None) -> str:
@@ -190,7 +192,7 @@ class InputReader:
         )
 
     def _cut(self, token_ids: list[int], limit: int, at_least: int = 0) -> list[int]:
-        """More than `at_least` first tokens, and the special ones that an input ends with; none if there is no room."""
+        """Returns the first tokens (more than `at_least`) and the special end tokens; none if there is no room."""
         special = self.tokenizer.special_token_ids if self.tokenizer is not None else frozenset[int]()
         end = list(itertools.takewhile(special.__contains__, reversed(token_ids)))[::-1][-limit:] if limit else []
         if at_least and limit - len(end) <= at_least:

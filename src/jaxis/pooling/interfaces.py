@@ -1,4 +1,4 @@
-"""What models may have that make more of texts than hidden states."""
+"""Optional interfaces of models whose hidden states become vectors or scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 
 @runtime_checkable
 class HasScore(Protocol):
-    """A classifier: what follows its pooled hidden states."""
+    """A classifier: a model with a head on its pooled hidden states."""
 
     @property
     def score(self) -> Callable[[jax.Array], jax.Array]:
@@ -20,7 +20,7 @@ class HasScore(Protocol):
 
 @runtime_checkable
 class HasSentenceLayers(Protocol):
-    """A model whose pooled hidden states go through more layers before they are vectors."""
+    """A model with more layers between pooled hidden states and vectors."""
 
     @property
     def sentence_layers(self) -> Callable[[jax.Array], jax.Array]:
@@ -30,9 +30,9 @@ class HasSentenceLayers(Protocol):
 
 @runtime_checkable
 class TakesTokenTypes(Protocol):
-    """A model that tells the first text of a pair from the second; its `__call__` takes `token_types` i32 [T]."""
+    """A model that distinguishes the two texts of a pair. Its `__call__` takes `token_types` i32 [T]."""
 
     @property
     def num_token_types(self) -> int:
-        """1, if all tokens are alike."""
+        """Number of token types; 1 if the texts are not distinguished."""
         ...

@@ -1,4 +1,4 @@
-"""What a checkpoint was made for: to generate text, or for vectors or scores. Imports no JAX."""
+"""Purpose of a checkpoint: generating text, or vectors and scores. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -18,29 +18,24 @@ Runner = Literal["auto", "generate", "pooling"]
 
 
 def check_runner(runner: str) -> None:
-    """Raises ConfigError if there is no such runner."""
+    """Raises ConfigError if the runner is unknown."""
     if runner not in ("auto", "generate", "pooling"):
         raise ConfigError(f"runner={runner!r} must be auto, generate or pooling")
 
 
 def is_made_for_pooling(path: Path, config: HFConfig) -> bool:
-    """Whether a checkpoint was made for vectors or scores, rather than to generate text.
-
-    Args:
-      path: Its folder or file.
-      config: Its config.json.
-    """
+    """Returns whether a checkpoint, given by its path and config.json, was made for vectors or scores."""
     names = architectures_of(config)
     says_pooling = has_pooling_files(path) or config.get(POOLING_MODE) is not None
     return says_pooling or is_encoder(names) or is_classifier(names, path)
 
 
 def pools(args: EngineArgs, runner: Runner) -> bool:
-    """Whether an engine's model is to make vectors or scores; finds the checkpoint, on the hub if need be.
+    """Returns whether an engine's model is to make vectors or scores. Finds the checkpoint, on the Hub if necessary.
 
     Args:
       args: The engine's arguments.
-      runner: What was asked for.
+      runner: Runner that the user asked for.
 
     Raises:
       ConfigError, CheckpointError: The checkpoint cannot be found or read.

@@ -1,4 +1,4 @@
-"""What `LLM` does with a model that makes vectors or scores of texts."""
+"""Methods of `LLM` for embedding models and classifiers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxis.prompts import Prompt, as_prompt_list, check_tokenization_kwargs
 
 
 class PoolingMethods:
-    """Vectors and scores of texts; `LLM`, which opens the model, inherits them."""
+    """Base class of `LLM` with the methods for vectors and scores. `LLM` opens the model."""
 
     _embedder: Embedder | None
 
@@ -45,19 +45,19 @@ class PoolingMethods:
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of texts. On CPU, an input's is the same, bit for bit, whatever texts are beside it.
+        """Computes the vectors of texts. On CPU, they are the same, bit for bit, whatever other texts are in the call.
 
         Args:
           prompts: One or many texts, as in `generate`.
-          truncate_prompt_tokens: How many tokens are left of a longer input; -1 is as many as the model takes. None: an
+          truncate_prompt_tokens: Number of tokens to keep of a longer input; -1 is as many as the model takes. None: an
             input that is too long is an error.
-          prompt_name: The kind of text, such as "query", for which the checkpoint has words to put before it.
-          use_tqdm: vLLM's; without an effect.
-          lora_request: vLLM's; must be None.
-          tokenization_kwargs: vLLM's; must be empty.
+          prompt_name: Kind of the texts, such as "query", for which the checkpoint has a prompt.
+          use_tqdm: Accepted as in vLLM; without effect.
+          lora_request: Accepted as in vLLM; must be None.
+          tokenization_kwargs: Accepted as in vLLM; must be empty.
 
         Returns:
-          One output an input, in their order.
+          One output for each input, in order.
 
         Raises:
           RequestError: An input is empty or too long, an argument cannot be honoured, or the model generates text;
@@ -87,22 +87,23 @@ class PoolingMethods:
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
-        """The score of each label, for texts. On CPU, an input's are the same, bit for bit, whatever is beside it.
+        """Computes the score of each label for texts. On CPU, they are the same, bit for bit, whatever is in the call.
 
         Args:
           prompts: One or many texts, as in `generate`.
-          truncate_prompt_tokens: See `embed`.
-          use_activation: Make probabilities of logits: a sigmoid of one label, a softmax of several, or what the
-            checkpoint's config.json asks for.
-          use_tqdm: vLLM's; without an effect.
-          lora_request: vLLM's; must be None.
-          tokenization_kwargs: vLLM's; must be empty.
+          truncate_prompt_tokens: Number of tokens to keep, as in `embed`.
+          use_activation: True to convert logits to probabilities: by a sigmoid for one label, a softmax for several, or
+            as the
+            checkpoint's config.json says.
+          use_tqdm: Accepted as in vLLM; without effect.
+          lora_request: Accepted as in vLLM; must be None.
+          tokenization_kwargs: Accepted as in vLLM; must be empty.
 
         Returns:
-          One output an input, in their order.
+          One output for each input, in order.
 
         Raises:
-          RequestError: See `embed`; also, the model is no classifier.
+          RequestError: An input is invalid, as in `embed`, or the model is not a classifier.
         """
         del use_tqdm
         _check_no_adapter(lora_request)
@@ -134,22 +135,25 @@ class PoolingMethods:
         use_tqdm: bool | Callable[..., Any] | None = None,
         lora_request: object = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together: by a cross-encoder that reads both, or by the cosine of their vectors.
+        """Scores pairs of texts: by a cross-encoder that reads both, or by the cosine of their vectors.
 
         Args:
-          data_1: A string, which goes with each of `data_2`, or as many as there; such as queries.
-          data_2: One string or many; such as documents. Dicts with a "text" will do, too.
-          truncate_prompt_tokens: See `embed`. Of a pair that a cross-encoder reads, the second text is cut.
-          use_activation: See `classify`.
-          instruction: What to look for, of a model that gets it in words, such as Qwen3-Reranker; None is its card's.
-          use_tqdm: vLLM's; without an effect.
-          lora_request: vLLM's; must be None.
+          data_1: One string that is paired with each of `data_2`, or as many strings as there; such as queries.
+          data_2: One string or many, such as documents. A dict with "text" counts as a string.
+          truncate_prompt_tokens: Number of tokens to keep, as in `embed`. A cross-encoder's pair loses tokens of its
+            second text.
+          use_activation: True to convert logits to probabilities, as in `classify`.
+          instruction: Task in words, for models that use one, such as Qwen3-Reranker; None: that of the model card.
+          use_tqdm: Accepted as in vLLM; without effect.
+          lora_request: Accepted as in vLLM; must be None.
 
         Returns:
-          One output a pair, in their order.
+          One output for each pair, in order.
 
         Raises:
-          RequestError: See `embed`; also, the lists' lengths differ, or the model is a classifier of several labels.
+          RequestError: An input is invalid, as in `embed`; the lists' lengths differ; or the model is a classifier of
+            several
+            labels.
         """
         del use_tqdm
         _check_no_adapter(lora_request)

@@ -1,4 +1,4 @@
-"""How decoders that were trained to rerank get a query and a document: in words. Imports no JAX."""
+"""Prompts of decoders that were trained as rerankers: a query and a document in words. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxis.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """The words around the two texts of a pair.
+    """The text around the two texts of a pair.
 
     Attributes:
-      head: What a pair begins with; tokenized by itself.
-      instruction: What the model is to do, if a request does not say.
-      tail: What it ends with; tokenized by itself.
+      head: Start of the prompt, tokenized separately.
+      instruction: Default task in words.
+      tail: End of the prompt, tokenized separately.
     """
 
     head: str
@@ -26,20 +26,20 @@ class PairTemplate:
     def encode(
         self, tokenizer: Tokenizer, query: str, document: str, instruction: str | None, limit: int | None
     ) -> list[int]:
-        """The token ids of a pair.
+        """Returns the token ids of a pair.
 
         Args:
-          tokenizer: The model's.
-          query: What is asked.
-          document: What may answer it; its last tokens are cut to reach the limit.
-          instruction: Instead of the template's own.
-          limit: Most tokens; None: as many as there are.
+          tokenizer: Tokenizer of the model.
+          query: The query.
+          document: The document; its last tokens are cut to reach the limit.
+          instruction: Task in words; None: the template's.
+          limit: Limit of the tokens; None: no limit.
 
         Returns:
-          The ids; none if the limit leaves no room for the document.
+          The token ids; none if the limit leaves no room for the document.
 
         Raises:
-          ContextLengthError, RequestError: See `Tokenizer.encode`.
+          ContextLengthError, RequestError: Tokenization fails, as in `Tokenizer.encode`.
         """
         if query.startswith(self.head):  # written out by the caller, as vLLM's examples do
             parts = [tokenizer.encode(query + document, add_special_tokens=False)]
@@ -60,7 +60,7 @@ QWEN3_RERANKER = PairTemplate(
     instruction="Given a web search query, retrieve relevant passages that answer the query",
     tail="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
 )
-"""Of Qwen3-Reranker's card, whose score is the probability of "yes" beside "no"."""
+"""Template of Qwen3-Reranker's model card, whose score is the probability of "yes" against "no"."""
 QWEN3_RERANKER_TOKENS = ("no", "yes")
 
 _NAME = re.compile(r"qwen3[-_ ]?reranker", re.IGNORECASE)
@@ -68,10 +68,10 @@ _CARD_BYTES = 1 << 14
 
 
 def is_qwen3_reranker(path: Path) -> bool:
-    """Whether a checkpoint is called Qwen3-Reranker: its folder or file, its name on the Hub, or its card's title.
+    """Returns whether a checkpoint's folder, file, Hub name or card is called Qwen3-Reranker.
 
     Args:
-      path: The folder or file; one of the Hub's cache is below `models--OWNER--NAME/snapshots`.
+      path: Folder or file; in the Hub's cache it is below `models--OWNER--NAME/snapshots`.
     """
     hub_names = [part for part in path.parts if part.startswith("models--")]
     if any(map(_NAME.search, [path.name, *hub_names])):

@@ -1,4 +1,4 @@
-"""Pairs of texts that a score is about, and the score of two vectors. Imports no JAX."""
+"""Pairs of texts to score, and the similarity of two vectors. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Texts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
 def as_texts(value: Texts, name: str) -> list[str]:
-    """The strings of one side of pairs.
+    """Returns the strings of one side of pairs.
 
     Args:
       value: A string or an object with a `text`, or a list of them.
-      name: How errors call it.
+      name: Name of the value in errors.
 
     Raises:
-      RequestError: It is something else.
+      RequestError: The value is something else.
     """
     items = [value] if isinstance(value, str | Mapping) else list(value)
     texts = [item.get("text") if isinstance(item, Mapping) else item for item in items]
@@ -33,7 +33,7 @@ def as_texts(value: Texts, name: str) -> list[str]:
 
 
 def check_sides(num_first: int, num_second: int, names: tuple[str, str]) -> None:
-    """Raises RequestError unless the first side has one, or as many as the second."""
+    """Raises RequestError unless the first side has one string, or as many as the second."""
     if num_first not in (1, num_second):
         raise RequestError(
             f"has {num_first} texts and {names[1]} has {num_second}: give one, or as many", param=names[0]
@@ -41,12 +41,12 @@ def check_sides(num_first: int, num_second: int, names: tuple[str, str]) -> None
 
 
 def pair_indices(num_first: int, num_second: int) -> list[tuple[int, int]]:
-    """Which text of the first side goes with which of the second: a side of one goes with each of the other."""
+    """Returns the index pairs of the two sides. A side of one string is paired with each string of the other."""
     return [(0 if num_first == 1 else index, index) for index in range(num_second)]
 
 
 def similarities(first: np.ndarray, second: np.ndarray) -> list[float]:
-    """The cosine of each pair's vectors, [pairs, E], in float64: a pair's own, whatever is beside it."""
+    """Returns the cosine of each pair of vectors, [pairs, E], in float64. A pair's value depends on that pair only."""
     first, second = first.astype(np.float64), second.astype(np.float64)
     norms = np.sqrt((first * first).sum(1)) * np.sqrt((second * second).sum(1))
     return ((first * second).sum(1) / np.maximum(norms, 1e-24)).tolist()

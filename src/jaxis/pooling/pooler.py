@@ -1,4 +1,4 @@
-"""From hidden states to a vector for each text."""
+"""Pooling of hidden states into a vector for each text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jaxis.pooling.pooling_config import Mode
 
 
 def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, mode: Mode) -> jax.Array:
-    """The pooled hidden state of each text, which does not depend on the texts beside it.
+    """Pools the hidden states of each text. No result depends on other texts.
 
     Args:
       hidden: [T, E], texts one after the other, then padding.
-      starts: i32 [R], the first row of each text.
-      lengths: i32 [R], the rows of each; 0 is no text.
-      mode: Which rows count.
+      starts: i32 [R], first row of each text.
+      lengths: i32 [R], number of rows of each text; 0 where there is no text.
+      mode: Selection of rows.
 
     Returns:
       float32 [R, E]; meaningless where there is no text.
@@ -26,7 +26,7 @@ def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, mode: Mode) -
     if mode == "mean":
         rows = jnp.arange(hidden.shape[0])
         text = jnp.searchsorted(starts + lengths, rows, side="right")
-        # Row after row, so that the sum's order is the text's own.
+        # Row after row, so that the order of the sum is that of the text alone.
         sums = (
             jnp.zeros((num_texts, hidden.shape[1]), jnp.float32)
             .at[text]
@@ -40,13 +40,13 @@ def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, mode: Mode) -
 
 
 def lengths_up_to_others(input_ids: jax.Array, starts: jax.Array, lengths: jax.Array, token_id: int) -> jax.Array:
-    """i32 [R]: how many tokens each text has up to its last one with another id; 1, if there is none.
+    """i32 [R]: number of each text's tokens up to its last one with another id; 1 if there is none.
 
     Args:
       input_ids: i32 [T].
-      starts: See `pool`.
-      lengths: See `pool`.
-      token_id: The id that does not count at the end.
+      starts: i32 [R], first row of each text.
+      lengths: i32 [R], number of rows of each text.
+      token_id: Token id that is ignored at the end.
     """
     rows = jnp.arange(input_ids.shape[0])
     text = jnp.searchsorted(starts + lengths, rows, side="right")
@@ -55,7 +55,7 @@ def lengths_up_to_others(input_ids: jax.Array, starts: jax.Array, lengths: jax.A
 
 
 def normalized(vectors: jax.Array) -> jax.Array:
-    """float32 [R, N] -> the same vectors with a length of 1."""
+    """Normalizes float32 vectors [R, N] to length 1."""
     # A vector divided by its length is its RMS norm, times size ** -0.5.
     size = vectors.shape[1]
     return rms_norm(vectors, jnp.full(size, size**-0.5, jnp.float32), epsilon=1e-24)

@@ -1,4 +1,4 @@
-"""How hidden states become an input's vector, as the files of a sentence-transformers checkpoint say."""
+"""Pooling settings, read from the files of a sentence-transformers checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DENSE_KEYS = {
     *("in_features", "out_features", "bias", "activation_function"),
     *("module_input_name", "module_output_name"),
 }
-# Files of settings are small; what is larger is none.
+# Settings files are small; a larger file is something else.
 _MAX_BYTES = 1 << 20
 
 
@@ -33,11 +33,11 @@ class DenseSettings:
     """A linear layer between pooling and normalization.
 
     Attributes:
-      folder: Where its weights are.
-      input_size, output_size: The features of its input and output.
-      use_bias: Whether it has a bias.
-      activation: What follows it, by torch's name.
-      name: What its tensors' names begin with.
+      folder: Folder or file with the weights.
+      input_size, output_size: Sizes of the input and output.
+      use_bias: True if the layer has a bias.
+      activation: Activation function, by its name in torch.
+      name: Prefix of the tensors' names.
     """
 
     folder: str
@@ -50,16 +50,16 @@ class DenseSettings:
 
 @dataclass(frozen=True)
 class PoolingSettings:
-    """What follows the model.
+    """Conversion of hidden states to vectors.
 
     Attributes:
-      mode: Which hidden states count: the first token's, the last one's, or the mean of all.
-      normalize: Whether vectors have length 1.
-      max_tokens: Most tokens of an input; None: as many as the model takes.
-      prompts: What texts begin with, by the name of their kind, such as "query".
-      default_prompt: The kind of an input for which none is named; None: it begins with nothing.
-      dense: What vectors go through before they are normalized.
-      passed_over: A token that "last" passes over at the end of an input; None: it passes over none.
+      mode: Pooling: the first token's hidden state, the last token's, or the mean of all.
+      normalize: True to normalize vectors to length 1.
+      max_tokens: Limit of an input's tokens; None: the model's limit.
+      prompts: Texts to put before inputs, by the name of their kind, such as "query".
+      default_prompt: Kind of inputs for which none is named; None: no prompt.
+      dense: Layers between pooling and normalization.
+      passed_over: Token that mode "last" ignores at the end of an input; None: no such token.
     """
 
     mode: Mode
@@ -71,13 +71,10 @@ class PoolingSettings:
     passed_over: int | None = None
 
     def vector_size(self, hidden_size: int) -> int:
-        """The elements of a vector.
-
-        Args:
-          hidden_size: E of the model.
+        """Returns the size of a vector for a model of hidden size E.
 
         Raises:
-          CheckpointError: The layers do not take what they get.
+          CheckpointError: The layers' sizes do not match.
         """
         for layer in self.dense:
             if layer.input_size != hidden_size:
@@ -89,19 +86,19 @@ class PoolingSettings:
 
 
 def has_pooling_files(path: Path) -> bool:
-    """Whether a checkpoint's folder says how its hidden states become vectors."""
+    """Returns whether a checkpoint's folder has pooling settings."""
     return (path / "modules.json").is_file()
 
 
 def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
-    """Reads the files of sentence-transformers in a checkpoint's folder.
+    """Reads sentence-transformers' files in a checkpoint's folder.
 
     Args:
-      path: The folder, or the file of a checkpoint that is one file.
-      default_mode: Of a checkpoint without such files, whose vectors then have length 1.
+      path: Folder, or file of a checkpoint in one file.
+      default_mode: Mode of a checkpoint without such files; its vectors are then normalized.
 
     Raises:
-      CheckpointError: A file is broken, or asks for something that is not supported.
+      CheckpointError: A file is broken, or has an unsupported setting.
     """
     if not has_pooling_files(path):
         return PoolingSettings(default_mode, normalize=True)
@@ -136,12 +133,12 @@ def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
 
 
 def gguf_pooling_settings(path: Path, config: HFConfig, default_mode: Mode) -> PoolingSettings:
-    """What a GGUF file says. Its vectors have length 1, as llama.cpp makes them.
+    """Reads the settings of a GGUF file. Vectors are normalized, as in llama.cpp.
 
     Args:
       path: The file.
-      config: What it has in place of a config.json.
-      default_mode: Of a file that does not say.
+      config: Configuration from the file.
+      default_mode: Mode if the file has none.
     """
     dense = [
         DenseSettings(str(path), *sizes, use_bias=False, activation="Identity", name=name)
@@ -151,10 +148,10 @@ def gguf_pooling_settings(path: Path, config: HFConfig, default_mode: Mode) -> P
 
 
 def trained_dimensions(config: HFConfig) -> tuple[bool, tuple[int, ...]]:
-    """To how many elements a model's vectors may be cut: any number, or some; by vLLM's keys of config.json.
+    """Returns the sizes that vectors may be cut to, as (any size, list of sizes), by vLLM's keys of config.json.
 
     Raises:
-      CheckpointError: The keys do not hold what they should.
+      CheckpointError: A key has a wrong type.
     """
     is_any, some = config.get("is_matryoshka", False), config.get("matryoshka_dimensions") or []
     if not isinstance(is_any, bool) or not isinstance(some, list) or not all(type(size) is int for size in some):
@@ -175,17 +172,17 @@ def _read_mode(path: Path) -> Mode:
 
 
 def read_dense(folder: Path) -> DenseSettings:
-    """What a Dense module's folder says.
+    """Reads the settings in a Dense module's folder.
 
     Raises:
-      CheckpointError, ConfigError: Its config.json is broken, or asks for something that is not supported.
+      CheckpointError, ConfigError: Its config.json is broken, or has an unsupported setting.
     """
     path = folder / "config.json"
     values = HFConfig(_read_object(path), source=str(path))
     for key in ("module_input_name", "module_output_name"):
         values.expect(key, "sentence_embedding", None)
     sizes = (values["in_features"], values["out_features"])
-    # The defaults of sentence-transformers.
+    # Defaults of sentence-transformers.
     activation, use_bias = values.get("activation_function", "Tanh"), values.get("bias", True)
     name = str(activation).rpartition(".")[2]
     if name not in _ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""A model on its devices that makes a vector, or a classifier's logits, of each text, many texts at a time."""
+"""A model on its devices that computes vectors or logits of many texts at a time."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ SMALLEST_STEP_TOKENS = 16
 
 @dataclass(frozen=True)
 class _StepShape:
-    """What a step is padded to: T tokens of R texts."""
+    """Padded size of a step: T tokens of R texts."""
 
     num_tokens: int
     num_texts: int
 
 
 class PoolingModel:
-    """Makes vectors. What an input's is does not depend on the texts beside it: on CPU, not by a bit.
+    """Computes vectors or logits. On CPU, the result of an input does not depend, by a bit, on the other inputs.
 
-    Texts are computed whole, as many in a step as it has room for, without a prefix cache.
+    Texts are computed whole, as many in a step as fit, without a prefix cache.
 
     Args:
-      vllm_config: The configuration; `max_num_batched_tokens` bounds the tokens of a step, and so of an input.
-      model: Loaded.
-      decoder: Its layers.
-      specs: The cache of each layer, on the devices.
-      mesh: The devices that it was loaded to.
-      settings: How hidden states become vectors.
+      vllm_config: The configuration; `max_num_batched_tokens` limits the tokens of a step, and so of an input.
+      model: The loaded model.
+      decoder: Decoder of the model.
+      specs: Cache spec of each layer on the devices.
+      mesh: Mesh that the model was loaded to.
+      settings: Pooling settings.
 
     Attributes:
-      max_step_tokens: Most tokens of a step.
-      max_step_texts: Most texts of a step.
-      is_compiling: Whether a program is being compiled, which may take minutes.
+      max_step_tokens: Limit of a step's tokens.
+      max_step_texts: Limit of a step's texts.
+      is_compiling: True while a program is being compiled, which may take minutes.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PoolingModel:
         self.max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_step_texts = vllm_config.scheduler_config.max_num_seqs
         self._block_size = vllm_config.cache_config.block_size
-        # Of a layer's keys and values, nothing is read by another step: layers alike take turns with one cache.
+        # No step reads another step's keys and values, so equal layers share one cache.
         self._specs = list(dict.fromkeys(specs))
         decoder.cache_entries = tuple((self._specs.index(spec),) for spec in specs)
         with jax.set_mesh(mesh):
@@ -76,20 +76,19 @@ class PoolingModel:
 
     @property
     def model(self) -> Any:
-        """The model."""
         return self._arrays.model
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights on all devices together."""
+        """Size of the weights on all devices together."""
         return self._arrays.num_bytes
 
     def embed(self, texts: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> np.ndarray:
-        """The vector of each text, or its logits.
+        """Computes the vector or logits of each text.
 
         Args:
           texts: Token ids; each text has at least one, and at most `max_step_tokens`.
-          second_starts: Where the second text of a pair begins; the number of its tokens, if it is no pair.
+          second_starts: Start of the second text of a pair; the number of tokens if the text is not a pair.
 
         Returns:
           float32 [number of texts, E], or [number of texts, labels].
@@ -99,7 +98,7 @@ class PoolingModel:
         for indices in self._steps(texts):
             starts = None if second_starts is None else [second_starts[index] for index in indices]
             dispatched.append((indices, self.begin([texts[index] for index in indices], starts)))
-            # One step is computed while the next one is put together.
+            # A step runs while the next one is prepared.
             if len(dispatched) > 1:
                 _take(*dispatched.pop(0), vectors)
         for step in dispatched:
@@ -112,7 +111,7 @@ class PoolingModel:
         self._caches, self._programs = [], {}
 
     def _steps(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """The indices of the texts of each step: those of about one length together, the longest first."""
+        """Yields the indices of each step's texts. Texts of similar length are together, the longest first."""
         step: list[int] = []
         num_tokens = 0
         for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
@@ -126,14 +125,14 @@ class PoolingModel:
             yield step
 
     def begin(self, texts: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> jax.Array:
-        """Dispatches a step.
+        """Starts a step.
 
         Args:
-          texts: As many as fit.
-          second_starts: See `embed`.
+          texts: Token ids; as many texts as fit into a step.
+          second_starts: Start of the second text of each pair, as in `embed`.
 
         Returns:
-          Vectors or logits [R, ...], of which the first are theirs.
+          Vectors or logits [R, ...]; the first rows are those of the texts.
         """
         shape = self._shape(sum(map(len, texts)), len(texts))
         input_ids = np.zeros(shape.num_tokens, np.int32)
@@ -147,7 +146,7 @@ class PoolingModel:
         return vectors
 
     def precompile(self) -> None:
-        """Compiles the programs of one short text and of full steps, which a server's first clients would wait for."""
+        """Compiles programs for one short text and for full steps, so that a server's first clients do not wait."""
         for num_tokens, num_texts in (
             (SMALLEST_STEP_TOKENS, 1),
             (2 * SMALLEST_STEP_TOKENS, 1),
@@ -166,7 +165,7 @@ class PoolingModel:
 
     def _shape(self, num_tokens: int, num_texts: int) -> _StepShape:
         padded = max(SMALLEST_STEP_TOKENS, 1 << (num_tokens - 1).bit_length())
-        # Three quarters of it, where that is enough.
+        # Three quarters of the size, where that is enough.
         padded = padded * 3 // 4 if num_tokens <= padded * 3 // 4 else padded
         tokens = max(min(padded, self.max_step_tokens), num_tokens)
         return _StepShape(tokens, 1 if num_texts == 1 else min(tokens, self.max_step_texts))
@@ -192,7 +191,7 @@ class PoolingModel:
         stops = jnp.cumsum(lengths)
         starts = stops - lengths
         rows = jnp.arange(shape.num_tokens, dtype=jnp.int32)
-        # Padding counts on from the last text.
+        # Padding continues the last text.
         text = jnp.minimum(jnp.searchsorted(stops, rows, side="right"), shape.num_texts - 1)
         blocks = -(-lengths // self._block_size)
         table = jnp.arange(-(-shape.num_tokens // self._block_size), dtype=jnp.int32)
@@ -219,7 +218,7 @@ class PoolingModel:
 
     @property
     def _num_blocks(self) -> int:
-        """Of each cache: for the longest step, whose texts each begin a block."""
+        """Number of blocks of each cache: for the longest step, where each text begins a block."""
         return -(-self.max_step_tokens // self._block_size) + self.max_step_texts
 
     def _make_cache(self, spec: CacheSpec) -> PagedCache:
@@ -231,6 +230,6 @@ class PoolingModel:
 
 
 def _take(indices: list[int], step: jax.Array, vectors: list[np.ndarray | None]) -> None:
-    """Puts the vectors of a step in the places of its texts."""
+    """Puts the vectors of a step into the places of its texts."""
     for index, vector in zip(indices, np.asarray(step), strict=False):
         vectors[index] = vector

@@ -1,4 +1,4 @@
-"""The heads of classifiers, between an input's pooled hidden state and its logits. They are never quantized."""
+"""Heads of classifiers, between an input's pooled hidden state and its logits. They are never quantized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxis.layers.scope import LayerScope, never_quantized
 
 
 def tanh(x: jax.Array) -> jax.Array:
-    """x [R, N] -> the same shape; a row's bits do not depend on the others."""
+    """Computes tanh of x [R, N]. The bits of a row do not depend on the others."""
     return in_whole_vectors(jnp.tanh, x)
 
 
@@ -24,11 +24,11 @@ class ScoreHead(JaxModule):
     """`out_proj(norm(act(dense(x))))`
 
     Args:
-      scope: The head's scope.
-      num_labels: How many logits.
-      activation: Of the layer in between.
-      norm: What follows it; None for nothing.
-      use_bias: Whether `dense` has a bias; `out_proj` has.
+      scope: Scope of the head.
+      num_labels: Number of logits.
+      activation: Activation after `dense`.
+      norm: Norm after the activation; None: no norm.
+      use_bias: True if `dense` has a bias; `out_proj` always has one.
     """
 
     def __init__(
@@ -53,5 +53,5 @@ class ScoreHead(JaxModule):
 
 
 def linear_head(scope: LayerScope, num_labels: int) -> JaxLinear:
-    """A head that is one matrix [labels, E]."""
+    """Makes a head of one matrix [labels, E]."""
     return linear(never_quantized(scope), scope.config["hidden_size"], num_labels, axes=(None, None))

@@ -1,4 +1,4 @@
-"""Turns what a user asks for into a quantization configuration."""
+"""Parser of the user's quantization arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse_quantization(
 
 
 def requested_config(requested: RequestedQuantization | None) -> RuleQuantizationConfig | Dequantize | None:
-    """The configuration that a request asks for."""
+    """Returns the configuration that a request asks for."""
     if requested is None:
         return None
     if requested.dequantize:

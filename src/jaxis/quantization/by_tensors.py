@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors tell, by their names and headers, how each module is stored."""
+"""Checkpoints whose modules are described by the names and headers of their tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxis.quantization.module_patterns import WHERE
 from jaxis.quantization.wrappers import DequantizingConfig
 
 FormatOf = Callable[[str, tuple[int, ...]], WeightFormat | None]
-"""(Module's name in the file, (out, in) of its weight) -> how the file stores it; None if it is not quantized."""
+"""(Name of a module in the file, (out, in) of its weight) -> format in the file; None if the module is unquantized."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,10 @@ class FormatsByTensors:
 
     @property
     def unquantized(self) -> DequantizingConfig:
-        """See `KeepsFloats`: what must not be quantized is dequantized if the file has it so."""
+        """Returns a config that dequantizes layers that must not be quantized but are in the file."""
         return DequantizingConfig(self)
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """See `QuantizationConfig`."""
         formats: dict[str, WeightFormat] = {}
         for slot in layer.weight_slots:
             try:
@@ -46,7 +45,7 @@ class FormatsByTensors:
         return WeightMethod(formats=formats) if formats else None
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`; tensors of modules that the model does not have are found when they are loaded."""
+        """Does nothing: loading finds tensors of modules that the model does not have."""
 
     def _format_of_slot(self, layer: WeightedLayer, slot: WeightSlot, prefix: str) -> WeightFormat | None:
         """Raises ValueError if the experts of a layer are not all stored in the same way."""

@@ -1,4 +1,4 @@
-"""Quantizes a checkpoint folder, tensor by tensor."""
+"""Quantization of a checkpoint folder, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, quantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, quantize
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import (
@@ -33,45 +31,11 @@ from jaxis.models.common.tables import other_table
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.tied_tables import tables_of
-from jaxis.quantization import compressed_tensors_export, mlx
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
+from jaxis.quantization.export_format import ExportFormat, export_format
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import rules_to_dict
-
-# The format that quantized weights are written in: compressed-tensors, or MLX's where that has no counterpart.
-
-
-Modules = Mapping[str, tuple[str, WeightScheme | None]]
-"""Name -> class and scheme of every module with a weight matrix; see `CheckpointParts.schemes`."""
-
-
-@dataclass(frozen=True)
-class ExportFormat:
-    """How quantized weights are written.
-
-    Attributes:
-      config: What config.json gets.
-      tensor_specs: (module, shape, scheme) -> the specs of the tensors of a weight [out, in].
-      tensors: (module, weight) -> the tensors of a weight of numpy arrays.
-    """
-
-    config: Mapping[str, Any]
-    tensor_specs: Callable[[str, tuple[int, int], WeightScheme], dict[str, TensorHeader]]
-    tensors: Callable[[str, Any], dict[str, np.ndarray]]
-
-
-def export_format(modules: Modules) -> ExportFormat:
-    """The format for a checkpoint with these modules: MLX's if any is affine.
-
-    Raises:
-      ConfigError: No format has all of them.
-    """
-    if any(scheme and scheme.weight_calibration_method == "affine" for _, scheme in modules.values()):
-        config = {mlx.KEY: mlx.quantization_config(modules)}
-        return ExportFormat(config, mlx.tensor_specs, mlx.tensors)
-    config = {"quantization_config": compressed_tensors_export.quantization_config(modules)}
-    return ExportFormat(config, compressed_tensors_export.tensor_specs, compressed_tensors_export.tensors)
 
 
 def quantize_checkpoint(
@@ -89,7 +53,7 @@ def quantize_checkpoint(
 
     Args:
       source: An unquantized checkpoint in Hugging Face format.
-      destination: A folder that does not exist yet; a vision tower is copied into it as it is.
+      destination: A folder that does not exist yet; a vision tower is copied into it unchanged.
       rules: The types of each module.
       calibrated: Weights that are quantized already, of the types that `quantize` returns, by the names of their
         modules (see `Part`); the others are quantized while they are read.
@@ -154,7 +118,7 @@ def quantize_checkpoint(
 
 
 def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> dict[str, str]:
-    """Names of the tensors that are parameters -> the parameters' names, in file order.
+    """Returns tensor name -> parameter name of the tensors that are parameters, in file order.
 
     The model has checked the redundant ones. Tensors that are not quantized keep their names, the others get those of
     the parameters, by which a model that renames tensors finds them, too.
@@ -181,7 +145,7 @@ def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
 def _specs(
     headers: Iterable[tuple[str, np.ndarray]], names: Mapping[str, str], parts: CheckpointParts, export: ExportFormat
 ) -> Iterator[dict[str, TensorHeader]]:
-    """The tensors to write for each tensor read."""
+    """Yields the tensors to write for each tensor read."""
     for name, tensor in headers:
         quantized = parts.of(name, names[name], tensor)
         if not quantized:

@@ -1,11 +1,10 @@
-"""How to load a checkpoint's weights, by the `quant_method` in its config.json."""
+"""Selection of a checkpoint's quantization config by the `quant_method` in its config.json."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
@@ -21,97 +20,9 @@ from jaxis.quantization.formats.mxfp4 import MXFP4
 from jaxis.quantization.gguf import GGUFQuantizationConfig
 from jaxis.quantization.published import PublishedFormat, PublishedQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.unsupported_kinds import unsupported_method, unsupported_tensors
 from jaxis.quantization.wrappers import Dequantize, DequantizingConfig, QuantizedActivationsConfig
 from jaxis.quantization_rules import rules_from
-
-# Kinds of quantized checkpoints that are not loaded: how to recognize them, and what to use instead.
-
-
-_ORIGINAL = "use the original checkpoint, or a GGUF, AWQ, GPTQ or fp8 one of the same model"
-_ORIGINAL_8_BITS = "use the original checkpoint with quantization='int8' (--quantization), or a GGUF, AWQ or GPTQ one"
-_PLAIN_EXPORT = "use one saved in the format 'gptq', or a GGUF or AWQ one of the same model"
-
-
-@dataclass(frozen=True)
-class UnsupportedKind:
-    """A kind of checkpoint.
-
-    Attributes:
-      methods: Its names as `quant_method` in config.json.
-      what: What it is, after "the checkpoint is".
-      instead: What to do.
-      tensors: Ends of the names of tensors that only this kind has, for files without a description.
-    """
-
-    methods: tuple[str, ...]
-    what: str
-    instead: str = _ORIGINAL
-    tensors: tuple[str, ...] = ()
-
-    @property
-    def message(self) -> str:
-        """The error's text."""
-        return f"the checkpoint is {self.what}, which is not supported: {self.instead}"
-
-
-UNSUPPORTED_KINDS = (
-    UnsupportedKind(("exl2",), "quantized by ExLlamaV2 (EXL2)", tensors=(".q_weight", ".q_invperm")),
-    UnsupportedKind(("exl3",), "quantized by ExLlamaV3 (EXL3)", tensors=(".trellis", ".svh")),
-    UnsupportedKind(("quip", "quip-sharp", "quip_sharp"), "quantized by QuIP#", tensors=(".Qidxs", ".codebook_id")),
-    UnsupportedKind(("aqlm",), "quantized by AQLM", tensors=(".codebooks",)),
-    UnsupportedKind(("vptq",), "quantized by VPTQ", tensors=(".centroids.weight", ".centroids")),
-    UnsupportedKind(("spqr",), "quantized by SpQR", tensors=(".dense_weights",)),
-    UnsupportedKind(("higgs",), "quantized by HIGGS", tensors=(".tables2",)),
-    UnsupportedKind(("quanto",), "quantized by Quanto", _ORIGINAL_8_BITS, (".weight._data",)),
-    UnsupportedKind(("eetq",), "quantized by EETQ", _ORIGINAL_8_BITS, (".weight_scales",)),
-    UnsupportedKind(
-        ("bitnet",), "a BitNet model, with weights of three values", "use another model: they have no other form"
-    ),
-    UnsupportedKind(("fp_quant",), "quantized by FP-Quant", tensors=(".forward_hadamard_matrix",)),
-    UnsupportedKind(("sinq",), "quantized by SINQ"),
-    UnsupportedKind(("bitblas",), "packed for BitBLAS, a library for GPUs", _PLAIN_EXPORT),
-    UnsupportedKind(("quark",), "quantized by AMD Quark"),
-    UnsupportedKind(("marlin", "gptq_marlin", "gptq_marlin_24"), "packed for Marlin, a kernel for GPUs", _PLAIN_EXPORT),
-    UnsupportedKind(("sparseml", "sparse", "sparsegpt"), "stored sparsely"),
-    UnsupportedKind(("metal",), "packed for Metal, of Apple's GPUs", "use the original checkpoint, or an MLX one"),
-    UnsupportedKind(("fouroversix",), "quantized by Four Over Six"),
-    UnsupportedKind(
-        (),
-        "packed by GPTQ or AWQ, but without the description of how",
-        "download its quantize_config.json or quant_config.json too, or add a quantization_config to config.json",
-        (".qweight",),
-    ),
-    UnsupportedKind(
-        (),
-        "packed by compressed-tensors, but without the description of how",
-        "download its config.json again, which must have a quantization_config",
-        (".weight_packed",),
-    ),
-    UnsupportedKind(
-        (),
-        "one of MLX's with absorbed projections of latent attention",
-        "use the original checkpoint, or a GGUF one of the same model",
-        (".embed_q.weight", ".unembed_out.weight"),
-    ),
-)
-
-_BY_METHOD = {method: kind for kind in UNSUPPORTED_KINDS for method in kind.methods}
-_BY_TENSOR = {tensor: kind for kind in UNSUPPORTED_KINDS for tensor in kind.tensors}
-
-
-def unsupported_method(method: object) -> UnsupportedKind | None:
-    """The kind whose `quant_method` this is; None if it is of none of them."""
-    return _BY_METHOD.get(method) if isinstance(method, str) else None
-
-
-def unsupported_tensors(names: Iterable[str]) -> UnsupportedKind | None:
-    """The kind that these tensors are of; None if they are of none of them."""
-    ends = tuple(_BY_TENSOR)
-    for name in names:
-        if name.endswith(ends):
-            return next(kind for end, kind in _BY_TENSOR.items() if name.endswith(end))
-    return None
-
 
 _logger = logging.getLogger(__name__)
 # `quant_method` -> candidate formats; the first whose `is_meant` holds is used. compressed-tensors is separate.
@@ -134,7 +45,7 @@ _BY_TENSORS: dict[str, Callable[[Mapping[str, Any], Mapping[str, TensorInfo] | N
     "mlx": mlx.mlx_config,
     "torchao": torchao.torchao_config,
 }
-# Of methods that config.json may also name for weights that are not quantized yet: whether these are.
+# Checks by tensors, for methods that config.json may also name for weights that are not quantized yet.
 _IS_QUANTIZED: dict[str, Callable[[Mapping[str, TensorInfo]], bool]] = {
     "bitsandbytes": bitsandbytes.is_quantized,
     "hqq": hqq.is_quantized,
@@ -152,15 +63,15 @@ def quantization_of_checkpoint(
     choice: RuleQuantizationConfig | Dequantize | None,
     tensors: Mapping[str, TensorInfo] | None = None,
 ) -> QuantizationConfig | None:
-    """How to load a checkpoint's weights.
+    """Returns the config by which a checkpoint's weights are loaded; None for plain weights.
 
     Args:
-      hf_config: Its config.json.
+      hf_config: The checkpoint's config.json.
       choice: The user's choice. Rules quantize an unquantized checkpoint; for a quantized one, they decide which
         activations are quantized, and name no types of weights (or, for compressed-tensors, those that are stored).
         `Dequantize` dequantizes a quantized one.
-      tensors: Name -> header of its tensors, by which some formats tell how each module is stored; None if there are no
-        weights to look at, and config.json alone must say it.
+      tensors: Name -> header of the checkpoint's tensors. Some formats find a module's format by them. None if there
+        are no weights to look at; then config.json alone decides.
 
     Raises:
       ConfigError: The checkpoint's scheme is not implemented, or contradicts the choice.
@@ -191,10 +102,10 @@ def quantization_of_checkpoint(
 
 
 def _description(hf_config: HFConfig, tensors: Mapping[str, TensorInfo] | None) -> dict[str, Any] | None:
-    """What config.json says about how the weights are stored, or their names without it; None: they are plain.
+    """Returns the quantization that config.json, or the names of tensors, describe; None if weights are plain.
 
     Raises:
-      ConfigError: config.json does not say it, and they are of a kind that is not supported.
+      ConfigError: config.json does not describe it, and the weights are of an unsupported kind.
     """
     stored, of_mlx = hf_config.read_object("quantization_config"), hf_config.read_object(mlx.KEY)
     stored = of_mlx if stored is None else stored
@@ -208,7 +119,7 @@ def _description(hf_config: HFConfig, tensors: Mapping[str, TensorInfo] | None) 
 
 
 def _describes_nothing(stored: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> bool:
-    """Whether the weights are plain although config.json says that they were quantized, which is logged."""
+    """Returns whether the weights are plain although config.json describes a quantization; logs it."""
     method = stored.get("quant_method")
     if not tensors or method not in _ALWAYS_STORED or any(name.endswith(_QUANTIZED_TENSORS) for name in tensors):
         return False
@@ -217,7 +128,7 @@ def _describes_nothing(stored: Mapping[str, Any], tensors: Mapping[str, TensorIn
 
 
 def _for_unquantized(choice: RuleQuantizationConfig | Dequantize | None) -> RuleQuantizationConfig | None:
-    """Raises ConfigError if the user's choice is for quantized checkpoints."""
+    """Returns the rules; raises ConfigError if the user's choice is for quantized checkpoints."""
     if isinstance(choice, Dequantize):
         raise ConfigError(
             "quantization='dequantize' is for quantized checkpoints, and this one is not quantized: leave it out"
@@ -236,7 +147,11 @@ def _compressed_tensors(
     choice: RuleQuantizationConfig | Dequantize | None,
     tensors: Mapping[str, TensorInfo] | None,
 ) -> QuantizationConfig:
-    """Raises ConfigError as `quantization_of_checkpoint` does; `hint` is the rules that jaxis wrote it with."""
+    """Returns the config; `hint` is the rules with which jaxis wrote the checkpoint.
+
+    Raises:
+      ConfigError: The scheme is not implemented, or contradicts the choice.
+    """
     if isinstance(choice, Dequantize):
         return DequantizingConfig(CompressedTensorsConfig(stored, tensors=tensors))
     if choice is not None and choice.keeps_weights:
@@ -247,7 +162,7 @@ def _compressed_tensors(
 
 
 def _instead_of_quantizing(method: str, choice: RuleQuantizationConfig | Dequantize | None) -> RuleQuantizationConfig:
-    """The user's rules, for plain weights of which config.json says that an engine should quantize them.
+    """Returns the user's rules for plain weights that, by config.json, an engine should quantize.
 
     Raises:
       ConfigError: The user gave none.
@@ -266,7 +181,7 @@ def _quantized_by_jaxis(
     choice: RuleQuantizationConfig | Dequantize | None,
     tensors: Mapping[str, TensorInfo] | None,
 ) -> QuantizationConfig:
-    """A checkpoint in MLX's format with the rules that jaxis wrote it with; a choice overrides their activations."""
+    """Returns the config of a checkpoint that jaxis wrote in MLX's format. A choice overrides activations."""
     rules = rules_from(hint, f"{RULES_KEY} in config.json")
     if choice is not None:
         rules = tuple(dataclasses.replace(rule, act_qtype=None) for rule in rules)
@@ -277,7 +192,7 @@ def _quantized_by_jaxis(
 def _as_chosen(
     config: QuantizationConfig, method: str, choice: RuleQuantizationConfig | Dequantize | None
 ) -> QuantizationConfig:
-    """A stored format, with what a user may choose for any.
+    """Returns a stored format with the parts of the user's choice that apply to any format.
 
     Raises:
       ConfigError: The user asks for other weights.

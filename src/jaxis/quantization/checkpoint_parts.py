@@ -1,4 +1,4 @@
-"""The matrices in the tensors of an unquantized checkpoint, and which of them to quantize."""
+"""Matrices in the tensors of an unquantized checkpoint, and the choice of those to quantize."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Part:
     """A matrix to be quantized.
 
     Attributes:
-      module: Its dotted name in the quantized checkpoint; for an expert, `model.layers.0.mlp.experts.3.up_proj`.
-      scheme: How to quantize it.
+      module: Dotted name in the quantized checkpoint; for an expert, `model.layers.0.mlp.experts.3.up_proj`.
+      scheme: Quantization scheme.
       weight: [out, in].
     """
 
@@ -49,12 +49,12 @@ class CheckpointParts:
         self._parameters = [name for name, _ in model.named_parameters()]
 
     def of(self, name_in_file: str, name: str, tensor: np.ndarray) -> list[Part]:
-        """The matrices to be quantized in a tensor of the checkpoint; empty if it is kept as it is.
+        """Returns the matrices to quantize in a tensor of the checkpoint; empty if the tensor is kept as it is.
 
         Args:
-          name_in_file: The tensor's.
-          name: Of the parameter that it fills.
-          tensor: Its value in the checkpoint.
+          name_in_file: Name of the tensor.
+          name: Name of the parameter that it fills.
+          tensor: Value in the checkpoint.
 
         Raises:
           CheckpointError: The tensor does not match the model.
@@ -97,7 +97,7 @@ class CheckpointParts:
             raise CheckpointError(f"the model's parameter {missing!r} is not in the checkpoint")
 
     def schemes(self) -> dict[str, tuple[str, WeightScheme | None]]:
-        """A module's name in the checkpoint -> (PyTorch class name, "Linear" or "Embedding"; scheme, or None).
+        """Returns module name -> (PyTorch class, "Linear" or "Embedding"; scheme, or None).
 
         Experts are given as a regular expression for their names, marked by `re:`.
         """
@@ -109,7 +109,7 @@ class CheckpointParts:
         return found
 
     def _entries(self, parameter: str) -> list[str]:
-        """The parameter's name, or one for each of its experts."""
+        """Returns the parameter's name, or one for each of its experts."""
         _, experts = self._experts_of(parameter)
         return [parameter] if experts is None else [f"{parameter} of expert {e}" for e in range(experts.num_experts)]
 
@@ -121,6 +121,6 @@ class CheckpointParts:
 
 
 def _scheme(layer: JaxLinear | JaxEmbed | JaxExperts | None) -> WeightScheme | None:
-    """How to quantize a layer's weights; None leaves them unquantized."""
+    """Returns the scheme of a layer's weights; None leaves them unquantized."""
     method = None if layer is None else layer.quant_method
     return method.scheme if isinstance(method, WeightMethod) else None

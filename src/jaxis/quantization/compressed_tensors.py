@@ -25,7 +25,7 @@ from jaxis.quantization.stored import StoredConfig, stored_as
 from jaxis.quantization.tensor_names import TensorNames
 
 RULES_KEY = "jaxis_quantization"
-"""Key of config.json under which `jaxis quantize` leaves its rules: they say which activations to quantize."""
+"""Key of config.json under which `jaxis quantize` stores its rules: they decide which activations to quantize."""
 
 # Key -> the values with which it has no effect, or None if no value has one or it is read below.
 _CONFIG_KEYS: dict[str, tuple[Any, ...] | None] = {
@@ -44,11 +44,11 @@ class CompressedTensorsConfig(StoredConfig):
 
     Args:
       config: The object in config.json.
-      rules: Decide which activations are quantized, overriding the groups' `input_activations`.
-      tensors: See `StoredConfig`.
+      rules: Rules that decide which activations are quantized, overriding the groups' `input_activations`.
+      tensors: Name -> header of the file's tensors; None if there are none to look at.
 
     Raises:
-      ConfigError: It asks for something that is not implemented.
+      ConfigError: The object asks for something that is not implemented.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CompressedTensorsConfig(StoredConfig):
         self._rules = rules
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
-        """See `StoredConfig`: names come before regular expressions, and those before classes."""
+        """Finds the format. Names come before regular expressions, and those before classes."""
         classes = self._classes_of(layer)
         if self._ignore.has_name(names) or self._ignore.has_match(names) or self._ignore.has_class(classes):
             return None
@@ -84,7 +84,6 @@ class CompressedTensorsConfig(StoredConfig):
         return None
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """See `QuantizationConfig`."""
         if self._rules is None:
             return super().get_quant_method(layer, prefix)
         formats = self.stored_formats(layer, prefix)
@@ -99,7 +98,7 @@ class CompressedTensorsConfig(StoredConfig):
         return None if scheme is None else stored_as(dict.fromkeys(formats, integer_format(scheme)), layer, prefix)
 
     def _classes_of(self, layer: WeightedLayer) -> tuple[str, ...]:
-        """The layer's class names in PyTorch and in engines, which groups refer to."""
+        """Returns the layer's class names in PyTorch and in engines, which groups refer to."""
         if isinstance(layer, JaxEmbed):
             return ("Embedding",)
         if isinstance(layer, JaxExperts):
@@ -107,7 +106,7 @@ class CompressedTensorsConfig(StoredConfig):
         return ("Linear",)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`; the file's own targets may name modules that the model does not have."""
+        """Checks the rules only: the file's own targets may name modules that the model does not have."""
         if self._rules is not None:
             self._rules.check_all_used()
 
@@ -143,7 +142,7 @@ def _check_transforms(config: Any) -> None:
 
 
 def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None, prefix: str) -> WeightScheme | None:
-    """The stored scheme with the rule's activations, if the two agree on the weight."""
+    """Returns the stored scheme with the rule's activations, if the two agree on the weight."""
 
     def describe(scheme: WeightScheme | None) -> str:
         if scheme is None:

@@ -18,7 +18,7 @@ VERSION = "0.10.2"
 
 
 def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorHeader]:
-    """The specs of the tensors that `tensors` returns for a weight [out, in] of this shape."""
+    """Returns the specs of the tensors that `tensors` returns for a weight [out, in] of this shape."""
     rows, columns = shape
     groups = 1 if scheme.group_size is None else columns // scheme.group_size
     scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)
@@ -34,7 +34,7 @@ def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> d
 
 
 def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
-    """The tensors that represent a QuantizedWeight of numpy arrays."""
+    """Returns the tensors that represent a QuantizedWeight of numpy arrays."""
     qvalue, scale = np.asarray(weight.qvalue), {f"{module}.weight_scale": np.asarray(weight.scale)}
     if weight.qtype == "int8":
         return {f"{module}.weight": qvalue} | scale
@@ -46,7 +46,7 @@ def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
 
 
 def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) -> dict[str, Any]:
-    """config.json's `quantization_config`.
+    """Returns config.json's `quantization_config`.
 
     For other engines, int8 weights with quantized input are W8A8 with one scale per token; int4 weights are W4A16, the
     only packed kind there is.

@@ -1,7 +1,7 @@
-"""A group of a compressed-tensors `quantization_config`: which modules it is for, and how they are stored.
+"""A group of a compressed-tensors `quantization_config`: its modules, and their format.
 
 Each format takes some settings of weights and activations; others are errors that name them. Activations in few bits or
-with fixed scales are what a file permits, not what it requires: with int8 weights and activations they are quantized
+with fixed scales are permitted by a file, not required: with int8 weights and activations they are quantized
 dynamically, otherwise not at all.
 """
 
@@ -50,7 +50,7 @@ _SPARSE_FORMATS = ("sparse-bitmask", "sparse-24-bitmask", "marlin-24")
 
 @dataclass(frozen=True)
 class Group:
-    """Target modules and how they are stored."""
+    """Target modules and their format."""
 
     targets: ModuleList
     format: WeightFormat
@@ -60,12 +60,12 @@ def read_group(group: Any, default_format: Any, where: str) -> Group:
     """Reads one of `config_groups`.
 
     Args:
-      group: The object.
-      default_format: The format where the group has none.
-      where: What to call it in errors.
+      group: The object in config.json.
+      default_format: Format of a group that names none.
+      where: Name of the group in errors.
 
     Raises:
-      ConfigError: It asks for something that is not implemented.
+      ConfigError: The group asks for something that is not implemented.
     """
     check_keys(group, _GROUP_KEYS, where)
     targets, file_format = group.get("targets"), group.get("format") or default_format
@@ -90,13 +90,13 @@ def read_group(group: Any, default_format: Any, where: str) -> Group:
 
 
 def integer_format(scheme: WeightScheme) -> WeightFormat:
-    """How weights that jaxis quantizes are stored."""
+    """Returns the format of weights that jaxis quantizes."""
     integers = Integers.of(scheme)
     return PackQuantizedFormat(integers) if integers.bits == 4 else IntQuantizedFormat(integers)
 
 
 def scheme_of(weight_format: WeightFormat) -> WeightScheme | None:
-    """The scheme by which jaxis quantizes weights to what this format stores; None if it has none."""
+    """Returns the scheme by which jaxis quantizes weights to this format; None if there is none."""
     if isinstance(weight_format, PackQuantizedFormat) and weight_format.has_order:
         return None
     if isinstance(weight_format, IntQuantizedFormat | PackQuantizedFormat):

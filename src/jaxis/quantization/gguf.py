@@ -18,10 +18,10 @@ _TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
 
 class GGUFQuantizationConfig:
-    """What `GGUFCheckpoint.config` says of its types. A QuantizationConfig.
+    """The types of blocks in a GGUF file. A QuantizationConfig.
 
     Args:
-      config: Its `quantization_config`.
+      config: `quantization_config` of `GGUFCheckpoint.config`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ class GGUFQuantizationConfig:
         self._scaled = frozenset(config.get("scaled", ()))
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """See `QuantizationConfig`.
+        """Returns the method of a layer.
 
         Raises:
           ConfigError: The layer's sizes do not fit its type.
@@ -52,11 +52,10 @@ class GGUFQuantizationConfig:
 
     @property
     def unquantized(self) -> DequantizingConfig:
-        """See `KeepsFloats`."""
         return DequantizingConfig(self)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`; loading finds tensors that are for no module."""
+        """Does nothing: loading finds tensors that are for no module."""
 
     def _format(self, name: str) -> WeightFormat:
         if name not in self._block_types:

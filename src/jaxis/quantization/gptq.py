@@ -1,7 +1,7 @@
-"""Checkpoints quantized by GPTQ: which modules are, and how.
+"""Checkpoints quantized by GPTQ: the formats of their modules.
 
-A module is quantized if the file has its `qweight`; its shape and that of `scales` say the bits and the groups. So
-config.json decides only what tensors do not show: how zero points are written, and whether columns are reordered.
+A module is quantized if the file has its `qweight`; the shapes of `qweight` and `scales` give the bits and the groups.
+So config.json decides only what tensors do not show: how zero points are written, and whether columns are reordered.
 Source: AutoGPTQ, GPTQModel and transformers' GPTQConfig.
 """
 
@@ -36,13 +36,13 @@ _AWQ_FORMATS = ("gemm", "awq")
 
 @dataclass(frozen=True)
 class GptqSettings:
-    """How a module is quantized.
+    """Quantization settings of a module.
 
     Attributes:
       bits: Bits of an element.
       group_size: Features that share a scale; None means all of them.
-      is_symmetric: Whether all zero points are in the middle; None if config.json does not say.
-      reorders: Whether columns were quantized in another order ("act-order"), so that groups are not neighbours.
+      is_symmetric: True if all zero points are in the middle; None if config.json does not say.
+      reorders: True if columns were quantized in another order ("act-order"), so that groups are not neighbours.
     """
 
     bits: int
@@ -52,7 +52,7 @@ class GptqSettings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> GptqSettings:
-        """Reads them; raises ConfigError for values that are not supported."""
+        """Reads the settings. Raises ConfigError for values that are not supported."""
         group_size = read_group_size(config.get("group_size"), where)
         keeps_groups = read_bool(config, "static_groups", where) or group_size is None
         return cls(
@@ -65,14 +65,14 @@ class GptqSettings:
 
 @dataclass(frozen=True)
 class GptqModules:
-    """How each module of a checkpoint is stored.
+    """The format of each module of a checkpoint.
 
     Attributes:
-      default: The settings of modules that no rule names.
+      default: Settings of modules that no rule names.
       rules: (Regular expression that matches a name from its start, settings of those modules; None: not quantized).
-      zeros_less_one: See `GptqFormat`.
+      zeros_less_one: The flag of `GptqFormat`.
       tensors: Headers of the checkpoint's tensors; None if there are none to look at.
-      has_quantized_head: Whether the head is quantized, if there are no tensors to look at.
+      has_quantized_head: True if the head is quantized; used if there are no tensors to look at.
     """
 
     default: GptqSettings
@@ -82,7 +82,7 @@ class GptqModules:
     has_quantized_head: bool = False
 
     def format_of(self, name: str, shape: tuple[int, ...]) -> WeightFormat | None:
-        """See `FormatOf`.
+        """Finds the format of a module.
 
         Raises:
           ConfigError: The columns of the module are reordered, but the file does not have their order.
@@ -116,10 +116,10 @@ class GptqModules:
 
 
 def gptq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
-    """A `quantization_config` whose `quant_method` is "gptq".
+    """Reads a `quantization_config` whose `quant_method` is "gptq".
 
     Raises:
-      ConfigError: It asks for something that is not implemented.
+      ConfigError: The object asks for something that is not implemented.
     """
     file_format = config.get("checkpoint_format") or config.get("format") or "gptq"
     if config.get("is_marlin_format"):
@@ -148,7 +148,7 @@ def gptq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | N
 
 
 def _read_rules(config: Mapping[str, Any]) -> tuple[tuple[re.Pattern[str], GptqSettings | None], ...]:
-    """The rules under `dynamic`, in which the first match decides, then the modules that are not listed at all."""
+    """Returns the rules under `dynamic`, of which the first match decides, then one for modules that are not listed."""
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise ConfigError(f"{WHERE}: dynamic={dynamic!r} must be an object")
@@ -170,7 +170,7 @@ def _read_rules(config: Mapping[str, Any]) -> tuple[tuple[re.Pattern[str], GptqS
 
 
 def _rules_of_listed_modules(config: Mapping[str, Any]) -> list[tuple[re.Pattern[str], None]]:
-    """The rule that leaves all modules but those under `modules_in_block_to_quantize` unquantized, if that is there."""
+    """Returns a rule against quantizing modules outside `modules_in_block_to_quantize`, if there is that key."""
     listed = config.get("modules_in_block_to_quantize")
     if not listed:
         return []
@@ -184,7 +184,7 @@ def _rules_of_listed_modules(config: Mapping[str, Any]) -> list[tuple[re.Pattern
 def _as_stored(
     settings: GptqSettings, shape: tuple[int, ...], words: tuple[int, ...], scales: tuple[int, ...] | None
 ) -> GptqSettings:
-    """The settings, with the bits and groups that the shapes of `qweight` and `scales` show: config.json may be off."""
+    """Returns settings with bits and groups by the shapes of `qweight` and `scales`: config.json may be wrong."""
     columns = shape[1]
     if words and words[0] != num_words(columns, settings.bits):
         fitting = [bits for bits in BITS if num_words(columns, bits) == words[0]]

@@ -51,10 +51,10 @@ class ModelOptConfig(StoredConfig):
 
     Args:
       config: The object in config.json.
-      tensors: See `StoredConfig`.
+      tensors: Name -> header of the file's tensors; None if there are none to look at.
 
     Raises:
-      ConfigError: It asks for something that is not implemented.
+      ConfigError: The object asks for something that is not implemented.
     """
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None = None) -> None:
@@ -68,7 +68,6 @@ class ModelOptConfig(StoredConfig):
         self._excluded, self._formats = excluded, formats
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
-        """See `StoredConfig`."""
         if isinstance(layer, JaxEmbed) or any(_is_one_of(name, self._excluded) for name in names):
             return None
         return next(

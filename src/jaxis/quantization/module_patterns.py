@@ -1,4 +1,4 @@
-"""Which modules a checkpoint's `quantization_config` means by a name or a pattern, and which keys it may have."""
+"""Names and patterns of modules in a checkpoint's `quantization_config`, and checks of its keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
 WHERE = "quantization_config in config.json"
 PATTERN_KEYS = ("modules_to_not_convert", "ignored_layers")
 EMBEDDING_NAMES = ("embed_tokens", "embeddings", "word_embeddings", "wte")
-"""What checkpoints call their token embeddings."""
+"""Names of token embeddings in checkpoints."""
 FUSED_MODULES = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
-"""Modules that engines fuse -> what they consist of in checkpoints. Lists of modules name the ones or the others."""
+"""Fused modules of engines -> their parts in checkpoints. Lists of modules name the ones or the others."""
 
 _NAMES_SOME_EXPERTS = re.compile(r"experts\W{0,4}[\d\[(]")
 
@@ -28,10 +28,10 @@ _Decision = TypeVar("_Decision")
 
 
 def names_of(value: object, key: str) -> tuple[str, ...]:
-    """A list of names in config.json; absent means empty.
+    """Returns a list of names in config.json; absent means empty.
 
     Raises:
-      ConfigError: It is not a list of strings.
+      ConfigError: The value is not a list of strings.
     """
     if value is None:
         return ()
@@ -41,10 +41,10 @@ def names_of(value: object, key: str) -> tuple[str, ...]:
 
 
 def compiled(pattern: str, key: str) -> re.Pattern[str]:
-    """The regular expression.
+    """Compiles a regular expression.
 
     Raises:
-      ConfigError: It is not one.
+      ConfigError: It is invalid.
     """
     try:
         return re.compile(pattern)
@@ -53,7 +53,7 @@ def compiled(pattern: str, key: str) -> re.Pattern[str]:
 
 
 def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The patterns of unquantized modules, under either key in use; by default only the head, as in transformers.
+    """Returns the patterns of unquantized modules, under either key in use; by default only the head.
 
     Raises:
       ConfigError: Both keys are present, or the patterns are not a list of regular expressions.
@@ -71,7 +71,7 @@ def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
-    """Whether the name ends with a pattern, or a pattern matches from its start to the end of one of its parts.
+    """Returns whether the name ends with a pattern, or a pattern matches from its start to the end of a part.
 
     As in transformers' `should_convert_module`: "layers.1" is not "layers.11", "mlp.gate" is not "mlp.gate_proj".
     """
@@ -85,12 +85,12 @@ def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
 
 @functools.cache  # re's own cache is smaller than some published lists
 def _to_a_boundary(pattern: str) -> re.Pattern[str]:
-    """Matches a name from its start to the end of one of its parts."""
+    """Compiles a pattern that matches a name from its start to the end of one of its parts."""
     return re.compile(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
 
 
 def is_excluded(name: str, wildcards: Sequence[str]) -> bool:
-    """Whether a shell wildcard matches the name or that of a module around it, as ModelOpt excludes modules."""
+    """Returns whether a shell wildcard matches the name or that of a module around it, as ModelOpt excludes modules."""
     for wildcard in wildcards:
         for each in _spellings(name, wildcard):
             parts = each.split(".")
@@ -101,10 +101,10 @@ def is_excluded(name: str, wildcards: Sequence[str]) -> bool:
 
 
 def is_meant(name: str, matches: Callable[[str], bool]) -> bool:
-    """Whether a list of modules, which `matches` looks up, means this one: by its name or as part of a fused module.
+    """Returns whether a list of modules includes this one: by its name or as part of a fused module.
 
     Raises:
-      ConfigError: The list means some parts of this fused module only.
+      ConfigError: The list includes only some parts of this fused module.
     """
     if matches(name):
         return True
@@ -121,7 +121,7 @@ def is_meant(name: str, matches: Callable[[str], bool]) -> bool:
 
 
 def _spellings(name: str, pattern: str) -> list[str]:
-    """The ways in which tools write a module's name; one where a pattern says what it does not match."""
+    """Returns the tools' spellings of a module's name; one where a pattern has a negation."""
     bare = canonical(name)
     if "(?!" in pattern:
         return [name if "language_model" not in pattern or bare != name else f"language_model.{bare}"]
@@ -134,7 +134,7 @@ def _spellings(name: str, pattern: str) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """A module's name without `language_model`, which some tools and versions write and others do not."""
+    """Returns a module's name without `language_model`, which some tools and versions write and others do not."""
     return ".".join(part for part in name.split(".") if part != "language_model")
 
 
@@ -145,17 +145,17 @@ def decide_for_experts(
     patterns: Iterable[str],
     decide: Callable[[Sequence[str]], _Decision],
 ) -> _Decision:
-    """What holds for a projection of all experts of a layer, each of which lists of modules may name.
+    """Returns the decision for a projection of all experts of a layer; lists of modules may name each expert.
 
     Args:
       layer: The layer.
-      prefix: Its name.
+      prefix: Name of the layer.
       projection: "gate_proj", "up_proj" or "down_proj".
-      patterns: What `decide` looks names up in; it is asked for one expert only if they cannot tell experts apart.
-      decide: Takes the names of a projection of an expert, and of what it is part of.
+      patterns: Patterns that `decide` uses; it is called for one expert only if they cannot tell experts apart.
+      decide: Takes the names of a projection of an expert, and of the modules around it.
 
     Raises:
-      ConfigError: It differs between experts.
+      ConfigError: The decision differs between experts.
     """
     is_uniform = not any(_NAMES_SOME_EXPERTS.search(pattern) for pattern in patterns)
     decisions = [
@@ -173,11 +173,11 @@ def decide_for_experts(
 
 
 class ModuleList:
-    """Modules as compressed-tensors lists them: by name, or by a regular expression after `re:` from a name's start.
+    """Modules as compressed-tensors lists them: by name, or after `re:` by an expression from a name's start.
 
     Args:
-      targets: The list; whatever else it has is taken for the names of classes.
-      key: Its key in config.json.
+      targets: The list; other entries count as names of classes.
+      key: Key of the list in config.json.
 
     Raises:
       ConfigError: A regular expression is not valid.
@@ -189,15 +189,15 @@ class ModuleList:
         self._patterns = [compiled(target[3:], key) for target in self.targets if target.startswith("re:")]
 
     def has_name(self, names: Sequence[str]) -> bool:
-        """Whether one of a module's names is listed as such."""
+        """Returns whether one of a module's names is listed."""
         return any(is_meant(name, lambda each: canonical(each) in self._names) for name in names)
 
     def has_match(self, names: Sequence[str]) -> bool:
-        """Whether a regular expression matches one of a module's names."""
+        """Returns whether a regular expression matches one of a module's names."""
         return any(is_meant(name, self._matches) for name in names)
 
     def has_class(self, classes: Iterable[str]) -> bool:
-        """Whether one of these classes is listed."""
+        """Returns whether one of these classes is listed."""
         return any(each in self.targets for each in classes)
 
     def _matches(self, name: str) -> bool:

@@ -16,14 +16,14 @@ from jaxis.quantization.tensor_names import TensorNames
 
 @dataclass(frozen=True)
 class PublishedFormat:
-    """How config.json describes a format.
+    """Description of a format in config.json.
 
     Attributes:
       read: Reads the format from the object in config.json; raises ConfigError if that is invalid.
-      layers: The classes of layers that are stored in this format.
-      keys: The keys that the object may have, with their values; None means any.
-      is_meant: Whether the object describes this format, if its `quant_method` has several.
-      renames: Other names that its tensors have in files -> their names in the format.
+      layers: Classes of layers that are stored in this format.
+      keys: Keys that the object may have, with their values; None means any.
+      is_meant: Returns whether the object describes this format, if its `quant_method` has several.
+      renames: Other names of its tensors in files -> their names in the format.
     """
 
     read: Callable[[Mapping[str, Any]], WeightFormat]
@@ -39,10 +39,10 @@ class PublishedQuantizationConfig(StoredConfig):
     Args:
       published: The format's description.
       config: The object in config.json.
-      tensors: See `StoredConfig`.
+      tensors: Name -> header of the file's tensors; None if there are none to look at.
 
     Raises:
-      ConfigError: It asks for something that is not implemented.
+      ConfigError: The object asks for something that is not implemented.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class PublishedQuantizationConfig(StoredConfig):
         self._layers = published.layers
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
-        """See `StoredConfig`."""
         if not isinstance(layer, self._layers):
             return None
         is_left = any(is_meant(name, lambda each: is_unconverted(each, self._patterns)) for name in names)

@@ -15,9 +15,9 @@ class RuleQuantizationConfig:
     """Quantizes the modules of an unquantized checkpoint as rules say. A QuantizationConfig.
 
     Args:
-      rules: In order; the first that matches decides.
-      must_match: Whether a rule that applies to no module is an error. If not, the rules are general ones, and layers
-        that their groups do not divide get int8 by row.
+      rules: Rules in order; the first that matches decides.
+      must_match: True if a rule that applies to no module is an error. False for general rules: layers that their
+        groups do not divide get int8 by row.
     """
 
     def __init__(self, rules: Sequence[QuantizationRule], *, must_match: bool = True) -> None:
@@ -28,11 +28,11 @@ class RuleQuantizationConfig:
 
     @property
     def resolved_rules(self) -> tuple[QuantizationRule, ...]:
-        """The rules as they were applied to the layers so far, with rules for those that they did not fit."""
+        """Returns the rules as applied to the layers so far, with rules for layers that they did not fit."""
         return (*self._exceptions.values(), *self.rules)
 
     def find(self, prefix: str) -> QuantizationRule | None:
-        """The rule for the module with this dotted name; None if no rule matches."""
+        """Returns the rule for the module with this dotted name; None if no rule matches."""
         for index, rule in enumerate(self.rules):
             if re.fullmatch(rule.module_path, prefix):
                 self._used.add(index)
@@ -40,7 +40,7 @@ class RuleQuantizationConfig:
         return None
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """See `QuantizationConfig`.
+        """Returns the method of a layer.
 
         Raises:
           ConfigError: The layer's sizes do not fit its rule.
@@ -55,7 +55,7 @@ class RuleQuantizationConfig:
         return WeightMethod(scheme=scheme)
 
     def _fitting(self, rule: QuantizationRule | None, layer: WeightedLayer, prefix: str) -> QuantizationRule | None:
-        """The rule; of general rules, int8 by row instead for a layer whose features groups do not divide."""
+        """Returns the rule, or int8 by row where groups of general rules do not divide the layer's features."""
         if self._must_match or rule is None or rule.tile_size is None:
             return rule
         if all(slot.shape[1] % rule.tile_size == 0 for slot in layer.weight_slots):
@@ -65,11 +65,10 @@ class RuleQuantizationConfig:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether the rules only say which activations to quantize."""
+        """True if the rules only name activations to quantize."""
         return all(rule.weight_qtype is None for rule in self.rules) and any(rule.act_qtype for rule in self.rules)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`."""
         for index, rule in enumerate(self.rules):
             if self._must_match and index not in self._used:
                 raise ConfigError(
@@ -80,7 +79,7 @@ class RuleQuantizationConfig:
 
 
 def weight_scheme(rule: QuantizationRule | None) -> WeightScheme | None:
-    """The scheme of a module that the rule matches; None leaves the module as it is."""
+    """Returns the scheme of a module that the rule matches; None leaves the module as it is."""
     if rule is None or rule.weight_qtype is None:
         return None
     return WeightScheme(rule.weight_qtype, rule.tile_size, rule.weight_calibration_method, rule.act_qtype)

@@ -1,4 +1,4 @@
-"""What all configurations of quantized checkpoints that name modules in config.json have in common."""
+"""Base of the configurations of quantized checkpoints that name modules in config.json."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PLAIN_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float32, np.float16, ml_d
 class StoredConfig:
     """Decides how layers load a quantized checkpoint. A QuantizationConfig; subclasses have `format_of`.
 
-    config.json says how a module is stored. Where the file has an ordinary weight and nothing else instead, that is
-    taken: lists of unquantized modules often have the names of other tools' modules.
+    config.json describes a module's format. If the file has only an ordinary weight for a module, that is loaded: lists
+    of unquantized modules often have the names of other tools' modules.
 
     Args:
       patterns: The lists of modules in config.json, joined.
-      names: How the file names tensors.
+      names: Names of tensors in the file.
       tensors: Name -> header of the file's tensors; None if there are none to look at.
     """
 
@@ -39,46 +39,43 @@ class StoredConfig:
         self._tensors = tensors
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
-        """How config.json says that a module is stored; None: unquantized.
+        """Returns the format of a module by config.json; None: unquantized.
 
         Args:
           layer: The layer that the module is or, for one expert's projection, belongs to.
-          names: What the module may be called, its own name first.
+          names: Possible names of the module, its own name first.
 
         Raises:
-          ConfigError: In a way that is not supported.
+          ConfigError: The format is not supported.
         """
         raise NotImplementedError
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """See `QuantizationConfig`."""
         formats = self.stored_formats(layer, prefix)
         return stored_as(formats, layer, prefix) if formats else None
 
     def stored_formats(self, layer: WeightedLayer, prefix: str) -> dict[str, WeightFormat]:
-        """Name -> format of the layer's parameters that the file has quantized.
+        """Returns name -> format of the layer's parameters that the file has quantized.
 
         Raises:
-          ConfigError: Experts are stored in different ways.
+          ConfigError: Experts are stored in different formats.
         """
         formats = {slot.name: self._format_of_slot(layer, slot, prefix) for slot in layer.weight_slots}
         return {name: each for name, each in formats.items() if each is not None}
 
     @property
     def unquantized(self) -> DequantizedIfStored:
-        """See `KeepsFloats`."""
         return DequantizedIfStored(self)
 
     def tensor_name(self, name: str) -> str | None:
-        """See `NamesTensors`."""
         self._names.say_if_unused(name)
         return self._names.translated(name)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`; the file's lists may name modules that the model does not have."""
+        """Does nothing: the file's lists may name modules that the model does not have."""
 
     def has_tensors_of(self, weight_format: WeightFormat, slot: WeightSlot, module: str) -> bool:
-        """Whether the file has tensors of the format for a module, other than one `weight`."""
+        """Returns whether the file has tensors of the format for a module, other than one `weight`."""
         try:
             names = weight_format.tensors(slot.shape).keys() - {"weight"}
         except ValueError:  # the sizes do not fit the format, so the module cannot be stored in it
@@ -105,23 +102,22 @@ class StoredConfig:
 
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
-        """Name by which a layer takes it -> header."""
+        """Returns headers by the names by which layers take the tensors."""
         names = {name: self._names.translated(name) for name in self._tensors or ()}
         return {name: (self._tensors or {})[in_file] for in_file, name in names.items() if name is not None}
 
 
 @dataclass(frozen=True)
 class DequantizedIfStored:
-    """Dequantizes, of layers that must not be quantized, those that the file quantizes. A QuantizationConfig.
+    """Dequantizes layers that must not be quantized but are in the file. A QuantizationConfig.
 
     Attributes:
-      config: Decides for the others.
+      config: Configuration of the other layers.
     """
 
     config: StoredConfig
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """See `QuantizationConfig`."""
         formats = self.config.stored_formats(layer, prefix)
         slots = [slot for slot in layer.weight_slots if slot.name in formats]
         if not any(self.config.has_tensors_of(formats[slot.name], slot, prefix) for slot in slots):
@@ -129,11 +125,11 @@ class DequantizedIfStored:
         return dataclasses.replace(stored_as(formats, layer, prefix), dequantizes=True)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`."""
+        """Does nothing: the inner configuration's own check is called."""
 
 
 def stored_as(formats: Mapping[str, WeightFormat], layer: WeightedLayer, prefix: str) -> WeightMethod:
-    """The method of a layer whose parameters a checkpoint stores in these formats, by name.
+    """Returns the method of a layer whose parameters a checkpoint stores in these formats, by name.
 
     Raises:
       ConfigError: The layer's sizes do not fit a format.

@@ -1,4 +1,4 @@
-"""Names of a quantized checkpoint's tensors: those that some publishers give them, and those that nothing here uses."""
+"""Names of a quantized checkpoint's tensors: publishers' own names, and names of tensors that nothing here uses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OF_STACK = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)_(scale|scale
 
 
 class TensorNames:
-    """Translates names. Says once of each kind of tensor that it is not used.
+    """Translates names. Logs each kind of unused tensor once.
 
     Args:
-      renames: Last part of a name in the file -> what layers call it.
+      renames: Last part of a name in the file -> name in layers.
     """
 
     def __init__(self, renames: Mapping[str, str] | None = None) -> None:
@@ -28,7 +28,7 @@ class TensorNames:
         self._said: set[str] = set()
 
     def translated(self, name: str) -> str | None:
-        """A tensor's name in the file -> the one by which a layer takes it; None if it is not used."""
+        """Returns a layer's name for a tensor in the file; None if the tensor is not used."""
         module, dot, last = name.rpartition(".")
         if _OF_ACTIVATIONS.fullmatch(last) or _OF_KV_CACHE.fullmatch(last):
             return None
@@ -37,7 +37,7 @@ class TensorNames:
         return f"{module}{dot}{self._renames.get(last, last)}"
 
     def say_if_unused(self, name: str) -> None:
-        """Logs that tensors like this one are not used, if they are not and it is the first."""
+        """Logs that tensors like this one are not used, at the first one."""
         module, _, last = name.rpartition(".")
         if _OF_KV_CACHE.fullmatch(last) or (last.startswith("output_") and module.endswith(("k_proj", "v_proj"))):
             self._say("the checkpoint's scales of a quantized KV cache are not used: the cache has its own type")

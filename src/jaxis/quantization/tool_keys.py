@@ -1,4 +1,4 @@
-"""What quantizers write into a `quantization_config`: settings, and records of how they quantized."""
+"""Settings, and records of how they quantized, that quantizers write into a `quantization_config`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
 
 
 def check_tool_keys(config: Mapping[str, Any], settings: Iterable[str], where: str) -> None:
-    """Checks that a quantizer's object has no key that may change what the weights are, except these.
+    """Checks that a quantizer's object has no other keys than these that may change the weights.
 
     A key that is not known may still be there, if it is empty or turned off.
 
     Raises:
-      ConfigError: It has another one.
+      ConfigError: The object has another such key.
     """
     known = {**dict.fromkeys(_RECORDS), **_NEUTRAL, **dict.fromkeys(settings)}
     said = {key: value for key, value in config.items() if key in known or value not in (None, False, "", [], {})}
@@ -46,10 +46,10 @@ def check_tool_keys(config: Mapping[str, Any], settings: Iterable[str], where: s
 
 
 def read_group_size(value: object, where: str) -> int | None:
-    """Features that share a scale; None means all of them, which quantizers write as -1.
+    """Reads the features that share a scale; None means all of them, which quantizers write as -1.
 
     Raises:
-      ConfigError: It is not a size.
+      ConfigError: The value is not a size.
     """
     if value is None or value == -1:
         return None
@@ -59,7 +59,7 @@ def read_group_size(value: object, where: str) -> int | None:
 
 
 def read_bits(value: object, known: Iterable[int], where: str) -> int:
-    """Bits of an element.
+    """Reads the bits of an element.
 
     Raises:
       ConfigError: They are not among the known ones.
@@ -71,7 +71,7 @@ def read_bits(value: object, known: Iterable[int], where: str) -> int:
 
 
 def read_bool(config: Mapping[str, Any], key: str, where: str, default: bool | None = False) -> bool | None:
-    """A key that is true or false.
+    """Reads a key that is true or false.
 
     Raises:
       ConfigError: It is neither.

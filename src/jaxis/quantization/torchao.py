@@ -1,7 +1,7 @@
 """Checkpoints quantized by torchao, in safetensors files.
 
 The metadata of such files have JSON for each parameter: its class in torchao, and that class's attributes. config.json
-says which settings these came from, which does not matter.
+describes only the settings that led to these; it is not used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SUFFIXES = ("qdata", "scale", "zero_point", "per_tensor_scale")
 
 
 def torchao_config(_config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
-    """How to load a checkpoint whose `quant_method` is "torchao".
+    """Reads the quantization of a checkpoint whose `quant_method` is "torchao".
 
     Args:
-      _config: The object in config.json, of which nothing is needed.
-      tensors: Headers of the checkpoint's tensors; None means that nothing is known, and nothing taken as quantized.
+      _config: The object in config.json; not used.
+      tensors: Headers of the checkpoint's tensors; None takes nothing as quantized.
 
     Raises:
-      ConfigError: A class of tensors, or the layout of one, is not supported.
+      ConfigError: A class of tensors, or its layout, is not supported.
     """
     if tensors is None:
         return FormatsByTensors(lambda *_: None)
@@ -50,15 +50,15 @@ def torchao_config(_config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 
 
 def is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether any of these tensors is quantized by torchao."""
+    """Returns whether any of these tensors is quantized by torchao."""
     return any("._weight_" in name for name in tensors)
 
 
 def read_format(name: str, text: str) -> WeightFormat | None:
-    """The format of a parameter with this name, from its JSON; None for a plain tensor.
+    """Returns the format of a parameter with this name, from its JSON; None for a plain tensor.
 
     Raises:
-      ConfigError: It is not supported.
+      ConfigError: The format is not supported.
     """
     try:
         described = json.loads(text)

@@ -16,21 +16,18 @@ class Dequantize:
 
 
 class _Wrapper:
-    """Leaves to `inner` whatever a wrapper does not change."""
+    """Base class that leaves to `inner` everything that a wrapper does not change."""
 
     inner: QuantizationConfig | None
 
     @property
     def unquantized(self) -> QuantizationConfig | None:
-        """See `KeepsFloats`."""
         return without_quantization(self.inner)
 
     def tensor_name(self, name: str) -> str | None:
-        """See `NamesTensors`."""
         return name_of_tensor(self.inner, name)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`."""
         if self.inner is not None:
             self.inner.check_all_used()
 
@@ -42,7 +39,6 @@ class DequantizingConfig(_Wrapper):
     inner: QuantizationConfig
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
-        """See `QuantizationConfig`."""
         method = self.inner.get_quant_method(layer, prefix)
         return dataclasses.replace(method, dequantizes=True) if isinstance(method, WeightMethod) else method
 
@@ -51,21 +47,19 @@ class DequantizingConfig(_Wrapper):
 class QuantizedActivationsConfig(_Wrapper):
     """Leaves weights as `inner` loads them and quantizes the activations that rules name. A QuantizationConfig.
 
-    Weights that are stored as floats keep the activations that they have: quantizing those would gain nothing.
+    Weights that are stored as floats keep their activations: quantizing those would gain nothing.
     """
 
     inner: QuantizationConfig
     rules: RuleQuantizationConfig
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
-        """See `QuantizationConfig`."""
         method, rule = self.inner.get_quant_method(layer, prefix), self.rules.find(prefix)
         if rule is None or rule.act_qtype is None or not isinstance(method, WeightMethod):
             return method
         return dataclasses.replace(method, act_qtype=rule.act_qtype)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`."""
         super().check_all_used()
         self.rules.check_all_used()
 
@@ -78,11 +72,10 @@ class PackingConfig(_Wrapper):
 
     @property
     def unquantized(self) -> PackingConfig:
-        """See `KeepsFloats`."""
         return PackingConfig(super().unquantized)
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
-        """See `QuantizationConfig`; a method that is not jaxis' own is left alone."""
+        """Returns a method that packs; a method that is not jaxis' own is not wrapped."""
         method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
         if method is None:
             return WeightMethod(packs=True)

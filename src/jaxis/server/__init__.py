@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server."""
+"""The HTTP server: OpenAI's API, and those of other servers."""

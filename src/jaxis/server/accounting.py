@@ -1,4 +1,4 @@
-"""What the holders of API keys ask for: their limits by the minute, and the tokens that requests take."""
+"""Limits of API keys per minute, and counts of the tokens that requests take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxis.server.http.request_records import RequestRecord, current_record
 
 @dataclass
 class _Allowance:
-    """A bucket that holds a minute's worth and refills evenly; may be overdrawn."""
+    """A bucket that holds a minute's worth and refills evenly; it may be overdrawn."""
 
     per_minute: int
     level: float
@@ -34,13 +34,13 @@ class _Allowance:
 
 
 class KeyLimits:
-    """Counts the requests and tokens of each key.
+    """Limits of requests and tokens for each key.
 
-    A request is taken while the key has a request and any tokens left. How many tokens it takes is known only when it
-    is served; what is overdrawn then is waited for by those that follow.
+    A request is admitted while its key has a request and any tokens left. Its number of tokens is known only once it is
+    served; if it overdraws the bucket, later requests wait.
 
     Args:
-      clock: Seconds, on a clock that does not go back.
+      clock: Monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class KeyLimits:
         """Counts a request.
 
         Raises:
-          RateLimitError: The key has used up its minute; nothing is counted.
+          RateLimitError: The key has used up its limit for this minute; nothing is counted.
         """
         requests = self._allowance(key, "requests", key.requests_per_minute)
         tokens = self._allowance(key, "tokens", key.tokens_per_minute)
@@ -78,17 +78,12 @@ class KeyLimits:
             return None
         now = self._clock()
         allowance = self._allowances.setdefault((key.sha256, what), _Allowance(per_minute, per_minute, now))
-        allowance.refill(per_minute, now)  # of a limit that may have changed since
+        allowance.refill(per_minute, now)  # the limit may have changed
         return allowance
 
 
 class KeyMetrics:
-    """Counters with the label `api_key`, the key's name.
-
-    Args:
-      registry: Where they are found.
-      prefix: What their names begin with.
-    """
+    """Counters with the label `api_key`, the key's name."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str = "jaxis") -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -102,7 +97,7 @@ class KeyMetrics:
 
     @contextmanager
     def admission(self, name: str) -> Iterator[None]:
-        """Counts a request that the block admits, or refuses by a RateLimitError."""
+        """Counts a request that the block admits, or refuses with a RateLimitError."""
         try:
             yield
         except RateLimitError as error:
@@ -111,7 +106,6 @@ class KeyMetrics:
         self._requests.labels(name).inc()
 
     def add(self, name: str, num_prompt: int, num_cached: int, num_generated: int) -> None:
-        """Counts tokens."""
         for counter, number in (
             (self._prompt, num_prompt),
             (self._cached, num_cached),
@@ -122,12 +116,7 @@ class KeyMetrics:
 
 
 class UsageAccounting:
-    """Admits requests by their keys' limits, and counts what they take.
-
-    Args:
-      metrics: Usage by key.
-      limits: What keys may still ask for.
-    """
+    """Admits requests by their keys' limits, and counts their tokens."""
 
     def __init__(self, metrics: KeyMetrics, limits: KeyLimits | None = None) -> None:
         self._metrics = metrics
@@ -137,27 +126,27 @@ class UsageAccounting:
         """Counts a request of the current key, if it needs one.
 
         Raises:
-          RateLimitError: Its key has used up its minute.
+          RateLimitError: The key has used up its limit for this minute.
         """
         if (key := current_api_key.get()) is not None:
             with self._metrics.admission(key.name):
                 self._limits.admit(key)
 
     def priority(self, asked: int) -> int:
-        """The priority of a request of the current key: as asked for, or worse if the key demands it."""
+        """Returns the priority of a request of the current key: as asked for, or worse if the key demands it."""
         key = current_api_key.get()
         return asked if key is None or key.priority is None else max(asked, key.priority)
 
     def client(self) -> str | None:
-        """Whose the current request is, which nobody reads: its key, whatever its name, or without keys its address.
+        """Returns an id of the current request's client: the digest of its key or, without keys, its address.
 
-        Who shares a step's tokens with others, and who may see what a request leaves behind.
+        Clients share steps fairly, and see only what their own requests left behind.
         """
         key = current_api_key.get()
         return current_address.get() if key is None else key.sha256
 
     def start(self) -> PromptUsage | None:
-        """Begins to count one prompt and its answer; None if there is neither a key nor a request log."""
+        """Starts to count one prompt and its answer; None if the server has neither keys nor a request log."""
         key, record = current_api_key.get(), current_record.get()
         return None if key is None and record is None else PromptUsage(self._metrics, self._limits, key, record)
 
@@ -173,7 +162,7 @@ class PromptUsage:
         self._has_begun = False
 
     def add_prompt(self, num_tokens: int) -> None:
-        """Adds a prompt that nothing is generated for."""
+        """Adds a prompt without generated tokens."""
         if self._key is not None:
             self._limits.spend(self._key, num_tokens)
             self._metrics.add(self._key.name, num_tokens, 0, 0)
@@ -181,7 +170,6 @@ class PromptUsage:
             self._record.prompt_tokens += num_tokens
 
     def add(self, output: RequestOutput) -> None:
-        """Adds a step's output."""
         num_prompt = 0 if self._has_begun else len(output.prompt_token_ids)
         num_cached = 0 if self._has_begun else output.num_cached_tokens
         self._has_begun = True

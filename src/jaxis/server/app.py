@@ -1,4 +1,4 @@
-"""The application: its routes and middleware."""
+"""The ASGI application, with its routes and middleware."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxis.engine.client.async_engine import AsyncEngine
 from jaxis.server import llama_cpp
 from jaxis.server.accounting import KeyMetrics, UsageAccounting
 from jaxis.server.anthropic import routes as anthropic
-from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
+from jaxis.server.anthropic.message_errors import MESSAGE_ERRORS
 from jaxis.server.config import BODY_BYTES, ServerConfig
 from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware, check_generates
 from jaxis.server.generation.restored_thinking import RestoredThinking
@@ -30,16 +30,16 @@ from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddl
 from jaxis.server.lora import routes as lora
 from jaxis.server.observability.metrics import ServerMetrics
 from jaxis.server.ollama import routes as ollama
-from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
+from jaxis.server.ollama.ollama_errors import OLLAMA_ERRORS
 from jaxis.server.one_model import OneModel
 from jaxis.server.openai import routes as openai
 from jaxis.server.openai import tokenize
-from jaxis.server.openai.response_job import RESPONSE_ERRORS
+from jaxis.server.openai.response_errors import RESPONSE_ERRORS
 from jaxis.server.openai.stored import routes as stored_responses
 from jaxis.server.openai.stored.store import ResponseStore
 from jaxis.server.pooling import routes as pooling
 from jaxis.server.routes import models, operations, requests
-from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
+from jaxis.server.routes.chat_page import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.several import routes as several
 from jaxis.server.tokens import routes as tokens
 from jaxis.server.tokens.sglang_generate import SGLANG_ERRORS
@@ -47,32 +47,24 @@ from jaxis.server.tokens.vllm_generate import GENERATE_ERRORS
 from jaxis.server.weights import routes as weights
 from jaxis.version import __version__
 
-# What Anthropic's clients send from a browser.
+# Headers that Anthropic's clients send from a browser.
 ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
-    """An ASGI application that serves an engine, which it starts and shuts down.
+    """Makes an ASGI application that serves an engine. The application starts the engine and shuts it down.
 
     Raises:
-      ConfigError: There is no such parser.
-
-    Args:
-      engine: Not started yet.
-      config: How to serve it.
+      ConfigError: A parser does not exist.
     """
     return create_models_app(OneModel(engine, config), config)
 
 
 def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
-    """The same for all models of a server.
+    """Makes an ASGI application for all models of a server. The application starts them and shuts them down.
 
     Raises:
       ConfigError: A setting of a model is invalid.
-
-    Args:
-      models: Not started yet.
-      config: How to serve them.
     """
     tracer = None
     if config.otlp_traces_endpoint is not None:
@@ -173,7 +165,7 @@ class MethodMiddleware:
         try:
             await self._app(inner, receive, send)
         finally:
-            if "route" in inner:  # what the log and metrics outside of here know a request by
+            if "route" in inner:  # the log and the metrics, which are outside, read it
                 scope["route"] = inner["route"]
 
 

@@ -11,11 +11,11 @@ from jaxis.vision.access import ImageAccess
 
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
 BODY_BYTES = 8 * 2**20
-"""The largest request body, unless a model's requests may have to be larger."""
+"""Largest request body, unless a model needs larger requests."""
 
 
 def default_served_name(model: str | None) -> str:
-    """The name for clients of a model without one: its Hub id, or the name of its folder or file."""
+    """Returns the clients' name of a model without a given one: its Hub id, or the name of its folder or file."""
     if model is None:
         return EMBEDDED_MODEL_NAME
     return Path(model).name if Path(model).exists() else model
@@ -26,44 +26,45 @@ class ServerConfig:
     """The server's settings, apart from the engine's arguments.
 
     Attributes:
-      served_model_names: The names under which requests may ask for the model; answers carry the first.
-      model_aliases: Patterns of more such names, such as "gpt-*" or "*"; answers carry the name that was asked for.
-      api_keys: Keys as text; if there are any, or a file of them, every request must bring one.
-      api_key_file: A file of keys with names and limits; see `http/api_keys.py`. None is none.
-      request_log: A file that gets a line for every request; None is none.
-      request_log_level: What it says of them; see `http/request_records.py`.
-      tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
-        chat template, "none" leaves them in the text.
-      tool_strictness: Whose calls must fit their schemas where the model decides to call: "request" holds those that
-        a request calls strict, "always" all.
-      reasoning_budget: Most tokens that any answer may think; None is no limit.
-      effort_budgets: How many tokens a model may think at a reasoning effort, where its chat template reads none.
-      restore_thinking: Put the thinking of this server's own answers back into conversations that clients send without
-        it, where the chat template keeps thinking.
-      response_ttl_seconds: How long responses and conversations stay after their last use; 0 stores nothing.
-      response_store_bytes: Most bytes of all of them.
-      response_folder: Where they are stored, over restarts; None keeps them in memory.
-      max_queued: Most completions to hold beyond those that run.
-      max_body_bytes: Largest request body; None: `BODY_BYTES`, or what a model's requests may need beyond that.
+      served_model_names: Names under which requests may ask for the model; answers carry the first.
+      model_aliases: Patterns of additional names, such as "gpt-*" or "*"; answers carry the requested name.
+      api_keys: Keys as text; with keys here or in a file, every request must bring one.
+      api_key_file: File of keys with names and limits; see `http/api_keys.py`. None for no file.
+      request_log: File with a line for every request; None for no file.
+      request_log_level: Level of detail of the file; see `http/request_records.py`.
+      tool_call_parser, reasoning_parser: Parsers of the model's tool calls and reasoning; "auto" chooses them by its
+        chat template, "none" leaves calls or reasoning in the text.
+      tool_strictness: Tools whose calls must match their schemas even when the model is free to call: "request" for
+        those that a request calls strict, "always" for all.
+      reasoning_budget: Most thinking tokens of any answer; None for no limit.
+      effort_budgets: Thinking tokens by reasoning effort, for models whose chat template reads no effort.
+      restore_thinking: True restores the thinking of this server's own answers in conversations that clients send
+        without it, if the chat template keeps thinking.
+      response_ttl_seconds: Time that responses and conversations stay after their last use; 0 stores nothing.
+      response_store_bytes: Most bytes of all stored responses and conversations.
+      response_folder: Folder in which they outlast restarts; None keeps them in memory.
+      max_queued: Most completions that wait, in addition to those that run.
+      max_body_bytes: Largest request body; None for `BODY_BYTES`, or for more if a model needs larger requests.
       body_timeout_seconds: Longest pause while a request body arrives.
-      idle_timeout_seconds: How long a connection is kept open without a request in progress.
-      request_timeout_seconds: Limit from a request's arrival to the end of its answer; None is no limit.
-      write_timeout_seconds: How long a client may leave its stream unread before it is cut off.
-      stall_seconds: How long a step may take before /health fails.
-      drain_seconds: How long running requests get to end after SIGTERM.
-      sse_keep_alive_seconds: How long a stream may be silent before it gets a sign of life; 0 sends none.
-      strict_fields: Refuse requests with fields that are unknown.
-      webui: Serve the chat page at /.
-      ollama_api: Serve Ollama's API under /api.
-      tokenizer_info: Tell the tokenizer's settings and the chat template at /tokenizer_info.
-      metrics_prefix: What the names of the engine's metrics begin with, before a colon.
-      only_allowed_hosts: Refuse requests whose Host is neither a loopback address nor one of `allowed_hosts`.
+      idle_timeout_seconds: Time that a connection stays open without a request in progress.
+      request_timeout_seconds: Limit from a request's arrival to the end of its answer; None for no limit.
+      write_timeout_seconds: Time that a client may leave its stream unread before it is cut off.
+      stall_seconds: Duration of a step after which /health fails.
+      drain_seconds: Time that running requests get to end after SIGTERM.
+      sse_keep_alive_seconds: Silence of a stream after which it sends a sign of life; 0 sends none.
+      strict_fields: True refuses requests with unknown fields.
+      webui: True serves the chat page at /.
+      ollama_api: True serves Ollama's API under /api.
+      tokenizer_info: True serves the tokenizer's settings and the chat template at /tokenizer_info.
+      metrics_prefix: First part of the names of the engine's metrics, before a colon.
+      only_allowed_hosts: True refuses requests whose Host is neither a loopback address nor one of `allowed_hosts`.
       allowed_hosts: Host names accepted with `only_allowed_hosts`.
-      allowed_origins: Origins from which browser scripts may call; "*" is all.
-      lora_updates: Load and unload adapters by requests.
-      weights_root: The folder below which requests may name other weights; None: they may not.
-      image_access: From where images are read that requests name.
-      otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
+      allowed_origins: Origins from which browser scripts may call; "*" for all.
+      lora_updates: True lets requests load and unload adapters.
+      weights_root: Folder below which requests may name other weights; None if they may not.
+      image_access: Places from which images named by requests are read.
+      otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None for no
+        traces.
     """
 
     served_model_names: tuple[str, ...] = (EMBEDDED_MODEL_NAME,)
@@ -105,5 +106,4 @@ class ServerConfig:
 
     @property
     def needs_key(self) -> bool:
-        """Whether requests must bring a key."""
         return bool(self.api_keys) or self.api_key_file is not None

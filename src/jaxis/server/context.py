@@ -1,4 +1,4 @@
-"""The objects that every route needs: a server's parts, its models, and which of them serves a request."""
+"""Objects that every route needs: a server's parts, its models, and the model that serves a request."""
 
 from __future__ import annotations
 
@@ -37,28 +37,24 @@ Result = TypeVar("Result")
 _STACK = "jaxis.until_answered"
 Handler = Callable[[Request], Awaitable[Response]]
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
-# For each thread, the largest request that it takes, in bytes: tokenizing takes seconds a megabyte.
+# Largest request in bytes of each thread: tokenizing takes seconds per megabyte.
 _WORKER_BYTES = (64 * 1024, 64 * 1024, 1024 * 1024, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerParts:
-    """What all models of a server share.
+    """Parts of a server that all its models share.
 
     Attributes:
-      models: The models.
-      config: How the server is set up.
-      server_metrics: Its metrics.
-      ignored_fields: Names, or refuses, fields of requests that are not applied.
-      tracer: Writes a trace of each request; None writes none.
-      accounting: Admits requests by the limits of their API keys, and counts what they take.
-      keys: The API keys.
-      responses: What /v1/responses and /v1/conversations keep; None keeps nothing.
-      request_log: Gets a line for every request; None is none.
-      thinking: Restores what clients leave out of conversations.
-      repeated_prompts: Notices what a KV cache on disk would have kept.
+      ignored_fields: Check of the requests' fields that are not applied.
+      tracer: Tracer of requests; None for no traces.
+      accounting: Admission of requests by the limits of their API keys, and counts of their tokens.
+      responses: Store of /v1/responses and /v1/conversations; None stores nothing.
+      request_log: File with a line for every request; None for no file.
+      thinking: Restoration of thinking that clients leave out of conversations.
+      repeated_prompts: Detection of prompts that a KV cache on disk would have kept.
       workers: Threads that render templates and tokenize, which would block the event loop.
-      token_counts: Lets a few prompts at once be rendered only to be counted; the others wait.
+      token_counts: Limit on prompts that are rendered at the same time only to be counted.
     """
 
     models: ServedModels
@@ -76,15 +72,15 @@ class ServerParts:
     token_counts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     def trace(self, operation: str, request_id: str, request: RequestObserver) -> AbstractContextManager[None]:
-        """Traces a request, which lasts as long as the block, if there is a tracer."""
+        """Traces a request, which lasts as long as the `with` block, if there is a tracer."""
         return self.tracer.request(operation, request_id, request) if self.tracer else nullcontext()
 
     async def run_in_worker(self, function: Callable[[], Result], *, is_quick: bool = False) -> Result:
-        """Runs a function in a thread, where large requests do not hold up small ones.
+        """Runs a function in a thread. Large requests do not delay small ones.
 
         Args:
-          function: What to run.
-          is_quick: It takes less than handing it to a thread does.
+          function: Function to run.
+          is_quick: True if the function takes less time than handing it to a thread; it then runs at once.
         """
         if is_quick:
             return function()
@@ -95,13 +91,13 @@ class ServerParts:
         return await asyncio.wrap_future(run_in_daemon(function, "jaxis-compile"))
 
     def reload(self) -> None:
-        """Reads the file of API keys again, and begins a new request log if the old one was renamed."""
+        """Reads the file of API keys again, and opens a new request log if the old one was renamed."""
         self.keys.reload()
         if self.request_log is not None:
             self.request_log.reopen()
 
     def close(self) -> None:
-        """Ends the threads; queued work is cancelled. Closes the request log and the stored responses."""
+        """Ends the threads, cancels queued work, and closes the request log and the stored responses."""
         if self.responses is not None:
             self.responses.close()
         if self.request_log is not None:
@@ -111,14 +107,11 @@ class ServerParts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext(ServerParts):
-    """A server as the requests for one of its models see it: what all share, and the model's own.
+    """A server as the requests for one of its models see it: the shared parts, and the model's own.
 
     Attributes:
-      config: How the model is served: the server's settings, and the model's own names, parsers and queue.
-      engine: Serves the requests.
-      model: The model that it serves.
-      model_info: What the server tells of it.
-      metrics: The model's metrics.
+      config: The server's settings, with the model's own names, parsers and queue.
+      model_info: Facts of the model for clients.
     """
 
     engine: AsyncEngine
@@ -128,10 +121,10 @@ class ServerContext(ServerParts):
 
     @property
     def generator(self) -> AsyncLLMEngine:
-        """The engine, if it generates.
+        """The engine, as one that generates.
 
         Raises:
-          RequestError: It does not.
+          RequestError: The engine does not generate.
         """
         tasks = self.engine.info.capabilities
         if "completion" not in tasks:
@@ -143,13 +136,13 @@ class ServerContext(ServerParts):
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What only a loaded model tells of itself; remembered when it is unloaded.
+    """Facts of a model that only the loaded model knows; they are kept after it is unloaded.
 
     Attributes:
-      default_sampling_params: For what a request leaves out.
-      vocab_size: V.
-      chat_template: Source of the default one; "" if there is none.
-      request_bytes: See `EngineInfo`.
+      default_sampling_params: Defaults of the requests' parameters.
+      vocab_size: Size of the vocabulary, V.
+      chat_template: Source of the default chat template; "" if there is none.
+      request_bytes: Largest request body that the model needs; see `EngineInfo`.
     """
 
     default_sampling_params: SamplingParams
@@ -159,7 +152,7 @@ class KnownModel:
 
     @classmethod
     def of(cls, context: ServerContext) -> KnownModel:
-        """Those of a loaded model."""
+        """Returns the facts of a loaded model."""
         model, tokenizer = context.model, context.model.tokenizer
         template = (tokenizer.default_chat_template if tokenizer else None) or ""
         info = context.engine.info
@@ -171,12 +164,11 @@ class ModelEntry:
     """A model in the lists of a server.
 
     Attributes:
-      names: Those that clients may ask for.
-      state: Whether it is loaded.
-      info: What the server tells of it; of one that was never loaded, only what its files say.
-      facts: What more is known of it; None if it was never loaded.
-      context: It as requests see it; None if it is not loaded.
-      expires: When it is unloaded if nobody asks for it any more; None is never, or unknown.
+      names: Names by which clients may ask for it.
+      info: Facts for clients; for a model that was never loaded, only those of its files.
+      facts: Facts of the loaded model; None if it was never loaded.
+      context: Its context for requests; None if it is not loaded.
+      expires: Time at which it is unloaded if no request asks for it; None for never or unknown.
     """
 
     names: ModelNames
@@ -188,11 +180,11 @@ class ModelEntry:
 
 
 class ServedModels(Protocol):
-    """The models of a server. Which of them serves a request is asked here only.
+    """The models of a server, and the choice of the model that serves a request.
 
     Attributes:
-      failure: Why the server cannot go on; None while it can.
-      request_bytes: How large a request may have to be, to any model that was loaded; 0 if none needs to be large.
+      failure: Reason why the server cannot continue; None while it can.
+      request_bytes: Largest request body that any loaded model needs; 0 if none needs large ones.
     """
 
     @property
@@ -202,7 +194,7 @@ class ServedModels(Protocol):
     def request_bytes(self) -> int: ...
 
     def join(self, parts: ServerParts) -> None:
-        """Gives the models what they share; called once, before anything else.
+        """Gives the models their shared parts. It is called once, before anything else.
 
         Raises:
           ConfigError: A setting of a model is invalid.
@@ -210,98 +202,98 @@ class ServedModels(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begins to serve, in the running event loop."""
+        """Starts to serve, in the running event loop."""
         ...
 
     async def drain(self, deadline_seconds: float) -> None:
-        """Stops taking requests, and returns when the running ones have ended, or at the deadline."""
+        """Stops taking requests. Returns when the running ones have ended, or at the deadline."""
         ...
 
     async def shutdown(self) -> None:
-        """Ends everything."""
+        """Ends all engines."""
         ...
 
     async def context_of(self, request: Request) -> ServerContext:
-        """The model that a request asks for, which stays loaded until the request has been answered.
+        """Returns the context of the model that a request asks for. The model stays loaded until the request is
+        answered.
 
         Raises:
-          ModelNotFoundError: It asks for another one.
+          ModelNotFoundError: No model has the requested name.
           JaxisError: The model cannot be loaded.
         """
         ...
 
     async def answer(self, request: Request, handler: Handler) -> Response:
-        """The answer of a route's handler, within which `context_of` may have to wait."""
+        """Returns the answer of a route's handler, within which `context_of` may have to wait."""
         ...
 
     def entries(self) -> Sequence[ModelEntry]:
-        """All models."""
+        """Returns the entries of all models."""
         ...
 
     def entry(self, name: str | None) -> ModelEntry:
-        """The model that a name asks for.
+        """Returns the entry of the model with this name.
 
         Raises:
-          ModelNotFoundError: There is none.
+          ModelNotFoundError: No model has this name.
         """
         ...
 
     def keep(self, name: str, keep_alive: str | float | None) -> None:
-        """Says how long a model stays loaded after its last request, as Ollama's clients do; None is the default."""
+        """Sets the time that a model stays loaded after its last request, as in Ollama; None for the default."""
         ...
 
     async def load(self, name: str | None) -> None:
-        """Loads a model, if it is not loaded.
+        """Loads a model unless it is loaded.
 
         Raises:
-          ModelNotFoundError: There is none of this name.
-          JaxisError: It cannot be loaded.
+          ModelNotFoundError: No model has this name.
+          JaxisError: The model cannot be loaded.
         """
         ...
 
     async def unload(self, name: str | None) -> bool:
-        """Unloads a model once its requests have ended; returns whether models can be unloaded.
+        """Unloads a model once its requests have ended. Returns whether models can be unloaded.
 
         Raises:
-          ModelNotFoundError: There is none of this name.
+          ModelNotFoundError: No model has this name.
         """
         ...
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether there is no reason to start the server again."""
+        """False if the server should be restarted."""
         ...
 
     @property
     def is_accepting(self) -> bool:
-        """Whether new requests are taken."""
+        """True if new requests are taken."""
         ...
 
 
 async def get_context(request: Request) -> ServerContext:
-    """The model that a request asks for, loaded until it has been answered."""
-    # A coroutine, since FastAPI would otherwise run it in a thread for every request.
+    """Returns the context of the model that a request asks for, loaded until the request is answered."""
+    # It is a coroutine, since FastAPI would otherwise run it in a thread for every request.
     return await request.app.state.parts.models.context_of(request)
 
 
 async def get_parts(request: Request) -> ServerParts:
-    """The parts of the application that got the request."""
     return request.app.state.parts
 
 
 Context = Annotated[ServerContext, Depends(get_context)]
-"""The type of a route's parameter that gets the model which a request asks for, in its server."""
+"""Type of a route's parameter for the context of the requested model."""
 Parts = Annotated[ServerParts, Depends(get_parts)]
-"""The type of a route's parameter that gets what all models share, and loads none."""
+"""Type of a route's parameter for the server's shared parts, which loads no model."""
 
 
 async def check_generates(context: Context) -> None:
-    """What routes that generate depend on: raises RequestError if the model that is asked for does not."""
+    """Raises RequestError if the requested model does not generate; a dependency of routes that generate."""
     _ = context.generator
 
 
 class UntilAnsweredMiddleware:
-    """Gives each request a stack of what is to end once it has been answered; see `until_answered`."""
+    """Gives each request the stack of `until_answered`, and closes it after the answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -313,5 +305,5 @@ class UntilAnsweredMiddleware:
 
 
 def until_answered(request: Request) -> ExitStack:
-    """What ends once a request has been answered, streams included."""
+    """Returns a stack of contexts that end once a request has been answered, streams included."""
     return request.scope[_STACK]

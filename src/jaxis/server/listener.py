@@ -1,4 +1,4 @@
-"""The socket that a server listens on. Imports nothing that takes time: the server itself is imported later."""
+"""The socket that a server listens on. It imports nothing slow, since the server itself is imported later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_OPEN_FILES = 65536
 
 
 def allow_many_connections() -> None:
-    """Raises this process's limit on open files as far as permitted: it is often 1,024, and connections count."""
+    """Raises this process's limit on open files as far as permitted: connections count, and it is often 1,024."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
     if limit != resource.RLIM_INFINITY and limit < wanted:
@@ -20,7 +20,7 @@ def allow_many_connections() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """Returns a listening socket; port 0 takes a free one.
 
     Raises:
       ConfigError: The address is in use, or is not an address of this machine.
@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Returns whether an address is reachable from this machine only."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

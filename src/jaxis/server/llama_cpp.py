@@ -1,4 +1,4 @@
-"""llama-server's own /completion: its request and what that asks for, and its answer, whole or streamed."""
+"""llama-server's own /completion: its request, its job, and its answer, whole or streamed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,11 @@ from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.respond import respond
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
-from jaxis.server.http.body import (
-    MAX_INT32,
-    LenientModel,
-    NotApplied,
-    StrictJSONRoute,
-    TokenId,
-    bounded,
-    is_none,
-    new_id,
-)
-from jaxis.server.http.errors import ErrorDialect
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, TokenId, bounded, is_none, new_id
+from jaxis.server.http.errors import DataEvents, ErrorDialect
 from jaxis.server.http.openapi import GENERATION_RESPONSES
-from jaxis.server.http.sse import DataEvents, sse_event
+from jaxis.server.http.sse import sse_event
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.not_applied import OTHER_SERVERS_FIELDS
 
 router = APIRouter(route_class=StrictJSONRoute)
@@ -58,12 +50,11 @@ class LlamaCompletionRequest(LenientModel):
 
     Attributes:
       prompt: A string, or token ids.
-      n_predict: Most tokens to generate; none or -1 goes on until the model stops or its context is full.
-      seed: A negative one is the server's own, as if it were left out.
-      repeat_penalty: jaxis's `repetition_penalty`.
-      reasoning_budget_tokens: jaxis's `thinking_token_budget`; -1 is none.
-      grammar: In GBNF, or in Lark's syntax.
-      json_schema: What the answer follows.
+      n_predict: Most tokens to generate; None or -1 continues until the model stops or its context is full.
+      seed: Seed; a negative one counts as missing.
+      repeat_penalty: Repetition penalty; `repetition_penalty` in jaxis.
+      reasoning_budget_tokens: Most thinking tokens, `thinking_token_budget` in jaxis; -1 for no limit.
+      grammar: Grammar of the answer, in GBNF or in Lark's syntax.
     """
 
     not_applied: ClassVar[Mapping[str, NotApplied]] = {
@@ -71,7 +62,7 @@ class LlamaCompletionRequest(LenientModel):
         "n_probs": NotApplied((0,), _ASK_OPENAIS),
         "logit_bias": NotApplied(([], {}), _ASK_OPENAIS),
         "cache_prompt": NotApplied((True,)),  # prefixes are always cached
-        "id_slot": NotApplied((-1,)),  # places are not numbered
+        "id_slot": NotApplied((-1,)),  # slots are not numbered
     }
 
     model: str | None = None
@@ -94,23 +85,23 @@ class LlamaCompletionRequest(LenientModel):
 
 
 class LlamaSettings(BaseModel):
-    """What an answer was generated with, as far as its request cannot know it: the seed, also if it was drawn."""
+    """Settings of an answer that its request may not know: the seed, which may have been drawn."""
 
     seed: int | None
 
 
 class LlamaCompletion(BaseModel):
-    """A whole answer, an event of a stream, or its last event, which alone has those fields that others leave out.
+    """A whole answer, or an event of a stream. Fields that events leave out are in the last event.
 
     Attributes:
-      content: The text, or what is new of it.
-      tokens: Its token ids.
-      stop: Whether the answer has ended.
-      stop_type: Why: "eos", "limit" or "word".
-      stopping_word: The stop string that ended it; "" if none did.
-      tokens_predicted, tokens_evaluated: Generated tokens so far, and those of the prompt.
-      tokens_cached: Those of the prompt that the prefix cache held.
-      truncated: Prompts are never cut.
+      content: The text, or its new part.
+      tokens: Token ids of `content`.
+      stop: True if the answer has ended.
+      stop_type: Reason of the end: "eos", "limit" or "word".
+      stopping_word: Stop string that ended the answer; "" if none did.
+      tokens_predicted, tokens_evaluated: Generated tokens so far; tokens of the prompt.
+      tokens_cached: Prompt tokens found in the prefix cache.
+      truncated: False, since prompts are never cut.
     """
 
     index: Literal[0] = 0
@@ -129,7 +120,7 @@ class LlamaCompletion(BaseModel):
 
 
 def llama_job(request: LlamaCompletionRequest, model: ServedModel) -> GenerationJob:
-    """What a request asks for.
+    """Returns the job of a request.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -146,7 +137,7 @@ def llama_job(request: LlamaCompletionRequest, model: ServedModel) -> Generation
         grammar = AnswerGrammar.of("json_schema", json_schema=request.json_schema)
     settings = {
         **{name: getattr(request, name) for name in _SAME_NAME},
-        # Past the end of any context: only the context limits the answer.
+        # This limit is past the end of any context, so only the context limits the answer.
         "max_tokens": MAX_INT32 if request.n_predict in (None, -1) else request.n_predict,
         "top_k": None if request.top_k is None else max(0, request.top_k),
         "seed": None if request.seed is None or request.seed < 0 else request.seed,
@@ -165,11 +156,7 @@ def llama_job(request: LlamaCompletionRequest, model: ServedModel) -> Generation
 
 
 class LlamaAnswer(DataEvents):
-    """Writes the answer.
-
-    Args:
-      job: The request's job.
-    """
+    """Writer of the answer of a job."""
 
     def __init__(self, job: GenerationJob) -> None:
         self._model = job.model
@@ -178,7 +165,6 @@ class LlamaAnswer(DataEvents):
         self._seed: int | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> LlamaCompletion:
-        """The whole answer."""
         [output] = outputs
         self._counts.add(0, output)
         self._seed = output.seed
@@ -186,7 +172,7 @@ class LlamaAnswer(DataEvents):
         return self._ended(self._last.text, self._last.token_ids if self._last.text else [])
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
-        """An event with what is new of the text."""
+        """Returns an event with the new part of the text."""
         self._counts.add(0, output)
         self._seed = output.seed
         event = ""
@@ -196,7 +182,6 @@ class LlamaAnswer(DataEvents):
         return event
 
     def end(self) -> str:
-        """The last event."""
         return sse_event(self._ended("", []))
 
     def _part(self, content: str, tokens: list[int]) -> LlamaCompletion:

@@ -27,12 +27,7 @@ from jaxis.vision.prompt_images import PromptImages
 
 
 def behind_loop(client: EngineClient | PoolingClient, config: ServerConfig) -> AsyncEngine:
-    """An engine of either kind behind the event loop.
-
-    Args:
-      client: The engine.
-      config: How it is served.
-    """
+    """Returns an engine of either kind, served from the event loop with the settings of `config`."""
     max_queued, stall_seconds = config.max_queued, config.stall_seconds
     if isinstance(client, PoolingProcess):
         return AsyncPoolingEngine(client, max_queued=max_queued, stall_seconds=stall_seconds)
@@ -42,16 +37,16 @@ def behind_loop(client: EngineClient | PoolingClient, config: ServerConfig) -> A
 def model_context(
     parts: ServerParts, engine: AsyncEngine, config: ServerConfig, metrics: ModelMetrics | None = None
 ) -> ServerContext:
-    """A loaded model in its server.
+    """Returns the context of a loaded model.
 
     Args:
-      parts: What it shares with the server's other models.
-      engine: The model's.
-      config: How the model is served.
-      metrics: Of the same model, as it was loaded before; None makes some.
+      parts: Parts that the server's models share.
+      engine: Engine of the model.
+      config: Settings of the model's serving.
+      metrics: Metrics of the same model from an earlier load; None makes new ones.
 
     Raises:
-      ConfigError: There is no such parser.
+      ConfigError: A parser does not exist.
     """
     parsers = ModelParsers.select(
         engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
@@ -90,15 +85,7 @@ def model_context(
 
 
 class OneModel(ServedModels):
-    """Serves one engine, whatever model a request asks for: the routes check its name.
-
-    Args:
-      engine: Not started yet.
-      config: How to serve it.
-
-    Attributes:
-      engine: The engine.
-    """
+    """Serves one engine, whatever model a request asks for, since the routes check its name."""
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
         self.engine = engine
@@ -106,16 +93,13 @@ class OneModel(ServedModels):
 
     @property
     def failure(self) -> EngineError | None:
-        """Why the engine has ended for good."""
         return self.engine.failure
 
     @property
     def request_bytes(self) -> int:
-        """See `ServedModels`."""
         return self.engine.info.request_bytes
 
     def join(self, parts: ServerParts) -> None:
-        """See `ServedModels.join`."""
         self._context = model_context(parts, self.engine, self._config)
         self._entry = ModelEntry(
             names=ModelNames(self._config.served_model_names, self._config.model_aliases, self._context.model.adapters),
@@ -126,58 +110,49 @@ class OneModel(ServedModels):
         )
 
     def renew_fingerprint(self) -> None:
-        """Answers from now on carry the fingerprint that the engine has now."""
+        """Makes later answers carry the engine's current fingerprint."""
         model = dataclasses.replace(self._context.model, fingerprint=self.engine.info.fingerprint or None)
         self._context = dataclasses.replace(self._context, model=model)
         self._entry = dataclasses.replace(self._entry, context=self._context)
 
     async def start(self) -> None:
-        """Starts the engine."""
         self.engine.start()
 
     async def drain(self, deadline_seconds: float) -> None:
-        """See `AsyncEngine.drain`."""
         await self.engine.drain(deadline_seconds)
 
     async def shutdown(self) -> None:
-        """Ends the engine."""
         await self.engine.shutdown()
 
     async def context_of(self, request: Request) -> ServerContext:  # noqa: ARG002 (there is one model)
-        """The model."""
         return self._context
 
     async def answer(self, request: Request, handler: Handler) -> Response:
-        """The handler's answer."""
         return await handler(request)
 
     def entries(self) -> Sequence[ModelEntry]:
-        """The model."""
         return [self._entry]
 
     def entry(self, name: str | None) -> ModelEntry:
-        """The model, if the name is one of its own, or none."""
         self._entry.names.check(name)
         return self._entry
 
     def keep(self, name: str, keep_alive: str | float | None) -> None:
-        """No effect: it stays loaded."""
+        """Does nothing, since the model stays loaded."""
 
     async def load(self, name: str | None) -> None:
-        """It is loaded, if the name is one of its own."""
+        """Checks the name; the model is loaded."""
         self._entry.names.check(name)
 
     async def unload(self, name: str | None) -> bool:
-        """It stays loaded."""
+        """Checks the name, and returns False: the model stays loaded."""
         self._entry.names.check(name)
         return False
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether the engine is."""
         return self.engine.is_making_progress
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the engine is."""
         return self.engine.is_accepting

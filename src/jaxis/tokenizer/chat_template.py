@@ -12,9 +12,9 @@ from jaxis.errors import RequestError
 from jaxis.tokenizer.template_process import render
 
 IMAGE_PART = {"type": "image"}
-"""The part of a content for which a template writes the placeholder of an image."""
+"""Part of a content for which a template writes the placeholder of an image."""
 VIDEO_PART = {"type": "video"}
-"""The same of a video."""
+"""Part of a content for which a template writes the placeholder of a video."""
 
 # Appended to the message to continue, and located in the rendered text. Templates often strip messages: if the mark's
 # space is gone, so is the message's own trailing white space.
@@ -41,8 +41,8 @@ def render_chat_template(
       messages: Each has a role, and a content that is a string or a list of parts, {"type": "text", "text": ...} or
         IMAGE_PART or VIDEO_PART; keys whose value is None count as absent, except a content of None next to tool_calls.
       tools: JSON schemas of the functions the model may call.
-      add_generation_prompt: End with what opens the assistant's answer.
-      continue_final_message: End inside the last message, without what closes it.
+      add_generation_prompt: True ends with the opening of the assistant's answer.
+      continue_final_message: True ends inside the last message, without its closing.
       **variables: Further variables of the template.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Finds and reads a checkpoint's tokenizer, whatever its layout.
+"""Finds and reads a checkpoint's tokenizer, in any layout.
 
-A tokenizer.json is the whole tokenizer and comes first. The other layouts are a vocabulary: how text is split follows
-from the class that tokenizer_config.json names, and where that is not known, the tokenizer is refused.
+A tokenizer.json is the whole tokenizer and comes first. The other layouts are a vocabulary: the class in
+tokenizer_config.json determines how text is split. If the class is unknown, the tokenizer is refused.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ from tokenizers import AddedToken
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.loading.git_lfs import check_not_lfs_pointer
-from jaxis.tokenizer.byte_level import distinct_texts, with_added_tokens
 from jaxis.tokenizer.byte_level_files import read_merges_files, read_tiktoken_file, unknown_rules
 from jaxis.tokenizer.class_settings import apply_class_settings
-from jaxis.tokenizer.config import TokenizerConfig, add_sequence_ends, read_json_object
+from jaxis.tokenizer.config import TokenizerConfig, read_json_object
 from jaxis.tokenizer.gguf import gguf_tokenizer, has_tokenizer
-from jaxis.tokenizer.sentencepiece import (
-    Piece,
-    PieceType,
-    SentencePieceModel,
-    SpacePrefix,
-    sentencepiece_backend,
-    writes_spaces_after_special_tokens,
-)
+from jaxis.tokenizer.sentencepiece import SpacePrefix, sentencepiece_backend, writes_spaces_after_special_tokens
+from jaxis.tokenizer.sentencepiece_file import Piece, PieceType, SentencePieceModel
+from jaxis.tokenizer.sequence_ends import add_sequence_ends
 from jaxis.tokenizer.tekken import SPECIAL_TOKENS as TEKKEN_SPECIAL_TOKENS
 from jaxis.tokenizer.tekken import read_tekken
+from jaxis.tokenizer.token_texts import distinct_texts, with_added_tokens
 from jaxis.tokenizer.wordpiece import SPECIAL_TOKENS as WORDPIECE_SPECIAL_TOKENS
 from jaxis.tokenizer.wordpiece import WORDPIECE_CLASSES, read_wordpiece
 
@@ -53,7 +48,7 @@ def read_checkpoint_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, Tokeniz
     """Reads the tokenizer of a checkpoint's folder or of a GGUF file; None if there is none.
 
     Raises:
-      CheckpointError: A broken file, or a tokenizer that is not supported.
+      CheckpointError: A file is broken, or the tokenizer is not supported.
     """
     if path.is_file():
         metadata = read_gguf_metadata(path)
@@ -109,7 +104,7 @@ def _read_wordpiece(path: Path, config: TokenizerConfig) -> tuple[tokenizers.Tok
 
 
 def _is_tiktoken(path: Path) -> bool:
-    """Whether a `tokenizer.model` is tiktoken's text, lines of base64 and a rank, and not SentencePiece's message."""
+    """Returns whether a `tokenizer.model` is tiktoken's text, lines of base64 and a rank, not SentencePiece's."""
     with path.open("rb") as file:
         line = file.read(256).partition(b"\n")[0].split()
     return len(line) == 2 and line[0].isascii() and line[1].isdigit()
@@ -167,7 +162,7 @@ def _add_ends(backend: tokenizers.Tokenizer, config: TokenizerConfig, *, adds_bo
 
 
 def _read_added_tokens(path: Path, config: TokenizerConfig) -> dict[int, AddedToken]:
-    """Id -> token of added_tokens.json, which older checkpoints have instead of `added_tokens_decoder`."""
+    """Reads id -> token of added_tokens.json, which older checkpoints have instead of `added_tokens_decoder`."""
     ids = read_json_object(path)
     if not all(type(token_id) is int for token_id in ids.values()):
         raise CheckpointError(f"{path} is not a map from tokens to ids; fetch the file again")

@@ -1,8 +1,8 @@
-"""Settings of tokenizer_config.json that override the rules of tokenizer.json, by the class that it names.
+"""Settings of tokenizer_config.json that override the rules of tokenizer.json, for the class that it names.
 
-transformers builds some classes' rules anew, with these settings, whatever tokenizer.json says; for all other classes
-it takes the file as it is. Source: transformers 5, the `__init__` of each class. `add_bos_token` and `add_eos_token` it
-drops where there is a tokenizer.json.
+transformers builds some classes' rules anew with these settings, whatever tokenizer.json says. For other classes it
+takes the file as it is. It drops `add_bos_token` and `add_eos_token` if there is a tokenizer.json. Source: transformers
+5, the `__init__` of each class.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def apply_class_settings(
     """Applies a class's settings to the rules of a tokenizer.json; one that changes nothing there is logged.
 
     Args:
-      backend: Is changed.
+      backend: Tokenizer that is changed.
       tokenizer_class: The class of transformers, without a "Fast" at the end.
       values: tokenizer_config.json's object.
       source: The file, for the log.
@@ -79,7 +79,7 @@ def apply_class_settings(
 
 
 def _remove_prefix(backend: tokenizers.Tokenizer) -> None:
-    """Makes strings begin without a space that they do not have, and keeps the space with which one is decoded."""
+    """Stops strings from beginning with an added space, and keeps the space when decoding."""
 
     def without(part: Part) -> Part | None:
         is_strip = part["type"] == "Strip" and part.get("start")
@@ -96,7 +96,7 @@ def _updated(part: Part, kind: str, values: Mapping[str, Any]) -> Part:
 
 
 def _rewritten(backend: tokenizers.Tokenizer, role: str, rewrite: Callable[[Part], Part | None]) -> Any:
-    """A component whose parts `rewrite` changes or, by None, removes; None if it changes nothing."""
+    """Returns a component whose parts `rewrite` changes or, by None, removes; None if nothing changes."""
     component = getattr(backend, role)
     if component is None:
         return None

@@ -1,4 +1,4 @@
-"""The tokens that encoding adds before and after a string."""
+"""A checkpoint's tokenizer settings in tokenizer_config.json and the files beside it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import MAX_JSON_BYTES
@@ -28,14 +27,14 @@ class TokenizerConfig:
       extra_special_tokens: Special tokens without a name.
       added_tokens: Id -> token of `added_tokens_decoder`, by rising ids; their flags override tokenizer.json's.
       chat_templates: Name -> Jinja source; "default" is the one used unless another is asked for.
-      clean_up_tokenization_spaces: Whether decoding removes spaces before punctuation (never done for BPE).
-      split_special_tokens: Whether special tokens in a string are encoded as ordinary text.
+      clean_up_tokenization_spaces: True removes spaces before punctuation in decoding (never done for BPE).
+      split_special_tokens: True encodes special tokens in a string as ordinary text.
       tokenizer_class: The class of transformers, without a "Fast" at the end; None if there is none.
-      add_bos_token: Whether a string begins with the beginning-of-sequence token; None if the class decides.
-      add_eos_token: Whether it ends with the end-of-sequence token; None if the class decides.
-      add_prefix_space: Whether a string begins with a space that it does not have; None if the class decides.
-      legacy: Whether it also does after a special token; None if the class decides.
-      stop_token_ids: Tokens that end an answer, where the tokenizer's own file tells them.
+      add_bos_token: True begins strings with the beginning-of-sequence token; None if the class decides.
+      add_eos_token: True ends strings with the end-of-sequence token; None if the class decides.
+      add_prefix_space: True begins strings with an added space; None if the class decides.
+      legacy: True adds the space after a special token too; None if the class decides.
+      stop_token_ids: Tokens that end an answer, where the tokenizer's own file names them.
     """
 
     special_tokens: dict[str, AddedToken] = field(default_factory=dict)
@@ -99,7 +98,7 @@ TEMPLATE_FILES = (
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template*"),
     *("additional_chat_templates", "additional_chat_templates/*"),
 )
-"""Where a folder may have its chat templates: names, and patterns of them."""
+"""Names, and patterns of names, of a folder's files with chat templates."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -171,26 +170,3 @@ def _inline_templates(value: str | list[dict[str, str]] | dict[str, str] | None)
     if isinstance(value, dict):
         return dict(value)
     return {entry["name"]: entry["template"] for entry in value}
-
-
-# The tokens that encoding adds before and after a string.
-
-
-def add_sequence_ends(backend: tokenizers.Tokenizer, bos_id: int | None, eos_id: int | None) -> None:
-    """Makes encoding begin with one token and end with another; None adds none.
-
-    Args:
-      backend: Its post-processor is set.
-      bos_id: Id of the token at the beginning.
-      eos_id: Id of the token at the end.
-    """
-    ends = {token_id: backend.id_to_token(token_id) for token_id in (bos_id, eos_id) if token_id is not None}
-    if not ends:
-        return
-    before = [] if bos_id is None else [f"{ends[bos_id]}:0"]
-    after = [] if eos_id is None else [f"{ends[eos_id]}:0"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A:0", *after],
-        pair=[*before, "$A:0", *after, *before, "$B:0", *after],
-        special_tokens=[(text, token_id) for token_id, text in ends.items()],
-    )

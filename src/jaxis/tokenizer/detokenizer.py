@@ -1,8 +1,8 @@
-"""Incremental detokenization: takes token ids as they are sampled, and gives text as soon as it is final.
+"""Incremental detokenization: takes token ids as they are sampled, and returns text as soon as it is final.
 
-The text is what decoding prompt and output together adds to decoding the prompt alone, so a leading space that
-the model wrote is kept. A token stands for fixed bytes inside a string, so each is looked up once and the cost of a
-step does not grow with the text; a token may well end one character and begin the next.
+The text is the difference between decoding prompt and output together and decoding the prompt alone. So a leading space
+that the model wrote is kept. A token stands for fixed bytes inside a string. So each is looked up once, and the cost of
+a step does not grow with the text. A token may end one character and begin the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """All final text so far; it only grows. Excludes what may still become a stop string."""
+        """All final text so far; it only grows. Excludes text that may still become a stop string."""
         return "".join(self._decided)
 
     def update(self, new_token_ids: Sequence[int], *, may_stop: bool = True) -> str | None:
@@ -51,7 +51,7 @@ class IncrementalDetokenizer:
 
         Args:
           new_token_ids: The tokens.
-          may_stop: Whether their text may be part of a stop string.
+          may_stop: True if their text may be part of a stop string.
 
         Returns:
           The stop string that has been hit, or None.
@@ -65,7 +65,7 @@ class IncrementalDetokenizer:
         return self.stop_hit
 
     def delta(self) -> str:
-        """The text that became final since the last call (or the start): safe to stream."""
+        """Returns the text that became final since the last call (or the start): safe to stream."""
         new = "".join(self._decided[self._num_sent :])
         self._num_sent = len(self._decided)
         return new
@@ -88,7 +88,7 @@ class IncrementalDetokenizer:
         self._held = text[len(text) - num_held :]
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest suffix of the text that is a prefix of a stop string."""
+        """Returns the length of the longest suffix of the text that is a prefix of a stop string."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):
@@ -99,14 +99,15 @@ class IncrementalDetokenizer:
 
 
 class TokenPlaces:
-    """Finds where tokens begin in the text that they give.
+    """Finds the places in the text where tokens begin.
 
-    A token that goes on with a character begins where the character does, and one without text where the next begins.
+    A token that continues a character begins where the character does. A token without text begins where the next one
+    does.
 
     Args:
-      tokenizer: The tokens' own.
+      tokenizer: Tokenizer of the tokens.
       prompt_token_ids: Tokens before them.
-      skip_special_tokens: Special tokens give no text.
+      skip_special_tokens: True gives special tokens no text.
       start: Characters of the text that is before them.
     """
 
@@ -139,7 +140,7 @@ class TokenPlaces:
         return places, "".join(texts)
 
     def end(self) -> str:
-        """The text of an incomplete character that no token will complete."""
+        """Returns the text of an incomplete character that no token will complete."""
         return self._reader.end()
 
 

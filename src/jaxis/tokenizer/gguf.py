@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, from its metadata: a `tokenizers` backend and what a tokenizer_config.json would say.
+"""The tokenizer of a GGUF file, from its metadata: a `tokenizers` backend and the settings of tokenizer_config.json.
 
 The keys are llama.cpp's (src/llama-vocab.cpp, gguf-py/gguf/constants.py). A row of `tokenizer.ggml.tokens` is a row of
-the embedding, so every row keeps its id, also where two have the same text or one is not valid UTF-8.
+the embedding. So every row keeps its id, also if two have the same text or one is not valid UTF-8.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import tokenizers
 from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
-from jaxis.tokenizer.byte_level import byte_level_backend, distinct_texts
-from jaxis.tokenizer.byte_level_files import SPLIT_RULES, adds_bos_by_default
-from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig, add_sequence_ends
+from jaxis.tokenizer.byte_level import byte_level_backend
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
 from jaxis.tokenizer.sentencepiece import (
     WORD_START,
-    ModelType,
-    Piece,
-    PieceType,
-    SentencePieceModel,
     SpacePrefix,
     sentencepiece_backend,
     sentencepiece_bpe_backend,
     writes_spaces_after_special_tokens,
 )
+from jaxis.tokenizer.sentencepiece_file import ModelType, Piece, PieceType, SentencePieceModel
+from jaxis.tokenizer.sequence_ends import add_sequence_ends
+from jaxis.tokenizer.split_rules import SPLIT_RULES, adds_bos_by_default
+from jaxis.tokenizer.token_texts import distinct_texts
 from jaxis.tokenizer.wordpiece import wordpiece_backend
 
 _INSTEAD = "use a file made with a newer llama.cpp, or the model's safetensors"
@@ -72,7 +71,7 @@ _ASSUMED_CLS = 101
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether a GGUF file with these keys has a tokenizer, of whatever kind."""
+    """Returns whether a GGUF file with these keys has a tokenizer of any kind."""
     return metadata.get("tokenizer.ggml.model") not in _NO_TOKENIZER
 
 
@@ -125,10 +124,10 @@ class _Values:
         self.source = source
 
     def get(self, name: str, kind: type, *, prefix: str = "tokenizer.ggml.") -> Any:
-        """A key's value, None if it is absent.
+        """Returns a key's value, None if it is absent.
 
         Raises:
-          CheckpointError: It is of another type.
+          CheckpointError: The value has another type.
         """
         value = self._metadata.get(prefix + name)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
@@ -136,10 +135,10 @@ class _Values:
         return value
 
     def array(self, name: str, kinds: type | tuple[type, ...], length: int | None = None) -> list[Any] | None:
-        """An array's elements, None if it is absent.
+        """Returns an array's elements, None if it is absent.
 
         Raises:
-          CheckpointError: It is no array, an element is of another type, or there are fewer than `length`.
+          CheckpointError: The value is not an array, an element has another type, or there are fewer than `length`.
         """
         value = self._metadata.get("tokenizer.ggml." + name)
         if value is None:
@@ -171,7 +170,7 @@ class _Values:
 
 
 def _pieces(values: _Values) -> list[Piece]:
-    """The vocabulary, with texts that are valid and distinct."""
+    """Returns the vocabulary, with texts that are valid and distinct."""
     tokens = values.array("tokens", str)
     if not tokens:
         raise values.fault("tokenizer.ggml.tokens is missing or empty")
@@ -187,7 +186,7 @@ def _pieces(values: _Values) -> list[Piece]:
 
 
 def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str, int]:
-    """Key -> id, of the tokens that have a role."""
+    """Returns key -> id of the tokens that have a role."""
     ids = {}
     for name in dict.fromkeys([*SPECIAL_TOKEN_KEYS.values(), *_END_OF_TURN_KEYS]):
         token_id = values.get(name, int)
@@ -248,14 +247,14 @@ def _unigram_backend(values: _Values, pieces: list[Piece], ids: dict[str, int]) 
 
 
 def _with_word_starts(piece: Piece) -> Piece:
-    """A user-defined run of spaces as SentencePiece spells it; the file has it as the text has it."""
+    """Returns a user-defined run of spaces in SentencePiece's spelling; the file has plain spaces."""
     if piece.type == PieceType.USER_DEFINED and not piece.text.strip(" "):
         return Piece(WORD_START * len(piece.text), piece.score, piece.type)
     return piece
 
 
 def _wordpiece_backend(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> tokenizers.Tokenizer:
-    """WordPiece, in whose file words begin with SentencePiece's mark, and continuations of words with nothing."""
+    """Builds WordPiece. In the file, words begin with SentencePiece's mark, and continuations with nothing."""
 
     def word(piece: Piece) -> str:
         is_special = piece.type in (PieceType.CONTROL, PieceType.UNKNOWN)
@@ -329,7 +328,6 @@ def _whole_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
 def _add_ends(
     backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], *, adds_bos: bool, adds_eos: bool = False
 ) -> None:
-    """Sets what encoding adds before and after a string."""
     ends: dict[str, int | None] = {"bos": None, "eos": None}
     for end, default in (("bos", adds_bos), ("eos", adds_eos)):
         wanted = values.get(f"add_{end}_token", bool)
@@ -354,7 +352,7 @@ def _config(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> Tokeni
 
 
 def _has_role(name: str, piece: Piece) -> bool:
-    """Whether a token with a special role can be special; a word named for padding stays a word."""
+    """Returns whether a token with a special role can be special; a word named for padding stays a word."""
     return name in ("bos_token", "eos_token") or piece.type not in (PieceType.NORMAL, PieceType.BYTE)
 
 

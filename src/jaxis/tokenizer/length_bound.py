@@ -1,8 +1,8 @@
-"""How few tokens a string can have, told from its bytes: texts that cannot fit are refused before they are tokenized.
+"""Lower bound of a string's tokens, from its bytes: texts that cannot fit are refused before they are tokenized.
 
 Tokenizing megabytes takes seconds and a hundred times their memory. No token stands for more bytes than the longest
 one, so a string of b bytes has at least b / longest tokens, unless the tokenizer drops or folds some of it. The rules
-here know which of the `tokenizers` library's components do: for one that may drop anything, there is no bound.
+here know which of the `tokenizers` library's components do. There is no bound for a component that may drop anything.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SPACE_DROPPING = {"Strip", "Whitespace", "WhitespaceSplit"}
 
 @dataclass(frozen=True)
 class LengthBound:
-    """What one token can stand for.
+    """Maximum text of one token.
 
     Attributes:
-      bytes_per_token: Most bytes of a string, in UTF-8; infinite where the tokenizer may drop text.
-      counts_spaces: Whether white space counts among them; a tokenizer may drop it, or fold it into a token.
+      bytes_per_token: Maximum bytes of a string, in UTF-8; infinite where the tokenizer may drop text.
+      counts_spaces: True if white space counts; a tokenizer may drop it, or fold it into a token.
     """
 
     bytes_per_token: float
@@ -44,7 +44,7 @@ class LengthBound:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> LengthBound:
-        """The bound of a tokenizer."""
+        """Returns the bound of a tokenizer."""
         added = backend.get_added_tokens_decoder().values()
         components = [*_parts(backend.normalizer), *_parts(backend.pre_tokenizer)]
         vocabulary = backend.get_vocab(with_added_tokens=False)
@@ -60,7 +60,7 @@ class LengthBound:
         return cls(factor * longest, not drops_spaces and not folds_spaces)
 
     def least_num_tokens(self, text: str) -> int:
-        """A number of tokens than which the text has no fewer."""
+        """Returns a lower bound of the text's tokens."""
         if len(text) * 4 <= self.bytes_per_token:
             return 0
         # str.split also splits at control characters that Unicode does not call white space: fewer bytes are counted.
@@ -69,7 +69,7 @@ class LengthBound:
 
 
 def _parts(component: Normalizer | PreTokenizer | None) -> list[dict[str, Any]]:
-    """The settings of each component that one consists of."""
+    """Returns the settings of each part of a component."""
     parts, stack = [], [] if component is None else [json.loads(component.__getstate__())]
     while stack:
         parts.append(stack.pop())
@@ -78,7 +78,7 @@ def _parts(component: Normalizer | PreTokenizer | None) -> list[dict[str, Any]]:
 
 
 def _shrink_factor(component: dict[str, Any]) -> float:
-    """The most bytes that become one byte; infinite where there is no such number. White space that goes is ignored."""
+    """Returns the maximum bytes that become one byte; infinite without a bound. Ignores dropped white space."""
     kind = component["type"]
     if kind in _LOSSLESS or kind in _SPACE_DROPPING:
         return 1.0
@@ -94,7 +94,7 @@ def _shrink_factor(component: dict[str, Any]) -> float:
 
 
 def _covers_every_byte(model: Model, vocabulary: Mapping[str, int], by_character: bool) -> bool:
-    """Whether every text is made of the model's tokens: others drop what they do not know, or fold it into one."""
+    """Returns whether every text is made of the model's tokens: others drop unknown text, or fold it into one."""
     if by_character:
         return isinstance(model, BPE) and all(character in vocabulary for character in BYTE_OF_CHARACTER)
     return bool(getattr(model, "byte_fallback", False)) and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))

@@ -13,14 +13,9 @@ from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
-from jaxis.tokenizer.byte_level import (
-    MAX_ADDED_ROWS,
-    SplitRules,
-    byte_level_backend,
-    decode_token,
-    spell_ranks,
-    with_added_tokens,
-)
+from jaxis.tokenizer.byte_level import SplitRules, byte_level_backend
+from jaxis.tokenizer.token_ranks import decode_token, spell_ranks
+from jaxis.tokenizer.token_texts import MAX_ADDED_ROWS, with_added_tokens
 
 # What files without a list of their own have.
 _FIRST_SPECIAL_TOKENS = (
@@ -35,7 +30,7 @@ def read_tekken(path: Path) -> tokenizers.Tokenizer:
     """Reads the file.
 
     Raises:
-      CheckpointError: It cannot be read or is not such a file.
+      CheckpointError: The file cannot be read or is not such a file.
     """
     values = read_json_object(path)
     try:
@@ -61,7 +56,7 @@ def read_tekken(path: Path) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(listed: list[dict[str, Any]] | None, number: int) -> dict[int, AddedToken]:
-    """Id -> token, with the names that Mistral gives to rows without one."""
+    """Returns id -> token, with the names that Mistral gives to rows without one."""
     names = {i: f"<SPECIAL_{i}>" for i in range(number)}
     if listed is None:
         names |= {i: text for i, text in enumerate(_FIRST_SPECIAL_TOKENS) if i < number}

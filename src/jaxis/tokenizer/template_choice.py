@@ -33,15 +33,15 @@ def read_tokenizer(
     chat_template: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
 ) -> Tokenizer | None:
-    """A checkpoint's tokenizer, with another chat template in place of its own.
+    """Reads a checkpoint's tokenizer, with another chat template in place of its own.
 
     Args:
-      path: See `Tokenizer.from_path`.
-      chat_template: The user's, see `chat_template_source`; None: the adapter's, or else the checkpoint's.
-      adapter: The folder of what is merged into the checkpoint.
+      path: Argument of `Tokenizer.from_path`.
+      chat_template: The user's template, see `chat_template_source`; None: the adapter's, or else the checkpoint's.
+      adapter: Folder of the adapter that is merged into the checkpoint.
 
     Raises:
-      CheckpointError: See `Tokenizer.from_path`.
+      CheckpointError: A file is broken, or the tokenizer is not supported.
       ConfigError: The template cannot be read, or there is no tokenizer to use it with.
     """
     tokenizer = Tokenizer.from_path(path)
@@ -55,18 +55,18 @@ def read_tokenizer(
 
 
 def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
-    """A tokenizer with this template alone."""
+    """Returns a tokenizer with this template alone."""
     changed = copy.copy(tokenizer)
     changed.chat_templates = {DEFAULT_TEMPLATE: source}
     return changed
 
 
 def adapter_template(folder: Path) -> str | None:
-    """The chat template in an adapter's folder; None if it has none.
+    """Returns the chat template in an adapter's folder; None if it has none.
 
     Raises:
       CheckpointError: A file is invalid.
-      ConfigError: It is not Jinja.
+      ConfigError: The template is not Jinja.
     """
     source = TokenizerConfig.from_folder(folder).chat_templates.get(DEFAULT_TEMPLATE)
     if source is not None:
@@ -75,7 +75,7 @@ def adapter_template(folder: Path) -> str | None:
 
 
 def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] | None = None) -> str:
-    """Jinja source of a template.
+    """Returns the Jinja source of a template.
 
     Args:
       asked: The name of one of the checkpoint's templates or of one that jaxis brings, the path of a file, or source.
@@ -103,7 +103,7 @@ def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] |
 
 
 def answer_end_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The token that ends answers in the tokenizer's default template, if one does, and nothing else in them.
+    """Returns the token that ends answers in the default template, if there is one and it does nothing else.
 
     A template that also writes it within an answer, between reasoning, text and calls, leaves the end to the model's
     other tokens.
@@ -131,7 +131,7 @@ def answer_end_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def turn_end_token_id(tokenizer: Tokenizer) -> int | None:
-    """The special token that ends an answer in the tokenizer's default template; None if text ends it.
+    """Returns the special token that ends an answer in the default template; None if text ends it.
 
     A base model's own end-of-sequence token is often another one: with ChatML, Qwen's base models end a turn by
     `<|im_end|>` and a document by `<|endoftext|>`.

@@ -99,7 +99,7 @@ def _compile(template: str) -> jinja2.Template:
 
 
 def _render(template: str, variables: Mapping[str, Any], max_characters: int) -> dict[str, Any]:
-    """The answer: {"text"}, or {"kind", "reason"} of an error; see also `limited_worker`."""
+    """Returns the answer: {"text"}, or {"kind", "reason"} of an error; see also `limited_worker`."""
     parts, num_characters = [], 0
     try:
         for part in _compile(template).generate(variables):
@@ -117,6 +117,6 @@ def _render(template: str, variables: Mapping[str, Any], max_characters: int) ->
 
 
 def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any], int, tuple[()]]:
-    """The answer to a request (see `limited_worker`)."""
+    """Answers a request (see `limited_worker`)."""
     del data
     return _render(request["template"], request["variables"], request["max_characters"]), 0, ()

@@ -79,27 +79,27 @@ class Tokenizer:
         """Reads the tokenizer of a checkpoint, a folder or a GGUF file; None if it has none.
 
         Raises:
-          CheckpointError: A broken file, or a tokenizer that is not supported.
+          CheckpointError: A file is broken, or the tokenizer is not supported.
         """
         found = read_checkpoint_tokenizer(Path(path))
         return None if found is None else cls(*found)
 
     def limited_to(self, max_model_len: int, *, may_grow: bool = True) -> Tokenizer:
-        """This tokenizer for the prompts of a model: `encode` refuses those that are too long before it reads them.
+        """Returns this tokenizer for a model's prompts: `encode` refuses too long prompts before it reads them.
 
-        It refuses by their bytes, which takes milliseconds for texts whose tokenizing takes seconds and gigabytes. A
+        It refuses by their bytes. That takes milliseconds for texts whose tokenizing takes seconds and gigabytes. A
         text that is not refused may still have too many tokens.
 
         Args:
-          max_model_len: Most tokens of a prompt.
-          may_grow: See `ContextLengthError`.
+          max_model_len: Maximum number of tokens in a prompt.
+          may_grow: Argument of `ContextLengthError`.
         """
         limited = copy.copy(self)
         limited._limit = LengthBound.of(self._backend), max_model_len, may_grow
         return limited
 
     def to_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json."""
+        """Returns the tokenizer as the text of a tokenizer.json."""
         return self._backend.to_str()
 
     @property
@@ -156,10 +156,11 @@ class Tokenizer:
         """Encodes a string without adding special tokens.
 
         Returns:
-          The token ids, and where in the string each begins and ends.
+          The token ids, and the (begin, end) of each in the string.
 
         Raises:
-          ContextLengthError, RequestError: See `encode`.
+          ContextLengthError: The text has more tokens than this tokenizer is `limited_to`.
+          RequestError: The text is not a string, or holds half of a surrogate pair.
         """
         self._check([text])
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
@@ -172,13 +173,14 @@ class Tokenizer:
         return encoding.ids, places
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
-        """Encodes two strings as the post-processor puts pairs together, such as `[CLS] first [SEP] second [SEP]`.
+        """Encodes two strings as the post-processor joins pairs, such as `[CLS] first [SEP] second [SEP]`.
 
         Returns:
-          The token ids, and where the second string begins in them.
+          The token ids, and the index at which the second string begins in them.
 
         Raises:
-          ContextLengthError, RequestError: See `encode`.
+          ContextLengthError: The texts have more tokens than this tokenizer is `limited_to`.
+          RequestError: A string is not a string, or holds half of a surrogate pair.
         """
         self._check([first, second])
         [encoding] = self._backend.encode_batch_fast([(first, second)])
@@ -199,14 +201,14 @@ class Tokenizer:
         return _clean_up_spaces(text) if self._clean_up_spaces else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes a token stands for inside a string; one token may hold only a part of a character."""
+        """Returns the UTF-8 bytes of a token inside a string; one token may hold only a part of a character."""
         data = self._bytes_of_token.get(token_id)
         if data is None:
             data = self._bytes_of_token[token_id] = self._find_token_bytes(token_id)
         return data
 
     def token_text(self, token_id: int) -> str:
-        """A token's text inside a string, its leading space included; U+FFFD stands for a part of a character."""
+        """Returns a token's text inside a string, its leading space included; U+FFFD for a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
@@ -233,8 +235,8 @@ class Tokenizer:
         Args:
           messages: Each has a role, and a content that is a string or a list of {"type": "text", "text": ...} parts.
           tools: JSON schemas of the functions the model may call.
-          add_generation_prompt: End with what opens the assistant's answer.
-          continue_final_message: End inside the last message, so that the model goes on with it; needs
+          add_generation_prompt: True ends with the opening of the assistant's answer.
+          continue_final_message: True ends inside the last message, so that the model continues it; needs
             add_generation_prompt=False.
           chat_template: Jinja source, or the name of one of the checkpoint's templates, instead of the default one.
           **template_kwargs: Further variables of the template, such as enable_thinking.
@@ -252,7 +254,7 @@ class Tokenizer:
         )
 
     def choose_chat_template(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """The template that `apply_chat_template` renders with these arguments.
+        """Returns the template that `apply_chat_template` renders with these arguments.
 
         Raises:
           RequestError: There is none.
@@ -279,7 +281,7 @@ class Tokenizer:
         return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
 
     def _check(self, texts: Sequence[str]) -> None:
-        """Raises an error for what `encode` refuses."""
+        """Raises the errors of `encode`."""
         for text in texts:
             if not isinstance(text, str):
                 raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")
@@ -342,7 +344,7 @@ def _with_flags(token: tokenizers.AddedToken, **flags: bool) -> tokenizers.Added
 
 
 def _component_types(component: Normalizer | Decoder | None) -> set[str]:
-    """The types that a normalizer or decoder consists of."""
+    """Returns the types of the parts of a normalizer or decoder."""
     if component is None:
         return set()
     types, stack = set(), [json.loads(component.__getstate__())]

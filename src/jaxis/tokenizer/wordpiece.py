@@ -25,7 +25,7 @@ SPECIAL_TOKENS = {
 def read_wordpiece(
     path: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """The tokenizer of a vocabulary.
+    """Reads the tokenizer of a vocabulary.
 
     Args:
       path: The file.
@@ -53,13 +53,13 @@ def read_wordpiece(
 def wordpiece_backend(
     vocabulary: Mapping[str, int], settings: Mapping[str, Any], special_tokens: Mapping[str, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """The tokenizer of a vocabulary.
+    """Builds the tokenizer of a vocabulary.
 
     Args:
       vocabulary: Token -> id; continuations of words begin with "##".
-      settings: See `read_wordpiece`.
-      special_tokens: Name, one of SPECIAL_TOKENS -> the token; those of the vocabulary, "unk_token", "cls_token" and
-        "sep_token" among them.
+      settings: Settings as for `read_wordpiece`.
+      special_tokens: Name, one of SPECIAL_TOKENS -> the token; the vocabulary's, among them "unk_token", "cls_token"
+        and "sep_token".
     """
     names = {name: token.content for name, token in special_tokens.items()}
     backend = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary), unk_token=names["unk_token"]))

@@ -1,6 +1,6 @@
-"""Trains models: fine-tuning of all weights or of adapters, on conversations, texts and preferences.
+"""Training of models: fine-tuning of all weights or of adapters, on conversations, texts and preferences.
 
-From data to a model: `rows` reads files, `examples` makes token ids of them and marks what is learned, `packing` and
-`batches` arrange those, `objectives` computes losses, `optimizer` and `step` update what is trained, `checkpoint` keeps
-it, `export` writes what other programs read. `trainer` goes through all of it.
+`rows` reads data files. `examples` turns data rows into token ids and marks the learned tokens. `packing` and `batches`
+arrange examples into batches. `objectives` computes losses, `optimizer` and `step` update the trained weights,
+`checkpoint` saves the state of a run, and `export` writes the finished model. `trainer` runs all of it.
 """

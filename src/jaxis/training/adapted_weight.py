@@ -1,4 +1,4 @@
-"""AdaptedWeight: a weight and the low-rank change that is trained beside it."""
+"""AdaptedWeight: a frozen weight with a trained low-rank change (LoRA)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from jaxis.kernels.weights import Allocate, Weight, WeightValue, as_weight, dequ
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AdaptedWeight(Weight):
-    """A weight [out, in] that stands for `base + scale * b a` (LoRA, arXiv:2106.09685).
+    """A weight [out, in] with the value `base + scale * b a` (LoRA, arXiv:2106.09685).
 
     Attributes:
-      base: Stands for [out, in]; in any form.
+      base: Frozen weight [out, in], in any format.
       a: float32 [r, in].
       b: float32 [out, r].
-      scale: Of the product of the two.
-      dropout: The share of the input's elements that `a` does not see, drawn by `key`.
-      key: None: it sees all.
+      scale: Factor of `b a`.
+      dropout: Share of the input's elements that are zeroed before `a`; the others are scaled up.
+      key: Random key of the dropout; None: no dropout.
     """
 
     base: WeightValue
@@ -74,11 +74,11 @@ class AdaptedWeight(Weight):
         return (base + self.scale * (self.b @ self.a)).astype(dtype)
 
     def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> None:
-        """The native kernels have no derivatives."""
+        """Returns None: the native kernels have no derivatives."""
         del dtype, allocate
 
     def with_key(self, key: jax.Array) -> AdaptedWeight:
-        """The same with a key for what it drops."""
+        """Returns the weight with a random key for its dropout."""
         return dataclasses.replace(self, key=key)
 
 
@@ -91,7 +91,7 @@ def _changes_of(weights: Sequence[AdaptedWeight], x: jax.Array) -> list[jax.Arra
 def _changes(
     scales: tuple[float, ...], x: jax.Array, a: Sequence[jax.Array], b: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """What several pairs of thin matrices make of one x [..., in]: float32 [..., out] for each.
+    """Multiplies x [..., in] by several pairs of low-rank matrices: one float32 [..., out] for each pair.
 
     JAX's own derivatives transpose the large cotangents of the products, which takes longer than the products.
     """

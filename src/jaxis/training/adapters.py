@@ -1,4 +1,4 @@
-"""Adapters that are trained: which layers get them, how they begin, and PEFT's files of them."""
+"""Adapters in training: the choice of layers, the initial matrices, and PEFT's files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class AdaptedLayers:
     """The layers that get adapters.
 
     Attributes:
-      params: How the user asked for them.
-      sizes: Name of a layer here -> its features in and out.
-      theirs: Name of a layer here -> what PEFT calls it.
-      others: What PEFT calls all other modules.
-      is_transposed: Whether PEFT finds their weights as [in, out].
-      changes_head: Whether the head is one of them.
+      params: The user's settings.
+      sizes: Input and output size of each adapted layer, by its name in jaxis.
+      theirs: PEFT's name of each adapted layer, by its name in jaxis.
+      others: PEFT's names of all other modules.
+      is_transposed: True if PEFT's model stores these layers' weights as [in, out].
+      changes_head: True if the output head gets an adapter.
     """
 
     params: PeftParams
@@ -51,12 +51,12 @@ class AdaptedLayers:
 
     @property
     def scale(self) -> float:
-        """Of the product of a layer's two matrices."""
+        """Factor of the product of a layer's two matrices."""
         rank, alpha = self.params.lora_r, float(self.params.lora_alpha)
         return alpha / math.sqrt(rank) if self.params.use_rslora else alpha / rank
 
     def initial(self, seed: int) -> dict[str, jax.Array]:
-        """The matrices at the start, as PEFT's: A uniform within 1 / sqrt(in), B zero; by layer and part."""
+        """Returns initial matrices, as PEFT's: A uniform within 1 / sqrt(in), B zero. Names are `layer.part`."""
         trained: dict[str, jax.Array] = {}
         for number, (name, (size_in, size_out)) in enumerate(self.sizes.items()):
             key, bound = jax.random.fold_in(jax.random.key(seed), number), 1 / math.sqrt(size_in)
@@ -66,11 +66,11 @@ class AdaptedLayers:
         return trained
 
     def matrices(self, name: str, trained: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """A [r, in] and B [out, r] of a layer."""
+        """Returns a layer's A [r, in] and B [out, r]."""
         return trained[f"{name}.{_A}"], trained[f"{name}.{_B}"]
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        """The model's weights, with the adapters beside those of their layers."""
+        """Returns the model's weights, with an `AdaptedWeight` for each adapted layer."""
         adapted = {
             f"{name}.weight": AdaptedWeight(
                 frozen[f"{name}.weight"],
@@ -83,7 +83,7 @@ class AdaptedLayers:
         return {**frozen, **adapted}
 
     def with_keys(self, values: Values, key: jax.Array) -> Values:
-        """The weights with a key for what each adapter drops; without dropout, as they are."""
+        """Returns the weights with a dropout key in each adapted layer; unchanged if there is no dropout."""
         if not self.params.lora_dropout:
             return values
         keyed = dict(values)
@@ -93,13 +93,7 @@ class AdaptedLayers:
         return keyed
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray], base_model: str) -> None:
-        """Writes the two files that PEFT reads.
-
-        Args:
-          folder: Where to.
-          trained: The matrices.
-          base_model: The model that they are for.
-        """
+        """Writes the two files that PEFT reads, for adapters of the model `base_model`."""
         tensors = {}
         for name in sorted(self.sizes, key=self.theirs.__getitem__):
             for part in (_A, _B):
@@ -124,27 +118,27 @@ class AdaptedLayers:
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def remove(self, folder: Path) -> None:
-        """Removes the two files again."""
+        """Removes the two files from the folder."""
         for name in (WEIGHTS_FILE, CONFIG_FILE):
             (folder / name).unlink()
 
     def _target_modules(self) -> list[str]:
-        """Ends of the layers' names if those name nothing else, else whole names."""
+        """Returns the last parts of the layers' names if they match no other module; otherwise the whole names."""
         names = sorted(self.theirs.values())
         ends = {name.rpartition(".")[2] for name in names}
         return names if any(name.rpartition(".")[2] in ends for name in self.others) else sorted(ends)
 
 
 def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]) -> AdaptedLayers:
-    """The layers of a model that get adapters.
+    """Chooses the layers of a model that get adapters.
 
     Args:
       model: The model.
-      params: Which layers are asked for.
-      modules: Names of the checkpoint's modules, of which a layer is to be one: else PEFT could not find it.
+      params: The user's settings.
+      modules: Names of the checkpoint's modules. PEFT can only find layers that are among them.
 
     Raises:
-      ConfigError: There is no such layer, or PEFT could not find one that was named.
+      ConfigError: No layer is chosen, or PEFT could not find a layer that the user named.
     """
     names = checkpoint_names_of(model)
     known_as = {names.name_here(module): module for module in modules}
@@ -153,7 +147,7 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
         for name, layer in {id(m): (n, m) for n, m in named_modules(model)}.values()
         if isinstance(layer, JaxLinear) and not name.startswith("draft.")
     }
-    # What is merged needs no PEFT.
+    # A merged model is written without PEFT.
     unadaptable = () if params.peft_save_mode == "merged" else names.unadaptable
     sizes: dict[str, tuple[int, int]] = {}
     found: dict[str, str] = {}
@@ -162,7 +156,7 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
         if theirs not in modules:
             theirs = known_as.get(name, theirs)
         found[name] = theirs
-        # What scores experts is no linear layer for PEFT, which changes it only where it is named.
+        # For PEFT, a router is no linear layer: it is adapted only if the user names it.
         wanted = _is_named(theirs, params.targets) if params.targets else not isinstance(layer, JaxLmHead | JaxRouter)
         if not wanted or _is_named(theirs, params.lora_exclude_modules):
             continue
@@ -186,7 +180,7 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
 
 
 def _others(modules: Iterable[str], chosen: Mapping[str, str]) -> set[str]:
-    """The modules, and those that they are parts of, without what was chosen."""
+    """Returns the names of the modules and of their parents, except the chosen ones."""
     parts = {module[: match.start()] for module in modules for match in re.finditer(r"\.|$", module)}
     return parts - set(chosen.values())
 

@@ -1,4 +1,4 @@
-"""The model that is trained, as its checkpoint has it."""
+"""The checkpoint that a run starts from."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ from jaxis.training.sharding import Devices
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A checkpoint whose configuration was read, but not its weights.
+    """A checkpoint whose configuration has been read, but not its weights.
 
     Attributes:
       path: Its folder or file.
-      name: As the user calls it.
-      hf_config: Its config.json.
-      tokenizer: Its tokenizer, with the chat template that was asked for.
+      name: The user's name for it.
+      tokenizer: Tokenizer, with the chat template of the run.
       template: Arguments of `Tokenizer.apply_chat_template`.
-      context: Tokens of the longest sequence.
-      compute_dtype: What it computes in.
-      quantization: How its weights are quantized beyond what the checkpoint says: int8, int4 or None.
-      devices: That share the training.
+      context: Length of the longest sequence in tokens.
+      compute_dtype: Data type of the forward pass.
+      quantization: Quantization beyond the checkpoint's own: int8, int4 or None.
+      devices: Devices that share the training.
     """
 
     path: Path
@@ -69,17 +68,17 @@ class BaseModel:
     def load(
         self, dtype: DTypeLike, progress: ProgressDisplay, *, random: bool = False, seed: int = 0, packed: bool = False
     ) -> JaxModule:
-        """The model with its weights in this type.
+        """Loads the model.
 
         Args:
-          dtype: Of plain float arrays, and of what is computed.
-          progress: Shows how far it is.
-          random: Whether weights are drawn instead of read.
-          seed: Of those.
-          packed: Whether weights are packed for the native kernels, as the engine packs them.
+          dtype: Data type of plain float weights and of the forward pass.
+          progress: Display of progress.
+          random: True for random weights instead of the checkpoint's.
+          seed: Seed of random weights.
+          packed: True to pack weights for the native kernels, as the engine does.
 
         Raises:
-          ConfigError, CheckpointError: See `load_model`.
+          ConfigError, CheckpointError: `load_model` fails.
         """
         quantization = None if random else self._quantization()
         config = VllmConfig(
@@ -91,22 +90,25 @@ class BaseModel:
             return load_model(config, make_mesh(), on_progress)
 
     def construct(self, dtype: DTypeLike, *, packed: bool = False) -> JaxModule:
-        """The model without weights, as floats of this type, or packed as the engine has them."""
+        """Constructs the model without weights, for floats of this type or for packed weights."""
         config = ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context)
         quantization = PackingConfig(self._quantization()) if packed else None
         return construct_abstractly(VllmConfig(config, quant_config=quantization), check_config=False)
 
     def abstract(self) -> JaxModule:
-        """The model that `load` reads in `compute_dtype`, but of shapes."""
+        """Returns the model that `load` reads in `compute_dtype`, with shapes instead of arrays."""
         config = ModelConfig(str(self.path), self.hf_config, dtype=self.compute_dtype, max_model_len=self.context)
         return abstract_model(VllmConfig(config, quant_config=self._quantization()), make_mesh())
 
     def check_ids(self, ids: npt.ArrayLike, where: str) -> None:
-        """Raises ConfigError if the model's vocabulary ends before one of the tokens.
+        """Checks that all token ids are in the model's vocabulary.
 
         Args:
-          ids: Of the tokens.
-          where: The row that they are of.
+          ids: Token ids.
+          where: Place of the data row, for the error.
+
+        Raises:
+          ConfigError: A token id is too large.
         """
         size = self.hf_config.get_text_config().get("vocab_size")
         if size is not None and (largest := int(np.max(ids, initial=0))) >= size:
@@ -123,15 +125,14 @@ class BaseModel:
 
 
 def open_base_model(config: TrainConfig, platform: str | None = None) -> BaseModel:
-    """Finds the model and reads what is beside its weights.
+    """Finds the model and reads all files except its weights.
 
     Args:
-      config: The run.
-      platform: What it runs on, such as "cpu", which decides what is computed in where nothing says so; None: what this
-        process runs on.
+      config: Configuration of the run.
+      platform: Platform, such as "cpu", that decides the default data type; None: that of this process.
 
     Raises:
-      ConfigError, CheckpointError: It cannot be found, or is of a kind that cannot be trained.
+      ConfigError, CheckpointError: The model cannot be found, or its kind cannot be trained.
     """
     params = config.model
     kept = {name: value for name, value in params.model_kwargs.items() if name not in ROUTER_KEYS}

@@ -1,4 +1,4 @@
-"""Where the batch of each step comes from: from the rows of files, or from what the model itself says."""
+"""Sources of batches: data files (`GivenBatches`), or the model's own answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jaxis.training.data import Split
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A run before one of its steps.
+class StepContext:
+    """The state of a run just before a step.
 
     Attributes:
-      step: From 0.
-      model: Gives the model with the weights of the moment.
-      write_answer: Takes a line of answers.jsonl.
-      progress: Shows what is compiled.
+      step: Number of the step, from 0.
+      model: Returns the model with the current weights.
+      write_answer: Writes a line of answers.jsonl.
+      progress: Display of progress.
     """
 
     step: int
@@ -30,38 +30,38 @@ class Moment:
 
 
 class BatchSource(Protocol):
-    """The batches of a run."""
+    """Source of a run's batches."""
 
     @property
     def shown(self) -> Sequence[str]:
-        """Names of what the printed lines show of what is reported, beside the loss."""
+        """Names of reported values that printed lines show beside the loss."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every row is seen once."""
+        """Number of steps that use every data row once."""
         ...
 
-    def draw(self, moment: Moment) -> tuple[TrainingBatch, Mapping[str, float]]:
-        """The batch of a step, and what is reported of it."""
+    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
+        """Returns the batch of a step and the values to report about it."""
         ...
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Raises EngineError if what was reported of a step, from 1, must end the run."""
+        """Raises EngineError if the values that a step (from 1) reported must end the run."""
         ...
 
     def summary(self) -> Sequence[str]:
-        """Lines for the user at the end of a run."""
+        """Returns lines for the user at the end of a run."""
         ...
 
     def close(self) -> None:
-        """Frees what drawing took."""
+        """Frees resources."""
         ...
 
 
 @dataclass(frozen=True)
 class GivenBatches:
-    """The batches of files; see `BatchSource`."""
+    """Source of batches that come from data files."""
 
     split: Split
     shown: Sequence[str] = ()
@@ -70,14 +70,14 @@ class GivenBatches:
     def steps_per_epoch(self) -> int:
         return self.split.batches.steps_per_epoch
 
-    def draw(self, moment: Moment) -> tuple[TrainingBatch, Mapping[str, float]]:
-        return self.split.placed(self.split.batches.batch(moment.step)), {}
+    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
+        return self.split.placed(self.split.batches.batch(context.step)), {}
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Any batch will do."""
+        """Accepts every step."""
 
     def summary(self) -> Sequence[str]:
         return ()
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""The batch of each step: a pure function of the examples, the seed and the step's number."""
+"""Batches: each is a pure function of the examples, the seed and the step's number."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MIN_ROW_TOKENS = 64
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Rows of L tokens, [B] of them in each of [M] micro-batches; a row holds up to R sequences, then padding.
+    """M micro-batches of B batch rows of L tokens. A batch row holds up to R sequences, then padding.
 
     Attributes:
       ids: int32 [M, B, L].
-      targets: int32 [M, B, L], the token that follows each.
-      learned: bool [M, B, L], whether that is learned.
-      positions: int32 [M, B, L], of each token in its sequence.
+      targets: int32 [M, B, L], the token that follows each token.
+      learned: bool [M, B, L], True where the target is learned.
+      positions: int32 [M, B, L], position of each token in its sequence.
       seq_lens: int32 [M, B, R].
-      query_start_loc: int32 [M, B, R + 1]; sequence r's tokens are [r] to [r + 1].
+      query_start_loc: int32 [M, B, R + 1]; sequence r has the tokens from element r up to element r + 1.
       num_sequences: int32 [M, B].
-      number: int32 [M, B], of each row in its micro-batch.
+      number: int32 [M, B], index of each batch row in its micro-batch.
     """
 
     ids: np.ndarray | jax.Array
@@ -44,12 +44,12 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How many rows a step has.
+    """Size of a step's batch.
 
     Attributes:
-      num_micro_batches: M, computed one after the other.
-      num_items: Of a micro-batch, computed together: rows, or pairs of rows.
-      max_tokens: Most tokens of a row.
+      num_micro_batches: M; micro-batches are computed one after the other.
+      num_items: Items of a micro-batch, computed together. An item is a batch row or a pair of batch rows.
+      max_tokens: Length of the longest batch row in tokens.
     """
 
     num_micro_batches: int
@@ -58,7 +58,7 @@ class BatchShape:
 
     @property
     def num_items_of_step(self) -> int:
-        """Items of a step."""
+        """Number of items in a step."""
         return self.num_micro_batches * self.num_items
 
 
@@ -66,11 +66,11 @@ class Batches:
     """The batches of training.
 
     Args:
-      items: Examples; an item of two is a pair, whose rows come in the two halves of a micro-batch.
-      shape: Of a batch.
-      seed: Of the order of items, which is another one in each epoch; None keeps them as they are.
-      packs: Whether examples share rows; not for pairs, and not for a mixture.
-      mixture: Which items an epoch has; None: all of them.
+      items: Examples. An item of two is a pair; the two halves of a micro-batch hold the two sides of its pairs.
+      shape: Size of a batch.
+      seed: Seed of the order of items, which differs in each epoch; None keeps the given order.
+      packs: True if examples share batch rows; not supported for pairs or a mixture.
+      mixture: Choice of the items of an epoch; None: all items.
     """
 
     def __init__(
@@ -89,22 +89,22 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every item is seen once, or those of a mixture; the last one may have fewer."""
+        """Number of steps that use every item (or the mixture's items) once; the last step may be smaller."""
         return -(-self._num_units // self._shape.num_items_of_step)
 
     def batch(self, step: int) -> TrainingBatch:
-        """The batch of a step, from 0."""
+        """Returns the batch of a step, from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size = self._shape.num_items_of_step
         return self._assemble(self._units(epoch)[place * size : (place + 1) * size])
 
     def longest(self) -> TrainingBatch:
-        """A batch that has the longest row, and otherwise padding."""
+        """Returns a batch of the longest batch row and padding."""
         return self._assemble([max(self._units(0), key=lambda unit: sum(self._lengths[i] for i in unit))])
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019 - of the two epochs around a step
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - holds the two epochs around a step
     def _units(self, epoch: int) -> list[list[int]]:
-        """The items of each row in the order of an epoch."""
+        """Returns the items of each batch row, in the order of an epoch."""
         if self._mixture is not None:
             return [[i] for i in self._mixture.epoch(epoch).tolist()]
         order = np.arange(len(self._items))
@@ -123,7 +123,7 @@ class Batches:
         longest = max(sum(self._lengths[i] for i in unit) for unit in units)
         num_tokens = shape.max_tokens if self._packs else _rounded_up(longest, MIN_ROW_TOKENS, shape.max_tokens)
         num_sequences = _rounded_up(max(map(len, units)), 1, shape.max_tokens)
-        # As few micro-batches as the last step of an epoch needs would be one more program.
+        # Fewer micro-batches for the last step of an epoch would need one more program.
         of_micro_batch = shape.num_items * of_item
         rows = [
             _Row(num_tokens, num_sequences, number)
@@ -145,7 +145,7 @@ class Batches:
 
 
 class _Row:
-    """A row that is being filled; attributes as in `TrainingBatch`."""
+    """A batch row while it is filled; attributes as in `TrainingBatch`."""
 
     def __init__(self, num_tokens: int, num_sequences: int, number: int) -> None:
         self.ids = np.zeros(num_tokens, np.int32)
@@ -158,7 +158,6 @@ class _Row:
         self.number = np.int32(number)
 
     def add(self, example: Example) -> None:
-        """Appends a sequence."""
         number, length = int(self.num_sequences), len(example.ids)
         start = int(self.query_start_loc[number])
         end = start + length
@@ -172,7 +171,7 @@ class _Row:
 
 
 def _rounded_up(size: int, least: int, most: int) -> int:
-    """The size as one of few: a power of two, or the most."""
+    """Rounds up to a power of two, so that few sizes occur; at most `most`."""
     power = least
     while power < size:
         power *= 2

@@ -1,4 +1,4 @@
-"""Which step of a run was the best, by a metric of the held-out rows."""
+"""The best step of a run, by a metric of the held-out rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class BestStep:
     """The best step so far.
 
     Attributes:
-      metric: Its name in metrics.jsonl.
-      is_greater: Whether larger values are better.
-      step: The step; None: none was measured.
-      value: What was measured there.
+      metric: Name of the metric in metrics.jsonl.
+      is_greater: True if larger values are better.
+      step: The best step; None: nothing has been measured.
+      value: Value of the metric at the best step.
     """
 
     metric: str
@@ -26,7 +26,7 @@ class BestStep:
     value: float | None = None
 
     def improves(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Takes note of a step; whether it is better than all before it.
+        """Records a step's measurements; returns whether the step is better than all before it.
 
         Raises:
           ConfigError: The metric was not measured.
@@ -43,9 +43,9 @@ class BestStep:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Returns the state that a checkpoint saves."""
         return {"step": self.step, "value": self.value}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` returned."""
+        """Restores the state that `state` returned."""
         self.step, self.value = state.get("step"), state.get("value")

@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: all that the next step depends on.
+"""Checkpoints of a training run: all state that the next step depends on.
 
-A checkpoint is a folder with a safetensors file of arrays and a JSON file of what else there is. It is written to a
-folder beside its place, synced to the disk and renamed: a folder with a checkpoint's name is whole. Safetensors, whose
-writer jaxis has anyway, take no further dependency, and their bytes are those of the arrays.
+A checkpoint is a folder with a safetensors file of arrays and a JSON file of everything else. It is written to a
+folder beside its place, synced to the disk and renamed, so a folder with a checkpoint's name is always complete.
+Safetensors need no further dependency, since jaxis has a writer for them, and they keep arrays bit for bit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MAX_STATE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class RunState:
-    """What a checkpoint says besides its arrays.
+    """The part of a checkpoint that is not arrays.
 
     Attributes:
-      step: Steps that were done.
-      settings: What must be the same when the run goes on, by name.
-      software: What may differ, but then the last bits do.
-      best: See `BestStep.state`.
+      step: Number of steps done.
+      settings: Settings that must not change when the run resumes, by name.
+      software: Versions that may change, which then changes the last bits of results.
+      best: Result of `BestStep.state`.
     """
 
     step: int
@@ -45,10 +45,10 @@ class RunState:
     best: Mapping[str, Any] = field(default_factory=dict)
 
     def check_settings(self, settings: Mapping[str, Any], source: Path) -> None:
-        """Checks that a run goes on as it began.
+        """Checks that a run resumes with the settings it began with.
 
         Raises:
-          ConfigError: Something differs; the error names the first such thing.
+          ConfigError: A setting differs; the error names the first one.
         """
         for name in sorted({*self.settings, *settings}, key=lambda name: (" " in name, name)):  # fields first
             before, now = self.settings.get(name), settings.get(name)
@@ -60,12 +60,12 @@ class RunState:
 
 
 def checkpoint_folder(output: Path, step: int) -> Path:
-    """The folder of the checkpoint after this many steps."""
+    """Returns the folder of the checkpoint after this many steps."""
     return output / f"checkpoint-{step}"
 
 
 def find_checkpoints(output: Path) -> list[tuple[int, Path]]:
-    """The whole checkpoints of a run, by their steps."""
+    """Returns the complete checkpoints of a run as (step, folder), in order of steps."""
     if not output.is_dir():
         return []
     found = [
@@ -75,19 +75,19 @@ def find_checkpoints(output: Path) -> list[tuple[int, Path]]:
 
 
 def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarray], keep: int | None) -> Path:
-    """Writes a checkpoint; then removes the oldest ones beyond `keep`, but not that of the best step.
+    """Writes a checkpoint, then removes the oldest ones beyond `keep`, except that of the best step.
 
     Args:
-      output: The folder of the run.
-      state: What there is besides arrays.
-      arrays: By name.
-      keep: How many checkpoints are kept; None: all.
+      output: Folder of the run.
+      state: State besides arrays.
+      arrays: Arrays by name.
+      keep: Number of checkpoints to keep; None: all.
 
     Returns:
-      The folder of the checkpoint.
+      Folder of the checkpoint.
 
     Raises:
-      CheckpointError: It cannot be written, such as on a full disk; earlier checkpoints are as they were.
+      CheckpointError: The checkpoint cannot be written, for example on a full disk. Earlier ones are unchanged.
     """
     folder = checkpoint_folder(output, state.step)
     with written_beside(folder) as partial:
@@ -109,7 +109,7 @@ def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
     """Reads a checkpoint.
 
     Raises:
-      CheckpointError: There is none, or it is damaged.
+      CheckpointError: There is no checkpoint, or it is damaged.
     """
     if not (folder / _STATE).is_file():
         raise CheckpointError(
@@ -125,10 +125,10 @@ def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
 
 
 class written_beside:
-    """A folder that is filled beside its place, and put there when the block ends without an error.
+    """A context that fills a temporary folder and renames it to `folder` if the block ends without an error.
 
     Raises:
-      CheckpointError: Something cannot be written.
+      CheckpointError: A file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:

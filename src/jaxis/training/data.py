@@ -1,4 +1,4 @@
-"""The data of a run: from the files that its configuration names to the batch of each step."""
+"""The data files of a run: reading them and preparing their batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class Split:
     """Training or validation data.
 
     Attributes:
-      rows: Those of the files.
-      examples: Two for each row of preferences.
-      batches: Their batches.
-      digests: Path of each file -> the digest of what is in it.
-      notes: What a user may not expect.
-      devices: That share a batch.
+      rows: Data rows of the files.
+      examples: Examples; two for each data row of preferences.
+      digests: Digest of each file's content, by path.
+      notes: Lines about things that a user may not expect.
+      devices: Devices that share a batch.
     """
 
     rows: Sequence[DataRow]
@@ -36,21 +35,21 @@ class Split:
     devices: Devices
 
     def placed(self, batch: TrainingBatch) -> TrainingBatch:
-        """A batch's rows on the devices."""
+        """Places the rows of a batch on the devices."""
         return self.devices.put_batch(batch, self.batches.rows_per_item)
 
 
 def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_validation: bool = False) -> Split:
-    """Reads files, and checks all of their rows.
+    """Reads files and checks all of their data rows.
 
     Args:
-      config: The run.
-      split: Which files.
-      base: The model, for its tokenizer and its context.
-      is_validation: Whether batches are of one micro-batch, in the order of the files.
+      config: Configuration of the run.
+      split: Files to read.
+      base: Model whose tokenizer and context length apply.
+      is_validation: True for batches of one micro-batch, in the order of the files.
 
     Raises:
-      ConfigError: A file cannot be read, or a row of one cannot be learned; the error names it.
+      ConfigError: A file cannot be read, or a data row cannot be learned. The error names the file and line.
     """
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:
@@ -93,7 +92,7 @@ def _mixture(split: SplitParams, sizes: Sequence[int], seed: int) -> Mixture | N
 
 
 def num_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Steps of the whole training."""
+    """Returns the number of steps of the whole training."""
     if config.training.max_steps > 0:
         return config.training.max_steps
     return config.training.num_train_epochs * steps_per_epoch

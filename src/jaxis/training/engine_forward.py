@@ -1,6 +1,6 @@
-"""The forward pass of the engine as training differentiates it: its kernels, its sums, and adapters as it applies them.
+"""The engine's forward pass, made differentiable: its kernels, its order of sums, and its way of applying adapters.
 
-The log-probabilities that training sees then are, to the last bit, those that the engine returns when it samples.
+Training then sees log-probabilities that are bit for bit those that the engine returns when it samples.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PACKED = "packed "
 
 
 def check_engine_forward(config: TrainConfig) -> None:
-    """Checks that the engine's forward pass can train what a configuration asks for.
+    """Checks that the engine's forward pass supports a training configuration.
 
     Raises:
-      ConfigError: It cannot.
+      ConfigError: It does not.
     """
     reasons = {
         "the native kernels do not run here": not native.usable(),
@@ -54,10 +54,10 @@ def check_engine_forward(config: TrainConfig) -> None:
 
 
 def _check_layers(model: JaxModule) -> None:
-    """Checks that the engine's kernels for all layers can be differentiated.
+    """Checks that the engine's kernels of all layers have derivatives.
 
     Raises:
-      ConfigError: Some cannot.
+      ConfigError: A layer's kernel has none.
     """
     for name, module in named_modules(model):
         specs = KVCacheSpec | LatentCacheSpec
@@ -70,14 +70,14 @@ def _check_layers(model: JaxModule) -> None:
 
 
 class EngineWeights:
-    """A model for the native kernels, which read weights that are packed again after each step.
+    """A model on the native kernels, whose trained weights are packed again after each step.
 
     Args:
-      model: The model without arrays, packed.
-      dtype: What the model computes in.
+      model: Packed model without arrays.
+      dtype: Data type of the forward pass.
 
     Raises:
-      ConfigError: Its kernels have no derivatives.
+      ConfigError: The kernels have no derivatives.
     """
 
     def __init__(self, model: JaxModule, dtype: DTypeLike) -> None:
@@ -85,7 +85,7 @@ class EngineWeights:
         self._scratch = ScratchCache(BLOCK_SIZE, jnp.dtype(dtype))
         self._types: dict[str, jnp.dtype] = {}
         self._loaders: dict[str, WeightLoader] = {}
-        # What the engine has head by head.
+        # Weights that the engine splits by heads.
         self._by_heads = {n: m for n, m in named_modules(model) if isinstance(m, LatentUpProjection)}
         _, parameters, _ = nnx.split(model, nnx.Param, ...)
         for path, param in nnx.to_flat_state(parameters):
@@ -99,10 +99,10 @@ class EngineWeights:
         self._model = FunctionalModel(model)
 
     def packed(self, trained: Mapping[str, jax.Array]) -> dict[str, PackedWeight]:
-        """What `combine` reads beside the weights of the moment, under names of its own.
+        """Packs the trained weights for `combine`, which finds them under names of their own in `frozen`.
 
         Raises:
-          ConfigError: The engine has a weight in a form whose products have no derivatives.
+          ConfigError: The engine has a weight in a format whose products have no derivatives.
         """
         packed: dict[str, PackedWeight] = {}
         for name in trained.keys() & self._loaders.keys():
@@ -122,13 +122,13 @@ class EngineWeights:
         return packed
 
     def served(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        """The model's weights, with what `packed` made of them."""
+        """Returns the model's weights, with the weights from `packed` in their places."""
         packed = {name.removeprefix(_PACKED): value for name, value in frozen.items() if name.startswith(_PACKED)}
         others = trained.keys() - packed.keys() - {f"{name}.weight" for name in self._by_heads}
         return {**frozen, **{name: trained[name].astype(self._types[name]) for name in others}, **packed}
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        """The same, and each packed weight with what gets its derivative."""
+        """Returns the weights of `served`, where each packed weight also has the float array that gets its gradient."""
         values = dict(self.served(trained, frozen))
         masters = dict(trained)
         for name, layer in self._by_heads.items():
@@ -141,11 +141,11 @@ class EngineWeights:
 
     @property
     def has_experts(self) -> bool:
-        """See `FunctionalModel`."""
+        """True if the model is a mixture of experts; see `FunctionalModel.has_experts`."""
         return self._model.has_experts
 
     def forward(self, *, recompute: bool, observes_routers: bool) -> Forward:
-        """The scores of what `combine` returns, or of weights as they are served; arguments as of `make_forward`."""
+        """Makes the forward pass for weights from `combine` or `served`; arguments as of `make_forward`."""
         return make_forward(
             self._model,
             lambda values, _: self.bind(values),
@@ -155,26 +155,26 @@ class EngineWeights:
         )
 
     def bind(self, values: Values) -> JaxModule:
-        """The model with these weights."""
+        """Returns the model with these weights."""
         return self._model.bind(values)
 
 
 def _parts_of_heads(name: str) -> tuple[str, str]:
-    """The names of the two parameters that the engine has in the place of a `LatentUpProjection`'s weight."""
+    """Returns the names of the engine's two parameters for the weight of a `LatentUpProjection`."""
     layer = name.removesuffix(".weight")
     return f"{layer}.key_weight", f"{layer}.value_weight"
 
 
 class EngineAdapters:
-    """A model for the native kernels with a place for one adapter.
+    """A model on the native kernels with one adapter place.
 
     Args:
-      model: The model, packed.
-      layers: What gets adapters.
-      dtype: What the model computes in.
+      model: Packed model.
+      layers: Layers that get adapters.
+      dtype: Data type of the forward pass.
 
     Raises:
-      ConfigError: The engine has no adapters in one of the layers.
+      ConfigError: The engine does not support adapters in one of the layers.
     """
 
     def __init__(self, model: JaxModule, layers: AdaptedLayers, dtype: DTypeLike) -> None:
@@ -201,7 +201,7 @@ class EngineAdapters:
         [self._slots] = [name for name in self._model.other_names if name.endswith("addition.rows.slots")]
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        """The model's weights and, under names of their own, the adapter's matrices as the engine has them."""
+        """Returns the model's weights and, under names of their own, the adapter's matrices in the engine's layout."""
         tables = {}
         for place, (name, addition) in self._additions.items():
             a, b = self._layers.matrices(name, trained)
@@ -211,11 +211,11 @@ class EngineAdapters:
 
     @property
     def has_experts(self) -> bool:
-        """See `FunctionalModel`."""
+        """True if the model is a mixture of experts; see `FunctionalModel.has_experts`."""
         return self._model.has_experts
 
     def forward(self, *, recompute: bool, observes_routers: bool, head_is_frozen: bool) -> Forward:
-        """The scores of what `combine` returns, or of weights alone; arguments as of `make_forward`."""
+        """Makes the forward pass for weights from `combine`, or without an adapter; arguments as of `make_forward`."""
         return make_forward(
             self._model,
             lambda values, _: self.bind(values),
@@ -226,7 +226,7 @@ class EngineAdapters:
         )
 
     def bind(self, values: Values) -> JaxModule:
-        """The model with what `combine` returns, or with weights alone."""
+        """Returns the model with the weights from `combine`, or with weights without an adapter."""
         adapted = [place for place in self._additions if f"{place}.a" in values]
         ranks = jnp.full(1, self._layers.params.lora_r, jnp.int32)
         others = {**values, **{f"{place}.ranks": ranks for place in adapted}}

@@ -1,4 +1,4 @@
-"""What is measured during training: the loss of held-out rows, and how a user's function scores the answers to them."""
+"""Measurements during training: the loss of held-out rows, and a user's scores of answers to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Measured = dict[str, float]
 
 
 def held_out_loss(evaluate: Evaluate, trained: Any, frozen: Any, validation: Split) -> Measured:
-    """The loss of all held-out rows by the same masks, and what else the objective reports; by names with `eval_`."""
+    """Returns the mean loss of all held-out rows and the objective's other values. Names begin with `eval_`."""
     batches = validation.batches
     sums: dict[str, list[float]] = {}
     weights: list[float] = []
@@ -34,19 +34,19 @@ def held_out_loss(evaluate: Evaluate, trained: Any, frozen: Any, validation: Spl
 
 
 class AnswerScores:
-    """Answers held-out prompts by the weights of the moment, and scores the answers.
+    """Answers held-out prompts with the current weights and scores the answers.
 
     Args:
-      config: The run.
+      config: Configuration of the run.
       base: The model before it was trained.
-      validation: The rows whose prompts are answered.
-      progress: Shows what is compiled.
+      validation: Data rows whose prompts are answered.
+      progress: Display of progress.
 
     Attributes:
-      name: Of the score among the metrics.
+      name: Name of the score among the metrics.
 
     Raises:
-      ConfigError: There is no such function, or a row has no prompt.
+      ConfigError: The function does not exist, or a data row has no prompt.
     """
 
     def __init__(self, config: TrainConfig, base: BaseModel, validation: Split, progress: ProgressDisplay) -> None:
@@ -59,12 +59,12 @@ class AnswerScores:
         self._engine = LiveEngine(base, self._prompts.longest + self._max_tokens, progress)
 
     def measure(self, model: JaxModule, step: int, write: Callable[[dict[str, Any]], None]) -> Measured:
-        """The mean score.
+        """Returns the mean score.
 
         Args:
-          model: With the weights of the moment.
-          step: Steps that were done.
-          write: Takes a line for each answer.
+          model: Model with the current weights.
+          step: Number of steps done.
+          write: Writes a line about an answer.
         """
         greedy = SamplingParams(temperature=0.0, max_tokens=self._max_tokens)
         found = self._engine.answers(model, self._prompts.ids, [greedy] * len(self._prompts.ids))

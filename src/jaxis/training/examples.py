@@ -1,6 +1,6 @@
-"""From samples to token ids, each marked as learned or not.
+"""Conversion of samples to token ids, each marked as learned or not.
 
-Of a conversation, what is learned is what the model would have to write: the text of the assistant and the token that
+In a conversation, learned tokens are those that the model would have to write: the assistant's text and the token that
 ends its turn (`turns.py`).
 """
 
@@ -28,8 +28,8 @@ class Example:
 
     Attributes:
       ids: int32 [L].
-      learned: bool [L]; never the first, which nothing predicts.
-      where: The row that it is of.
+      learned: bool [L]. The first token is never learned, because nothing predicts it.
+      where: Place of the data row.
     """
 
     ids: np.ndarray
@@ -38,7 +38,7 @@ class Example:
 
     @property
     def num_learned(self) -> int:
-        """Tokens that are learned."""
+        """Number of learned tokens."""
         return int(self.learned.sum())
 
 
@@ -47,13 +47,13 @@ class Encoded:
     """The examples of a data set.
 
     Attributes:
-      examples: One for each row, or for each turn of those whose template changes earlier turns; for preferences, two
-        for each row: the chosen one and the rejected one.
-      num_cut: Examples that were cut to the length.
-      num_divided: Conversations that became several examples.
-      num_unlike: Turns that the template does not begin as it opens an answer.
-      num_endless: Turns that no special token ends.
-      num_opened: Turns whose generation blocks begin with what opens an answer.
+      examples: One for each data row; one for each turn if the chat template changes earlier turns; two (chosen and
+        rejected) for each data row of preferences.
+      num_cut: Number of examples that were cut to the maximum length.
+      num_divided: Number of conversations that became several examples.
+      num_unlike: Number of turns that the template begins differently from its generation prompt.
+      num_endless: Number of turns without a special token at their end.
+      num_opened: Number of turns whose generation blocks include the generation prompt.
     """
 
     examples: list[Example]
@@ -64,11 +64,7 @@ class Encoded:
     num_opened: int = 0
 
     def notes(self, max_tokens: int) -> list[str]:
-        """One line for each thing that a user may not expect.
-
-        Args:
-          max_tokens: To which examples were cut.
-        """
+        """Returns lines about things that a user may not expect, such as examples cut to `max_tokens`."""
         lines = []
         if self.num_cut:
             lines.append(f"{self.num_cut} of {len(self.examples)} examples were cut to {max_tokens} tokens")
@@ -96,13 +92,13 @@ class Encoded:
 
 
 class ExampleEncoder:
-    """Makes examples of samples.
+    """Encoder of samples as examples.
 
     Args:
-      tokenizer: The model's.
+      tokenizer: Tokenizer of the model.
       template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
-      target: Which of the assistant's turns are learned: see `SplitParams`.
-      max_tokens: To which examples are cut.
+      target: Turns of the assistant that are learned; see `SplitParams`.
+      max_tokens: Length to which examples are cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: Mapping[str, Any], target: str, max_tokens: int) -> None:
@@ -113,14 +109,16 @@ class ExampleEncoder:
         self._turns = TurnEncoder(tokenizer, template)
 
     def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded:
-        """The examples of all rows.
+        """Encodes all data rows.
 
         Args:
-          rows: The rows.
-          encoded: Examples that come before them; None: none.
+          rows: Data rows.
+          encoded: Result of earlier calls that new examples are added to; None: a new one.
 
         Raises:
-          ConfigError: The chat template refuses a row, or nothing of it is learned; the error names the first such row.
+          ConfigError: The chat template refuses a data row, or none of its tokens is learned. The error names the first
+            such
+            row.
         """
         encoded = Encoded([]) if encoded is None else encoded
         faults: list[str] = []
@@ -136,7 +134,7 @@ class ExampleEncoder:
         if isinstance(row.sample, Preference):
             pair = []
             for sample in (row.sample.chosen, row.sample.rejected):
-                # One answer, of whatever number of messages: both are learned as far as they go.
+                # The two may differ in the number of their messages: each is learned to its end.
                 [*_, last] = self._spans(sample, encoded)
                 pair.append(self._cut(*last, row.where, encoded))
             return pair
@@ -157,7 +155,7 @@ class ExampleEncoder:
         return example
 
     def _spans(self, sample: Dialogue | Text, encoded: Encoded) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Token ids and what of them is learned, once for each example that a sample becomes."""
+        """Yields token ids and their mask of learned tokens for each example that a sample becomes."""
         if isinstance(sample, Text):
             yield self._text(sample)
             return
@@ -207,7 +205,7 @@ def _mask(length: int, spans: Sequence[Span]) -> np.ndarray:
 
 
 def check_kind(rows: Sequence[DataRow], trainer_type: str, *, wants_pairs: bool) -> None:
-    """Raises ConfigError if rows are preferences where they should not be, or the other way round."""
+    """Raises ConfigError if data rows are preferences and should not be, or the reverse."""
     for row in rows:
         if isinstance(row.sample, Preference) != wants_pairs:
             needed = "chosen and rejected" if wants_pairs else "what is learned, not chosen and rejected"
@@ -215,7 +213,7 @@ def check_kind(rows: Sequence[DataRow], trainer_type: str, *, wants_pairs: bool)
 
 
 def shown(example: Example, tokenizer: Tokenizer) -> str:
-    """An example as text, its learned tokens in double angle brackets."""
+    """Returns an example as text, with its learned tokens in double angle brackets."""
     parts: list[str] = []
     changes = np.flatnonzero(np.diff(example.learned.astype(np.int8), prepend=-1)).tolist()
     for start, end in zip(changes, [*changes[1:], len(example.ids)], strict=True):

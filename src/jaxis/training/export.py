@@ -1,4 +1,4 @@
-"""The finished model: a Hugging Face folder with all weights, or PEFT's files of adapters."""
+"""Files of the finished model: a Hugging Face folder with all weights, or PEFT's files of adapters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LAST = ("config.json", "adapter_config.json")
 
 @contextmanager
 def placed_into(output: Path) -> Iterator[Path]:
-    """A folder to write files into, which are moved into the output when all of them are on the disk.
+    """A context whose temporary folder's files are moved to `output` once all of them are on the disk.
 
     Raises:
-      CheckpointError: Something cannot be written.
+      CheckpointError: A file cannot be written.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def placed_into(output: Path) -> Iterator[Path]:
 
 
 def replaced_by(places: TensorPlaces, trained: Mapping[str, np.ndarray]) -> ChangeTensor:
-    """What puts trained weights, by their names here, into the places of the checkpoint's."""
+    """Returns a function that replaces checkpoint tensors by trained weights, given by their names in jaxis."""
 
     def changed(name: str, tensor: np.ndarray) -> np.ndarray:
         value = places.tensor_of(name, trained)

@@ -20,19 +20,19 @@ from jaxis.training.layer_calls import LayerCalls
 from jaxis.training.sharding import DevicePart, whole
 
 Values = Mapping[str, Any]
-"""What each of a model's parameters holds, by its dotted name: a float array, or another form of a weight."""
+"""Values of a model's parameters by dotted name: float arrays, or weights in other formats."""
 
 
 class FunctionalModel:
-    """A model without its weights, which its methods take as arguments.
+    """A model whose weights are arguments of its methods.
 
     Args:
-      model: The model, or one without arrays.
+      model: The model, with or without arrays.
 
     Attributes:
-      has_experts: Whether it is a mixture of experts, whose products XLA cannot compute for several rows together.
-      logical_axes: Of its parameters, by name.
-      other_names: The names of its variables that are no weights; one that modules share has one of theirs.
+      has_experts: True for a mixture of experts, whose products XLA cannot compute for several batch rows together.
+      logical_axes: Logical axes of the parameters, by name.
+      other_names: Names of variables that are not weights. A variable shared by several modules has one of its names.
     """
 
     def __init__(self, model: JaxModule) -> None:
@@ -50,11 +50,11 @@ class FunctionalModel:
         }
 
     def gathered(self, values: Values) -> Values:
-        """The weights, whole where no layer gathers them when it runs."""
+        """Returns the weights, gathered from all devices except those that a layer gathers when it runs."""
         return {name: value if name.startswith(self._in_layers) else whole(value) for name, value in values.items()}
 
     def bind(self, values: Values, others: Mapping[str, jax.Array] | None = None) -> JaxModule:
-        """The model with these weights and, by name, these values of other variables."""
+        """Returns the model with these weights and, by name, these values of other variables."""
         state = nnx.from_flat_state(
             [(path, cast(nnx.Param, param).replace(values[_name(path)])) for path, param in self._parameters]
         )
@@ -70,7 +70,7 @@ class FunctionalModel:
 
 
 def values_of(model: JaxModule) -> dict[str, WeightValue]:
-    """What a model's parameters hold, by their names; a module that has two names counts once."""
+    """Returns the values of a model's parameters by name. A module with two names counts once."""
     _, parameters, _ = nnx.split(model, nnx.Param, ...)
     return {_name(path): cast(nnx.Param, param).get_value() for path, param in nnx.to_flat_state(parameters)}
 
@@ -78,13 +78,13 @@ def values_of(model: JaxModule) -> dict[str, WeightValue]:
 def hidden_states(
     model: GenerativeModel, row: Any, calls: LayerCalls, scratch: ScratchCache | None = None
 ) -> jax.Array:
-    """The hidden states [L, E] of a row of a `TrainingBatch`, by a forward pass over whole sequences.
+    """Computes the hidden states [L, E] of a batch row, by a forward pass over whole sequences.
 
     Args:
       model: The model.
-      row: A `TrainingBatch` without its two leading axes.
-      calls: How its layers are called.
-      scratch: The cache of the engine's forward pass; None for the plain one.
+      row: Batch row: a `TrainingBatch` without its two leading axes.
+      calls: Caller of the model's layers.
+      scratch: Cache of the engine's forward pass; None for the plain forward pass.
     """
     count = row.num_sequences
     metadata = AttentionMetadata(
@@ -100,7 +100,7 @@ def hidden_states(
 
 
 def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:
-    """The values with plain float arrays in another type; other forms of weights stay as they are."""
+    """Casts plain float arrays. Weights in other formats stay as they are."""
     return {
         name: value.astype(dtype) if isinstance(value, DevicePart) or is_float(value) else value
         for name, value in values.items()
@@ -108,7 +108,7 @@ def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:
 
 
 def is_float(value: Any) -> TypeGuard[jax.Array]:
-    """Whether a parameter holds a plain array of floats."""
+    """Returns whether a parameter holds a plain array of floats."""
     return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
 
 

@@ -1,4 +1,4 @@
-"""The prompts of held-out rows, and what functions that score answers to them are called with."""
+"""Prompts of held-out rows, and the arguments of functions that score answers to them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jaxis.training.turns import check_template
 
 
 class HeldOutPrompts:
-    """What comes before the last answer of each row, as a server would send it to the model.
+    """The part of each data row before its last answer, encoded as a server would send it to the model.
 
     Args:
-      rows: The rows.
-      tokenizer: The model's.
+      rows: Data rows.
+      tokenizer: Tokenizer of the model.
       template: Arguments of `Tokenizer.apply_chat_template`.
-      max_tokens: Most tokens of a prompt.
-      tools: JSON schemas of the functions that the model may call, in the place of those of the rows; None: theirs.
+      max_tokens: Length of the longest prompt in tokens.
+      tools: JSON schemas of functions that the model may call; None: those of each data row.
 
     Attributes:
       ids: Token ids of each prompt.
-      prompts: What they are of: a string, or messages.
-      where: The row of each.
-      longest: Tokens of the longest one.
+      prompts: Source of each prompt: a string, or messages.
+      where: Place of each prompt's data row.
+      longest: Length of the longest prompt in tokens.
 
     Raises:
-      ConfigError: A row has no prompt, or a longer one; the error names the first such row.
+      ConfigError: A data row has no prompt, or one that is too long. The error names the first such row.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class HeldOutPrompts:
         self.longest = max(map(len, self.ids))
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
-        """The token ids of a conversation that the model is to answer.
+        """Returns the token ids of a conversation that the model is to continue.
 
         Raises:
-          RequestError: The chat template refuses it.
+          RequestError: The chat template refuses the conversation.
         """
         source = self._template.get("chat_template")
         check_template(self._tokenizer)
@@ -77,18 +77,18 @@ class HeldOutPrompts:
         return self._tokenizer.encode_chat(written, tools=tools, add_generation_prompt=True, **self._template)
 
     def columns_of(self, place: int) -> dict[str, Any]:
-        """The columns of a prompt's row."""
+        """Returns the columns of a prompt's data row."""
         return {name: values[place] for name, values in self._columns.items()}
 
     def answered(
         self, completions: Sequence[Any], completion_ids: Sequence[list[int]], places: Sequence[int] | None = None
     ) -> dict[str, list[Any]]:
-        """Arguments of a function that scores answers. Conversations and their answers are lists of messages.
+        """Returns arguments of a scoring function. Conversations and their answers are lists of messages.
 
         Args:
-          completions: Of each answer its text, or its messages.
-          completion_ids: The token ids of each.
-          places: Which prompt each is to; None: to all of them, in their order.
+          completions: Text or messages of each answer.
+          completion_ids: Token ids of each answer.
+          places: Index of each answer's prompt; None: one answer to every prompt, in order.
         """
         places = range(len(self.prompts)) if places is None else places
         prompts = [self.prompts[place] for place in places]
@@ -105,7 +105,7 @@ class HeldOutPrompts:
         }
 
     def _prompt(self, row: DataRow, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Any, list[int], str]:
-        """The prompt of a row, its token ids, and the row's own answer."""
+        """Returns the prompt of a data row, its token ids, and the row's own answer."""
         sample = row.sample.chosen if isinstance(row.sample, Preference) else row.sample
         if not isinstance(sample, Dialogue):
             if not sample.prompt:

@@ -1,4 +1,4 @@
-"""How a layer is called in training: computed again for its derivatives, its weights gathered, its routers observed."""
+"""Calls of layers in training: recomputation for derivatives, gathering of weights, observation of routers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from jaxis.training.sharding import GATHERED, has_shards, whole
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RouterSums:
-    """What routers did, as sums over their tokens.
+    """Statistics of routers, summed over tokens.
 
     Attributes:
-      chosen: float32 [X], how many tokens had each expert among their k likeliest.
-      probability: float32 [X], the sum of each expert's probabilities.
-      rows: float32, the number of tokens.
+      chosen: float32 [X], number of tokens that have each expert among their k most likely ones.
+      probability: float32 [X], sum of each expert's probabilities.
+      num_tokens: float32 scalar.
     """
 
     chosen: jax.Array
     probability: jax.Array
-    rows: jax.Array
+    num_tokens: jax.Array
 
 
 @dataclass
 class LayerCalls:
-    """Calls layers; to be given to `layers_run_by`.
+    """Caller of layers, for `layers_run_by`.
 
     Attributes:
-      recompute: Whether all of a layer is computed again for its derivatives.
-      observes_routers: Whether `router_sums` are kept.
-      rows_axis: Name of the axis of rows, where these are mapped over by `jax.vmap`.
-      router_sums: Of the routers of the layers that were called.
+      recompute: True to recompute layers for their derivatives.
+      observes_routers: True to collect `router_sums`.
+      rows_axis: Name of the `jax.vmap` axis over batch rows; None without one.
+      router_sums: Statistics of the routers in the layers called so far.
     """
 
     recompute: bool
@@ -52,7 +52,6 @@ class LayerCalls:
     router_sums: list[RouterSums] = field(default_factory=list)
 
     def __call__(self, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> LayerOutput:
-        """See `run_layer`."""
         output, sums = _call(self.recompute, self.observes_routers, self.rows_axis, graph, state, *arguments)
         self.router_sums.extend(sums)
         return output
@@ -62,7 +61,7 @@ class LayerCalls:
 def _call(
     recompute: bool, observes: bool, rows_axis: str | None, graph: nnx.GraphDef, state: nnx.State, *arguments: Any
 ) -> Any:
-    """The output of a layer, and the sums of its routers. Equal layers are traced once."""
+    """Returns the output of a layer and the sums of its routers. Equal layers are traced once."""
 
     def run(state: nnx.State, kv_cache: Any, x: jax.Array, metadata: Any, *inputs: jax.Array) -> Any:
         sums: list[RouterSums] = []
@@ -82,7 +81,7 @@ def _call(
     if recompute:
         run = jax.checkpoint(run)
     elif has_shards(state):
-        # What other devices have of a layer's weights is never kept.
+        # Weights gathered from other devices are never kept.
         run = jax.checkpoint(run, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
     return run(state, *arguments)
 

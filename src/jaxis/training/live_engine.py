@@ -1,4 +1,4 @@
-"""The engine on weights that are being trained: they are not copied."""
+"""An engine that runs on the weights in training, without a copy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MAX_NUM_SEQS = 16
 
 
 class LiveEngine:
-    """Answers prompts by the weights of the moment; its programs are compiled once.
+    """Answers prompts with the current weights. Its programs are compiled once.
 
     Args:
       base: The model before it was trained.
-      max_model_len: Most tokens of a prompt and its answer together.
-      progress: Shows what is compiled.
+      max_model_len: Limit of a prompt and its answer together, in tokens.
+      progress: Display of progress.
     """
 
     def __init__(self, base: BaseModel, max_model_len: int, progress: ProgressDisplay) -> None:
@@ -35,13 +35,14 @@ class LiveEngine:
     def answers(
         self, model: JaxModule, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[CompletionOutput]:
-        """An answer to each prompt.
+        """Answers each prompt.
 
         Args:
-          model: With the weights of the moment; of the same structure each time. What was cached for it is found
-            again if it is that of the last call.
+          model: Model with the current weights; of the same structure in each call. If it is the model of the last
+            call,
+            its prefix cache is reused.
           prompts: Token ids.
-          params: How each is answered.
+          params: Sampling parameters of each prompt.
 
         Raises:
           EngineError: There is no memory for a cache, or logits are not finite.

@@ -1,4 +1,4 @@
-"""How fast a run is, and how long it will take."""
+"""Speed of a run, and its remaining time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Meter:
-    """Tokens a second, and the time that is left.
+    """Measures tokens per second and the remaining time.
 
     Args:
-      total: Steps of the whole training.
+      total: Number of steps of the whole training.
     """
 
     def __init__(self, total: int) -> None:
@@ -21,14 +21,14 @@ class Meter:
         self._seconds: deque[float] = deque(maxlen=50)
 
     def add(self, num_tokens: int) -> dict[str, float]:
-        """Counts a step; what metrics.jsonl has of it."""
+        """Counts a step; returns its values for metrics.jsonl."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._seconds.append(seconds)
         return {"tokens_per_second": round(num_tokens / seconds, 1)}
 
     def line(self, values: Mapping[str, Any]) -> str:
-        """A step for people. The time left is that of steps as long as the last ones, of which half are no longer."""
+        """Returns a line about a step for the user. The remaining time assumes the median time of the last steps."""
         recent = sorted(self._seconds)
         left = recent[len(recent) // 2] * (self._total - values["step"])
         rate = values["learned_tokens"] / self._seconds[-1]

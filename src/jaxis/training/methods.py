@@ -1,4 +1,4 @@
-"""What a run of each trainer type learns from, and what it minimizes."""
+"""The data and the objective of each trainer type."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from jaxis.training.objectives import DPO, CrossEntropy, Objective
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run learns from.
+    """Data of a run.
 
     Attributes:
-      source: Gives the batch of each step.
-      examples: Those that the files hold; none if they are made as training goes on.
-      digests: Path of each file -> the digest of what is in it.
-      notes: What a user may not expect.
+      source: Source of batches.
+      examples: Examples from files; none if they are generated during training.
+      digests: Digest of each file's content, by path.
+      notes: Lines about things that a user may not expect.
     """
 
     source: BatchSource
@@ -37,10 +37,10 @@ class TrainingData:
 
 
 def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
-    """Reads the files of a run, and checks all of their rows.
+    """Reads the files of a run and checks all of their data rows.
 
     Raises:
-      ConfigError: A file cannot be read, or a row of one cannot be learned; the error names it.
+      ConfigError: A file cannot be read, or a data row cannot be learned. The error names the file and line.
     """
     if config.training.trainer_type == GRPO_TYPE:
         rollouts, digests = load_rollouts(config, base)
@@ -50,7 +50,7 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
 
 
 def make_objective(params: TrainingParams) -> Objective:
-    """What a run minimizes."""
+    """Returns the objective that a run minimizes."""
     return _OBJECTIVES[params.trainer_type](params)
 
 

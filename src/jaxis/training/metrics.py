@@ -1,4 +1,4 @@
-"""Files with a JSON object a line, each of which names its step: metrics.jsonl, and the answers to held-out prompts."""
+"""JSONL files whose lines name a step: metrics.jsonl, and answers.jsonl with the answers to held-out prompts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ANSWERS_FILE = "answers.jsonl"
 
 
 class MetricsFile:
-    """The file of a run that begins, or goes on, after a step.
+    """A file of a run that begins, or resumes, after a step.
 
     Args:
-      path: The file.
-      after_step: Lines of later steps are dropped: those steps are done again.
+      path: Path of the file.
+      after_step: Steps done. Lines of later steps are dropped, because those steps run again.
 
     Raises:
-      CheckpointError: It cannot be written.
+      CheckpointError: The file cannot be written.
     """
 
     def __init__(self, path: Path, after_step: int) -> None:
@@ -44,7 +44,7 @@ class MetricsFile:
         """Appends a line.
 
         Raises:
-          CheckpointError: It cannot be written.
+          CheckpointError: The file cannot be written.
         """
         try:
             self._file.write(json.dumps(values) + "\n")
@@ -53,7 +53,6 @@ class MetricsFile:
             raise self._fault(error) from None
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def _fault(self, error: OSError) -> CheckpointError:
@@ -61,7 +60,7 @@ class MetricsFile:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; of half a line, the last that a killed run wrote, a step after all others."""
+    """Returns the step of a line. An incomplete line, left by a killed run, gets infinity."""
     try:
         return json.loads(line)["step"] if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):

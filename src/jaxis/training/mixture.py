@@ -1,4 +1,4 @@
-"""Data sets in given proportions: which items an epoch has, as a pure function of its number."""
+"""A mixture of data sets in given proportions: the items of an epoch, as a pure function of its number."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import numpy as np
 
 
 class Mixture:
-    """Items of several data sets, which lie one after the other, in the proportions that were asked for.
+    """Items of several data sets, numbered one set after the other, in given proportions.
 
-    Every epoch has the same number of items of each data set. What of a data set did not come in one epoch comes in
-    the next: no item comes twice before all others of its data set have come.
+    Every epoch has the same number of items of each data set. Items that were not used in one epoch are used in the
+    next:
+    no item is repeated before all other items of its data set were used.
 
     Args:
-      sizes: Items of each data set.
-      proportions: Share of each in an epoch; they add up to 1.
-      stops_at_first: Whether an epoch ends before the first data set has no more items, or when the last one has none;
-        those before it have then begun again.
-      seed: Of the order.
+      sizes: Number of items of each data set.
+      proportions: Share of each data set in an epoch; they add up to 1.
+      stops_at_first: True if an epoch ends before the first data set is exhausted; False if it ends when the last one
+        is,
+        where the others begin again.
+      seed: Seed of the order.
     """
 
     def __init__(self, sizes: Sequence[int], proportions: Sequence[float], *, stops_at_first: bool, seed: int) -> None:
@@ -35,11 +37,11 @@ class Mixture:
 
     @property
     def num_items(self) -> int:
-        """Items of an epoch."""
+        """Number of items in an epoch."""
         return sum(self.counts)
 
     def epoch(self, number: int) -> np.ndarray:
-        """The items of an epoch in their order: int64 [num_items]."""
+        """Returns the items of an epoch in order: int64 [num_items]."""
         drawn: list[np.ndarray] = []
         first = 0
         for dataset, (size, count) in enumerate(zip(self._sizes, self.counts, strict=True)):

@@ -1,7 +1,7 @@
-"""What is minimized: the loss of learned tokens, and DPO's of preferred answers.
+"""Objectives of training: the loss of learned tokens, and DPO's loss of preferred answers.
 
-Both consist of the log-probabilities of learned tokens. These are computed for a few rows at a time, so that logits of
-all tokens are never in memory, and only for chunks that have learned tokens.
+Both use the log-probabilities of learned tokens. These are computed in chunks of tokens, and only for chunks that have
+learned tokens, so that the logits of all tokens are never in memory together.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ CHUNK_TOKENS = 256
 _ROWS = "rows"
 
 Sums = dict[str, jax.Array]
-"""What is added up over the micro-batches of a step, float32 scalars by name."""
+"""float32 scalars by name, summed over the micro-batches of a step."""
 MAXIMUM = "_max"
-"""What the names of those end with of which the largest is taken instead."""
+"""Suffix of names in `Sums` whose largest value is kept instead of the sum."""
 
 
 class Scores(NamedTuple):
-    """What a model makes of a micro-batch.
+    """A model's scores of a micro-batch.
 
     Attributes:
-      logprobs: float32 [B, L], of each token, the log-probability of the next one, where it is learned, else 0.
-      hits: bool [B, L], whether that is the most likely one.
-      router_sums: What routers did; None if they are not observed.
-      vocab_logprobs: (positions int32 [N], counted through all rows) -> float32 [N, V], the log-probabilities of all
-        tokens there.
+      logprobs: float32 [B, L], log-probability of each learned target; 0 where the target is not learned.
+      hits: bool [B, L], True where the target is the most likely token.
+      router_sums: Statistics of routers; None if they are not observed.
+      vocab_logprobs: Function of positions (int32 [N], counted through all batch rows) that returns the
+        log-probabilities of all tokens there, float32 [N, V].
     """
 
     logprobs: jax.Array
@@ -48,12 +48,12 @@ class Scores(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """What an objective makes of a micro-batch.
+    """Losses of a micro-batch.
 
     Attributes:
-      total: The sum of losses.
-      sums: What is reported of it, as sums to be divided by the weight.
-      router_sums: See `Scores`; of the model that is trained.
+      total: Sum of the losses.
+      sums: Sums of reported values, to be divided by the weight.
+      router_sums: Router statistics of the trained model; see `Scores`.
     """
 
     total: jax.Array
@@ -62,24 +62,24 @@ class Losses(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """From what a model's distribution becomes the tokens of a micro-batch were drawn.
+    """Changes to a model's distribution before the tokens of a micro-batch were drawn.
 
     Attributes:
-      temperature: float32 scalar, which logits are divided by.
-      filters: Of scalars; None keeps every token.
+      temperature: float32 scalar that divides logits.
+      filters: Filters with scalar values; None keeps every token.
     """
 
     temperature: jax.Array
     filters: TokenFilters | None
 
     def logits(self, logits: jax.Array) -> jax.Array:
-        """The logits that were drawn from, as the sampler has them: float32 [R, V] -> [R, V], -inf where filtered."""
+        """Returns the logits that the sampler drew from: float32 [R, V] -> [R, V], -inf where filtered."""
         temperature = jnp.full(len(logits), self.temperature)
         divided = tempered(logits, temperature)
         if self.filters is None:
             return divided
         filters = TokenFilters(*(jnp.full(len(logits), each) for each in self.filters))
-        # Which tokens are kept is not differentiated.
+        # The choice of kept tokens is not differentiated.
         fixed = jax.lax.stop_gradient(logits)
         cutoff = weights_of(fixed, temperature, filters).cutoff
         assert cutoff is not None
@@ -87,10 +87,10 @@ class Draws(NamedTuple):
 
 
 class Forward(Protocol):
-    """A model as objectives see it."""
+    """Forward pass of a model, for objectives."""
 
     def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
-        """Scores a micro-batch, by the model's own distribution or by what tokens were drawn from."""
+        """Scores a micro-batch by the model's own distribution, or by the changed distribution of `draws`."""
         ...
 
 
@@ -102,31 +102,31 @@ def token_logprobs(
     *,
     head_is_frozen: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The log-probabilities of targets.
+    """Computes the log-probabilities of targets.
 
     Args:
-      compute_logits: Hidden states [N, E] to logits, float32 [N, V].
+      compute_logits: Function from hidden states [N, E] to logits, float32 [N, V].
       hidden: [N, E].
       targets: int32 [N].
       learned: bool [N].
-      head_is_frozen: Whether derivatives are those by hidden states alone. They are then computed along with the
-        log-probabilities, and otherwise later, by computing logits again.
+      head_is_frozen: True if only hidden states need derivatives. These are then computed along with the
+        log-probabilities; otherwise later, by computing logits again.
 
     Returns:
-      float32 [N], the target's log-probability where it is learned, else 0; and bool [N], whether it has the largest
-      logit.
+      float32 [N], log-probability of each learned target, else 0; and bool [N], True where the target has the largest
+        logit.
     """
     size = len(targets)
     chunk_size = min(CHUNK_TOKENS, size)
     num_chunks = -(-size // chunk_size)
-    # Learned tokens come first, so that as few chunks as possible have some.
+    # Learned tokens come first, so that as few chunks as possible contain any.
     order = jnp.argsort(~learned, stable=True)
     padded = jnp.concatenate([order, jnp.zeros(num_chunks * chunk_size - size, order.dtype)])
     is_real = jnp.arange(len(padded)) < size
 
     def scores_of(logits: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
-        # As the sampler has it.
+        # As the sampler computes them.
         normalizers = logsumexp(logits)
         hits = (jnp.argmax(logits, axis=-1) == wanted) & counts
         return jnp.where(counts, chosen - normalizers, 0.0), hits, normalizers
@@ -158,7 +158,7 @@ def token_logprobs(
         logprobs, hits, slopes = jax.lax.map(
             lambda each: of_chunk(*each), (fixed, targets[padded].reshape(chunks), counted)
         )
-        # Adds zeros, whose derivatives are those of the log-probabilities: each depends on its own row alone.
+        # Adds zeros with the derivatives of the log-probabilities: each depends on its own token's hidden state only.
         logprobs += jnp.sum(slopes.astype(jnp.float32) * (rows - fixed).astype(jnp.float32), axis=-1)
     else:
         again = jax.checkpoint(of_chunk)
@@ -180,15 +180,15 @@ def make_forward(
     head_is_frozen: bool = False,
     scratch: ScratchCache | None = None,
 ) -> Forward:
-    """The scores of a micro-batch.
+    """Makes the forward pass of a model.
 
     Args:
       model: The model.
-      bound: (its weights, the random key of a row) -> the model with these.
-      recompute: Whether layers are computed again for their derivatives.
-      observes_routers: Whether there are `router_sums`.
-      head_is_frozen: See `token_logprobs`.
-      scratch: See `hidden_states`.
+      bound: Function of weights and the random key of a batch row that returns the model with them.
+      recompute: True to recompute layers for their derivatives.
+      observes_routers: True to compute `Scores.router_sums`.
+      head_is_frozen: True if only hidden states need derivatives; see `token_logprobs`.
+      scratch: Cache of the engine's forward pass; None for the plain forward pass.
     """
 
     is_mapped = not model.has_experts and scratch is None
@@ -236,35 +236,34 @@ def make_forward(
 
 
 class Objective(Protocol):
-    """What is minimized: the sum of `loss` over micro-batches, divided by the `weight` of all of them together."""
+    """Objective of training: the sum of `loss` over micro-batches, divided by the `weight` of all of them together."""
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
-        """What the sum of losses of a batch, of any number of micro-batches, is divided by."""
+        """Returns the divisor of the summed losses, for a batch with any number of micro-batches."""
         ...
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
-        """The losses of a micro-batch.
+        """Computes the losses of a micro-batch.
 
         Args:
-          forward: The model.
-          values: Its weights.
-          frozen: What of those is not trained, and what the others were before training, where that is needed.
+          forward: Forward pass of the model.
+          values: Weights of the model.
+          frozen: Weights that are not trained and, if the objective needs them, the others as they were before
+            training.
           batch: The micro-batch.
-          key: What is random in it.
+          key: Random key of the micro-batch.
         """
         ...
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The negative log-probability of learned tokens, in nats; its weight is their number."""
+    """Negative log-probability of learned tokens, in nats. The weight is the number of learned tokens."""
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
-        """See `Objective`."""
         return jnp.sum(batch.learned, dtype=jnp.float32)
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
-        """See `Objective`."""
         del frozen
         scores = forward(values, batch, key)
         sums = {"accuracy": jnp.sum(scores.hits, dtype=jnp.float32)}
@@ -273,13 +272,13 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class DPO:
-    """Direct preference optimization (arXiv:2305.18290); its weight is the number of pairs.
+    """Direct preference optimization (arXiv:2305.18290). The weight is the number of pairs.
 
-    Answers are compared with those of the model before training.
+    The reference is the model before training.
 
     Attributes:
-      beta: How far from that the model may go: less with a larger one.
-      label_smoothing: The share of pairs that are taken to be the wrong way round (conservative DPO).
+      beta: Strength of the tie to the reference; a larger value keeps the model closer.
+      label_smoothing: Assumed share of pairs in the wrong order (conservative DPO).
       loss_type: sigmoid, hinge (SLiC, arXiv:2305.10425) or ipo (arXiv:2310.12036), of the mean over an answer's tokens.
     """
 
@@ -288,11 +287,9 @@ class DPO:
     loss_type: str = "sigmoid"
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
-        """See `Objective`."""
         return jnp.sum(batch.num_sequences, dtype=jnp.float32) / 2
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
-        """See `Objective`."""
         reference = jax.lax.stop_gradient(forward(frozen, batch, key).logprobs)
         scores = forward(values, batch, key)
         changes = jnp.sum(scores.logprobs - reference, axis=-1)
@@ -310,21 +307,21 @@ class DPO:
 
 
 def sigmoid_losses(margin: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-    """DPO's own losses of pairs [N], whose rewards differ by the margin; see `DPO`."""
+    """Computes DPO's standard losses of pairs [N] from the differences (margin) of their rewards; see `DPO`."""
     return -(1 - label_smoothing) * jax.nn.log_sigmoid(margin) - label_smoothing * jax.nn.log_sigmoid(-margin)
 
 
 def _sums_of_pairs(
     losses: jax.Array, chosen: jax.Array, rejected: jax.Array, is_pair: jax.Array
 ) -> tuple[jax.Array, Sums]:
-    """The sum of losses over pairs, and of what is reported of them.
+    """Sums losses and reported values over pairs.
 
     Args:
       losses: float32 [N].
-      chosen: float32 [N], the rewards of chosen answers: beta times the logarithm of how much more likely they are
-        than under the reference.
-      rejected: float32 [N], those of rejected answers.
-      is_pair: bool [N]; the others are padding.
+      chosen: float32 [N], rewards of chosen answers: beta times the logarithm of how much more likely they are than
+        under the reference.
+      rejected: float32 [N], rewards of rejected answers.
+      is_pair: bool [N], False for padding.
     """
     margin = chosen - rejected
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedules as users of TRL know them, made of optax."""
+"""Optimizers and learning rate schedules with TRL's names, built on optax."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import optax
 from jaxis.training.config import OPTIMIZERS, TrainingParams
 
 Schedule = Callable[[Any], jax.Array]
-"""From the number of steps before a step to its learning rate."""
+"""Function from the number of finished steps to the learning rate of the next."""
 
 
 def make_schedule(params: TrainingParams, num_steps: int) -> Schedule:
-    """The learning rate, as transformers' schedules of the same names have it.
+    """Makes the learning rate schedule, as transformers' schedules of the same names.
 
     Args:
-      params: Which schedule.
-      num_steps: Steps of the training.
+      params: Settings of the schedule.
+      num_steps: Number of steps of the training.
     """
     kind, peak = params.lr_scheduler_type, params.learning_rate
     warmup = warmup_steps(params, num_steps)
@@ -36,7 +36,7 @@ def make_schedule(params: TrainingParams, num_steps: int) -> Schedule:
 
 
 def warmup_steps(params: TrainingParams, num_steps: int) -> int:
-    """Steps in which the rate rises: `warmup_steps`, or else the share `warmup_ratio` of all, rounded up."""
+    """Returns the number of warm-up steps: `warmup_steps`, or else the share `warmup_ratio` of all, rounded up."""
     if params.lr_scheduler_type == "constant":
         return 0
     if params.warmup_steps is not None:
@@ -47,12 +47,12 @@ def warmup_steps(params: TrainingParams, num_steps: int) -> int:
 def make_optimizer(
     params: TrainingParams, schedule: Schedule, logical_axes: Mapping[str, tuple[str | None, ...]] | None = None
 ) -> optax.GradientTransformation:
-    """AdamW, SGD with momentum, or Muon, as PyTorch computes them. Weight decay is of matrices only.
+    """Makes AdamW, SGD with momentum, or Muon, as PyTorch computes them. Only matrices have weight decay.
 
     Args:
-      params: Which one.
-      schedule: Its learning rate.
-      logical_axes: Of what is trained, by name, as far as it has some.
+      params: Settings of the optimizer.
+      schedule: Learning rate schedule.
+      logical_axes: Logical axes of trained arrays that have them, by name.
     """
 
     def is_matrix(trained: Any) -> Any:
@@ -75,10 +75,11 @@ def make_optimizer(
 
 
 def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` (arXiv:1412.6980) with corrections of the moments' bias that float32 does not round away.
+    """`optax.scale_by_adam` (arXiv:1412.6980) with bias corrections that are exact in float32.
 
-    optax takes `1 - 0.999 ** count` in float32, where it is off by 1.3e-5 of its size at first, and so is each update
-    by half of that; PyTorch takes it in float64.
+    optax computes `1 - 0.999 ** count` in float32, where the relative error is 1.3e-5 at first, and half of that in
+    each
+    update. PyTorch computes it in float64.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -101,7 +102,6 @@ def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.Gradient
 
 
 def _bias_correction(decay: float, count: jax.Array) -> jax.Array:
-    """`1 - decay ** count`."""
     return -jnp.expm1(count * math.log(decay)) if decay else jnp.ones([])
 
 
@@ -110,7 +110,7 @@ _MUON_COEFFICIENTS, _MUON_ITERATIONS, _MUON_EPSILON = (3.4445, -4.7750, 2.0315),
 
 
 class _MuonState(NamedTuple):
-    """Moving averages of the gradients of hidden matrices, and Adam's state of all else."""
+    """State of Muon: moving averages of hidden matrices' gradients, and Adam's state of all other arrays."""
 
     averages: dict[str, jax.Array]
     others: optax.OptState
@@ -119,12 +119,12 @@ class _MuonState(NamedTuple):
 def _scale_by_muon(
     others: optax.GradientTransformation, logical_axes: Mapping[str, tuple[str | None, ...]]
 ) -> optax.GradientTransformation:
-    """Muon (https://kellerjordan.github.io/posts/muon/) of hidden matrices, with updates as large as Adam's
+    """Muon (https://kellerjordan.github.io/posts/muon/) for hidden matrices, with updates as large as Adam's
     (arXiv:2502.16982), which is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`.
 
     Args:
-      others: Scales the gradients of all else: vectors, embeddings and heads.
-      logical_axes: Of what is trained, by name: what has an axis of the vocabulary is no hidden matrix.
+      others: Optimizer of all other arrays: vectors, embeddings and heads.
+      logical_axes: Logical axes of trained arrays, by name. An array with a vocabulary axis is no hidden matrix.
     """
 
     def is_hidden(name: str, array: jax.Array) -> bool:
@@ -161,7 +161,7 @@ def _towards(start: jax.Array, end: jax.Array, share: float) -> jax.Array:
 
 
 def _muon_update(matrices: jax.Array) -> jax.Array:
-    """Matrices [..., M, N], their singular values near one by Newton-Schulz iterations, times 0.2 sqrt(max(M, N))."""
+    """Orthogonalizes matrices [..., M, N] by Newton-Schulz iterations and scales them by 0.2 sqrt(max(M, N))."""
     a, b, c = _MUON_COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices

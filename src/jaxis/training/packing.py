@@ -1,4 +1,4 @@
-"""Which examples share a row of a batch."""
+"""Packing: the choice of examples that share a batch row."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], capacity: int, order: Sequence[int]) -> list[list[int]]:
-    """Best-fit decreasing: the longest example first, each into the row with the least room that it fits into.
+    """Packs by best-fit decreasing: the longest example first, each into the fullest batch row that it fits into.
 
-    How many rows there are, and how full they are, does not depend on the order of the examples.
+    The number of batch rows and their lengths do not depend on the order of the examples.
 
     Args:
-      lengths: Tokens of each example.
-      capacity: Tokens of a row.
-      order: A permutation of the examples: among equally long ones, those that come first are placed first.
+      lengths: Number of tokens of each example.
+      capacity: Number of tokens of a batch row.
+      order: Permutation of the examples that decides among equally long ones.
 
     Returns:
-      The examples of each row, by their indices.
+      Indices of the examples of each batch row.
 
     Raises:
-      ValueError: An example is longer than a row.
+      ValueError: An example is longer than a batch row.
     """
     rows: list[list[int]] = []
-    of_room: dict[int, list[int]] = {}  # tokens that are free -> rows with as many
-    rooms: list[int] = []  # its keys, sorted
+    of_room: dict[int, list[int]] = {}  # number of free tokens -> batch rows
+    rooms: list[int] = []  # keys of of_room, sorted
     for index in sorted(order, key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:

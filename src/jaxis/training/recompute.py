@@ -1,4 +1,4 @@
-"""Functions whose derivatives compute them again, so that only their arguments are kept."""
+"""Functions that are computed again for their derivatives, so that only their arguments are kept in memory."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from jax.custom_derivatives import SymbolicZero
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Kept:
-    """A call's arguments, and which of them are differentiated."""
+    """Arguments of a call, and the indices of the differentiated ones."""
 
     leaves: list[jax.Array]
     wanted: tuple[int, ...] = field(metadata={"static": True})
 
 
 def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: Any) -> Any:
-    """A function's result; its derivatives are those of `jax.checkpoint`, which saves no memory on CPU.
+    """Calls a function, and computes it again for its derivatives. `jax.checkpoint` saves no memory on CPU.
 
-    There, XLA drops the barriers that keep what is computed again behind what comes before it, then computes all of it
-    at once, and holds it together. Here it is in a conditional whose predicate is made of the cotangent, and so cannot
-    run before that is there.
+    On CPU, XLA drops the barriers that delay recomputation. It then recomputes everything at once and holds all of it
+    together. Here, recomputation is in a conditional whose predicate depends on the cotangent, so it cannot run
+    earlier.
 
     Args:
-      function: Called with the arguments; it returns arrays of floats.
-      axis_name: Of the axis that it is mapped over by `jax.vmap`, where a predicate for each row would make both
-        branches run; None: it is not.
+      function: Function of the arguments that returns arrays of floats.
+      axis_name: Name of the `jax.vmap` axis over the call, where a predicate for each batch row would make both
+        branches
+        run; None without one.
       arguments: Arrays, or trees of them.
     """
     leaves, tree = jax.tree.flatten(arguments)
@@ -64,7 +65,7 @@ def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: 
         first = jnp.ravel(max(known, key=np.size))[0]
         if axis_name is not None:
             first = jax.lax.pmax(first, axis_name)
-        # False for NaN alone, with which all of them are NaN.
+        # False for NaN only, where all results are NaN anyway.
         found = jax.lax.cond(
             first == first,
             lambda: jax.vjp(of_wanted, *values)[1](cotangent),

@@ -1,7 +1,7 @@
-"""Rows of JSONL files: conversations, prompts with completions, texts, and pairs of which one is preferred.
+"""Data rows of JSONL files: conversations, prompts with completions, texts, and preference pairs.
 
-The formats are those of TRL (https://huggingface.co/docs/trl/dataset_formats) and Oumi. Each row says by its own keys
-which one it is; keys that no format has are left alone.
+The formats are those of TRL (https://huggingface.co/docs/trl/dataset_formats) and Oumi. The keys of a row decide its
+format. Keys of no format are kept as columns.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Dialogue:
     """A conversation.
 
     Attributes:
-      messages: As chat templates take them.
-      tools: JSON schemas of the functions that the model may call; None: none.
-      first: Messages before this one are not learned, whatever their role.
+      messages: Messages, as chat templates take them.
+      tools: JSON schemas of functions that the model may call; None: none.
+      first: Index of the first message that may be learned.
     """
 
     messages: list[dict[str, Any]]
@@ -44,8 +44,8 @@ class Text:
     """Text without a chat template.
 
     Attributes:
-      prompt: What comes first and is not learned; None: all is learned.
-      completion: What is learned.
+      prompt: Text before the learned text; None: all is learned.
+      completion: Learned text.
     """
 
     prompt: str | None
@@ -65,12 +65,12 @@ Sample: TypeAlias = Dialogue | Text | Preference
 
 @dataclass(frozen=True)
 class DataRow:
-    """A row of a file.
+    """A data row: one line of a file.
 
     Attributes:
-      sample: What it holds.
-      where: The file and the line, from 1.
-      columns: Its keys that are of no format.
+      sample: Content of the row.
+      where: File and line number, from 1.
+      columns: Values under keys that belong to no format.
     """
 
     sample: Sample
@@ -81,15 +81,15 @@ class DataRow:
 def read_rows(
     dataset: DatasetParams, seed: int, prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 ) -> tuple[list[DataRow], str]:
-    """All rows of a file that are to be taken, and the digest of the file.
+    """Reads the selected data rows of a file; returns them and the digest of the file.
 
     Args:
-      dataset: The file.
-      seed: Of the rows that are drawn, if some are.
-      prepare: What is done to each row first.
+      dataset: File and selection.
+      seed: Seed of a random selection.
+      prepare: Function that is applied to each raw row first.
 
     Raises:
-      ConfigError: The file cannot be read, or a row of it holds no sample; the error names the first such line.
+      ConfigError: The file cannot be read, or a row has no valid sample. The error names the first such line.
     """
     source = JSONLSource(dataset.path, None)
     rows: list[DataRow] = []
@@ -115,17 +115,17 @@ def read_rows(
 
 
 def raise_faults(faults: Sequence[str]) -> None:
-    """Raises ConfigError if there are faults: with the first, and how many there are."""
+    """Raises ConfigError with the first fault and the number of the others; does nothing without faults."""
     if faults:
         more = f" (and {len(faults) - 1} more such rows)" if len(faults) > 1 else ""
         raise ConfigError(f"{faults[0]}{more}")
 
 
 def read_sample(row: Mapping[str, Any]) -> Sample:
-    """What a row holds.
+    """Returns the content of a raw row.
 
     Raises:
-      RequestError: It has none of the shapes.
+      RequestError: The row has none of the known shapes.
     """
     for keys, read in _READERS:
         if all(row.get(key) is not None for key in keys):
@@ -194,7 +194,7 @@ def _preference(row: Mapping[str, Any]) -> Preference:
 
 
 def _answer(row: Mapping[str, Any], prompt_key: str, key: str) -> Dialogue | Text:
-    """A prompt and an answer to it: two strings, or two lists of messages."""
+    """Returns a prompt with its answer, given as two strings or two lists of messages."""
     prompt, answer = row[prompt_key], row[key]
     if isinstance(prompt, str) and isinstance(answer, str):
         if not answer:

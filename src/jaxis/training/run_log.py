@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on: metrics.jsonl, answers.jsonl, and TensorBoard's events."""
+"""Logs of a run: metrics.jsonl, answers.jsonl, and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxis.training.metrics import ANSWERS_FILE, METRICS_FILE, MetricsFile
 
 
 class RunLog:
-    """The files of a run that begins, or goes on, after a step.
+    """The log files of a run that begins, or resumes, after a step.
 
     Args:
-      params: Where they are, and which there are.
-      after_step: What was written of later steps is dropped: those steps are done again.
+      params: Settings of the log files.
+      after_step: Steps done. Entries of later steps are dropped, because those steps run again.
 
     Raises:
       ConfigError: TensorBoard's writer is not installed.
@@ -35,7 +35,7 @@ class RunLog:
             self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Appends what was measured at a step. Raises CheckpointError."""
+        """Appends a step's measurements. Raises CheckpointError."""
         self._metrics.write(values)
         if self._events is not None:
             for name, value in values.items():
@@ -49,7 +49,6 @@ class RunLog:
         self._answers.write(values)
 
     def close(self) -> None:
-        """Closes the files."""
         for file in (self._metrics, self._answers, self._events):
             if file is not None:
                 file.close()
@@ -60,7 +59,7 @@ def _open_events(folder: Path, after_step: int) -> Any:
     from tensorboardX import SummaryWriter
 
     try:
-        # TensorBoard hides what an interrupted run wrote of steps that are done again.
+        # TensorBoard hides an interrupted run's entries of steps that run again.
         return SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None

@@ -12,19 +12,19 @@ from typing import Any, cast
 from jaxis.errors import ConfigError
 
 Scorer = Callable[..., Sequence[float]]
-"""(prompts, completions, completion_ids, and by name the other columns of their rows) -> a score of each, as the
-reward functions of TRL."""
+"""Function of prompts, completions, completion_ids and, by name, other columns of the data rows. It returns a score of
+each completion, as TRL's reward functions do."""
 
 
 def load_scorer(name: str, key: str) -> Scorer:
-    """Imports a function; modules of the working directory are found, too.
+    """Imports a function. Modules of the working directory are found, too.
 
     Args:
-      name: Such as "scores:exact", of scores.py.
-      key: Which field of the configuration names it.
+      name: Name such as "scores:exact", from scores.py.
+      key: Field of the configuration that has the name.
 
     Raises:
-      ConfigError: There is no such function.
+      ConfigError: The function does not exist.
     """
     module_name, _, function_name = name.partition(":")
     sys.path.append(os.getcwd())
@@ -40,15 +40,15 @@ def load_scorer(name: str, key: str) -> Scorer:
 
 
 def scores_of(scorer: Scorer, name: str, answered: dict[str, list[Any]]) -> list[float]:
-    """The scores of answers.
+    """Computes the scores of answers.
 
     Args:
-      scorer: The function.
-      name: How the configuration names it.
-      answered: What it is called with, a list of equal length each.
+      scorer: The user's function.
+      name: Name of the function in the configuration.
+      answered: Arguments of the function: lists of equal length.
 
     Raises:
-      ConfigError: It raised an error, or returned something other than a finite number for each answer.
+      ConfigError: The function raised an error, or did not return a finite number for each answer.
     """
     count = len(answered["completions"])
     try:

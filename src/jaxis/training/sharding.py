@@ -1,7 +1,7 @@
-"""Weights, moments and rows divided over devices (fully sharded data parallelism, arXiv:1910.02054).
+"""Weights, optimizer state and batch rows divided over devices (fully sharded data parallelism, arXiv:1910.02054).
 
-Each device computes the rows of its part of a micro-batch. Of every array it holds a part along one axis; a layer
-gathers those of the others when it runs, also for its derivatives, and its gradient is summed to the parts again.
+Each device computes its rows of a micro-batch and holds a shard of every array, cut along one axis. A layer gathers the
+other shards when it runs and again for its derivatives; its gradient is summed back into shards.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxis.parallel.mesh import DATA_AXIS, LOGICAL_AXIS_RULES, logical_sharding,
 from jaxis.training.batches import TrainingBatch
 
 GATHERED = "gathered"
-"""The name, for policies of `jax.checkpoint`, of arrays that were gathered."""
+"""Name of gathered arrays, for policies of `jax.checkpoint`."""
 
 Axes = Any
-"""A tree of integers like one of arrays: the axis that is divided over devices, or -1."""
+"""Tree of integers: the axis along which each array is divided over devices, or -1."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RULES = {**LOGICAL_AXIS_RULES, "embed": (DATA_AXIS,)}
@@ -32,11 +32,11 @@ _ROWS = PartitionSpec(None, DATA_AXIS)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DevicePart:
-    """A device's part of an array.
+    """One device's shard of an array.
 
     Attributes:
-      part: The part.
-      axis: On which the parts follow each other.
+      part: The shard.
+      axis: Axis along which the array is cut.
     """
 
     part: jax.Array
@@ -44,11 +44,11 @@ class DevicePart:
 
     @property
     def dtype(self) -> Any:
-        """Of the array."""
+        """Data type of the array."""
         return self.part.dtype
 
     def astype(self, dtype: Any) -> DevicePart:
-        """The part in another type."""
+        """Returns the shard in another type."""
         return DevicePart(self.part.astype(dtype), self.axis)
 
 
@@ -57,7 +57,7 @@ def _is_shard(value: Any) -> bool:
 
 
 def whole(tree: Any) -> Any:
-    """The tree with the parts of all devices put together."""
+    """Returns the tree with all shards gathered."""
 
     def gather(value: Any) -> Any:
         if not isinstance(value, DevicePart):
@@ -68,18 +68,18 @@ def whole(tree: Any) -> Any:
 
 
 def has_shards(tree: Any) -> bool:
-    """Whether some of the tree is on other devices."""
+    """Returns whether the tree has shards of arrays."""
     return any(isinstance(leaf, DevicePart) for leaf in jax.tree.leaves(tree, is_leaf=_is_shard))
 
 
 class Devices:
-    """The devices that share a training; one of them holds and computes everything.
+    """The devices that share a training; a single device holds and computes everything.
 
     Args:
-      num_devices: How many there are.
+      num_devices: Number of devices.
 
     Raises:
-      ConfigError: There are fewer.
+      ConfigError: The machine has fewer devices.
     """
 
     def __init__(self, num_devices: int = 1) -> None:
@@ -87,14 +87,15 @@ class Devices:
         self.mesh: Mesh = make_mesh(data_parallel_size=num_devices)
 
     def axes(self, values: Mapping[str, Any], logical: Mapping[str, tuple[str | None, ...]]) -> Axes:
-        """The axis of each array that devices share.
+        """Chooses the axis of each array that is divided over devices.
 
-        That which `parallel.mesh` has rules for, with those of embeddings over the devices; of arrays that have none,
-        the longest that the devices can share equally.
+        The rules of `parallel.mesh` apply, with embedding axes over the devices. An array without rules is divided
+        along its
+        longest axis that divides equally.
 
         Args:
-          values: Arrays, or other forms of weights, by name.
-          logical: The logical axes of those that have them.
+          values: Arrays, or weights in other formats, by name.
+          logical: Logical axes of arrays that have them, by name.
         """
         return {
             name: jax.tree.map(lambda leaf, name=name: shared_axis(self.mesh, leaf.shape, logical.get(name)), value)
@@ -102,21 +103,20 @@ class Devices:
         }
 
     def put(self, values: Any, axes: Axes) -> Any:
-        """Places arrays on the devices."""
         if self.num_devices == 1:
             return values
         return jax.tree.map(lambda leaf, axis: put(leaf, self.sharding(axis)), values, axes)
 
     def on_one(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The whole arrays on one device."""
+        """Returns the whole arrays on one device."""
         return values if self.num_devices == 1 else jax.device_put(values, jax.local_devices()[0])
 
     def sharding(self, axis: int) -> NamedSharding:
-        """Of an array that is divided along this axis."""
+        """Returns the sharding of an array that is divided along this axis."""
         return NamedSharding(self.mesh, _spec(axis))
 
     def put_batch(self, batch: TrainingBatch, rows_per_item: int) -> TrainingBatch:
-        """Places a batch's rows on the devices: those of an item on the same one."""
+        """Places batch rows on the devices; the rows of an item share a device."""
         if self.num_devices == 1:
             return batch
 
@@ -130,19 +130,19 @@ class Devices:
         return jax.tree.map(arrange, batch)
 
     def sum(self, tree: Any) -> Any:
-        """In a function of `on_each`: the sums over all devices; not to be differentiated."""
+        """Sums a tree over all devices, within a function of `on_each`. The sum must not be differentiated."""
         return tree if self.num_devices == 1 else jax.lax.psum(tree, DATA_AXIS)
 
     def shards(self, values: Any, axes: Axes) -> Any:
-        """In a function of `on_each`: the values, with each part as a `DevicePart`."""
+        """Wraps each shard as a `DevicePart`, within a function of `on_each`."""
         if self.num_devices == 1:
             return values
         return jax.tree.map(lambda leaf, axis: leaf if axis < 0 else DevicePart(leaf, axis), values, axes)
 
     def sum_gradient(self, gradient: Any) -> Any:
-        """In a function of `on_each`: the gradient over all devices' rows of what `shards` made, as plain parts.
+        """Sums gradients of values from `shards` over all devices, within a function of `on_each`.
 
-        Of what was gathered, it is summed already.
+        Returns plain shards. Gradients of gathered arrays are summed already.
         """
         if self.num_devices == 1:
             return gradient
@@ -153,13 +153,13 @@ class Devices:
         )
 
     def on_each(self, function: Function, trained: Axes, frozen: Axes, out_axes: Any) -> Function:
-        """A function of (trained, frozen, batch, key) that each device runs on its parts and rows.
+        """Makes a function of (trained, frozen, batch, key) run on each device, with its shards and batch rows.
 
         Args:
-          function: What is run.
-          trained: The axes of its first argument.
-          frozen: Those of the second.
-          out_axes: Those of what it returns; what has -1 must be the same on all devices.
+          function: The function.
+          trained: Divided axes of its first argument.
+          frozen: Divided axes of its second argument.
+          out_axes: Divided axes of its result. A value with -1 must be equal on all devices.
         """
         if self.num_devices == 1:
             return function
@@ -176,12 +176,12 @@ class Devices:
 def shared_axis(
     mesh: Mesh | AbstractMesh, shape: tuple[int, ...], logical: tuple[str | None, ...] | None = None
 ) -> int:
-    """The axis of an array that devices share; -1 if they cannot. See `Devices.axes`.
+    """Returns the axis of an array that is divided over devices; -1 if it cannot be. See `Devices.axes`.
 
     Args:
-      mesh: The devices.
-      shape: Of the array.
-      logical: Its logical axes; None if it has none.
+      mesh: Mesh of the devices.
+      shape: Shape of the array.
+      logical: Logical axes of the array; None if it has none.
     """
     if logical is not None and len(logical) == len(shape):
         spec = logical_sharding(mesh, logical, shape, _RULES).spec
@@ -194,12 +194,12 @@ def shared_axis(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the arrays of a training are.
+    """Placement of a training's arrays.
 
     Attributes:
-      devices: That share them.
-      trained: The axes of what is trained.
-      frozen: Those of what is not.
+      devices: Devices that share them.
+      trained: Divided axes of trained arrays.
+      frozen: Divided axes of frozen arrays.
     """
 
     devices: Devices

@@ -20,35 +20,35 @@ from jaxis.training.objectives import MAXIMUM, Forward, Objective, Sums
 from jaxis.training.sharding import Devices, Placement
 
 Trained = dict[str, jax.Array]
-"""What is trained, float32, by name."""
+"""Trained arrays, float32, by name."""
 Combine = Callable[[Mapping[str, jax.Array], Values], Values]
-"""(What is trained, what is frozen) -> what the model's parameters hold."""
+"""Function of trained and frozen arrays that returns the values of the model's parameters."""
 
 
 class StepFunction(Protocol):
-    """A step of training as a compiled function, which takes over the first and the third argument."""
+    """A compiled step of training. It donates its first and third arguments."""
 
     def __call__(
         self, trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
     ) -> tuple[Trained, optax.OptState, Sums]:
-        """The new weights, the new state of the optimizer, and what is reported."""
+        """Returns the new weights, the new optimizer state, and reported values."""
         ...
 
 
 class GradientFunction(Protocol):
-    """The sums over all micro-batches and devices."""
+    """A function that sums over all micro-batches and devices."""
 
     def __call__(
         self, trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
     ) -> tuple[jax.Array, Trained, Sums]:
-        """The loss, its gradient, and what is reported."""
+        """Returns the loss, its gradient, and reported values."""
         ...
 
 
 def begin(initial: Trained, frozen: Values, optimizer: optax.GradientTransformation) -> tuple[Trained, optax.OptState]:
-    """What the first step takes: the values to train and the optimizer's state.
+    """Returns the first step's arguments: the trained arrays and the optimizer's state.
 
-    Both are on the mesh of the model's arrays, as a step returns them: others would have it compiled once more.
+    Both are on the mesh of the model's arrays, as a step returns them. Otherwise the second step would compile again.
     """
     leaves = [leaf for leaf in jax.tree.leaves((initial, frozen)) if isinstance(leaf, jax.Array)]
     meshes = [leaf.sharding.mesh for leaf in leaves if isinstance(leaf.sharding, NamedSharding)]
@@ -69,7 +69,7 @@ def make_gradient(
     placement: Placement | None = None,
     router_coefficient: float = 0.0,
 ) -> GradientFunction:
-    """The gradient of the sum of losses; arguments as of `make_step`."""
+    """Makes the gradient of the summed losses; arguments as of `make_step`."""
     devices = Devices() if placement is None else placement.devices
     trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)
 
@@ -112,11 +112,13 @@ def _joined(name: str, one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _router_loss(sums: RouterSums, devices: Devices) -> jax.Array:
-    """This device's part of the loss that balances routers (arXiv:2101.03961), as transformers computes it: over the
-    tokens of all layers together."""
-    chosen, rows = devices.sum(jax.lax.stop_gradient((sums.chosen, sums.rows)))
-    rows = jnp.maximum(rows, 1.0)
-    return len(chosen) * jnp.dot(chosen / rows, sums.probability / rows)
+    """Computes this device's part of the load-balancing loss of routers (arXiv:2101.03961).
+
+    As in transformers, it is computed over the tokens of all layers together.
+    """
+    chosen, num_tokens = devices.sum(jax.lax.stop_gradient((sums.chosen, sums.num_tokens)))
+    num_tokens = jnp.maximum(num_tokens, 1.0)
+    return len(chosen) * jnp.dot(chosen / num_tokens, sums.probability / num_tokens)
 
 
 def make_step(
@@ -128,16 +130,16 @@ def make_step(
     placement: Placement | None = None,
     router_coefficient: float = 0.0,
 ) -> StepFunction:
-    """A step of training.
+    """Makes a step of training.
 
     Args:
-      forward: The model.
-      objective: What is minimized.
-      combine: From what is trained to what the model's parameters hold.
-      optimizer: From gradients to updates.
-      max_grad_norm: To which the gradient is scaled down; 0: it is not.
-      placement: Where the arrays are; None: on one device.
-      router_coefficient: Multiplies the loss that balances routers, if `forward` observes them.
+      forward: Forward pass of the model.
+      objective: Objective to minimize.
+      combine: Function from trained and frozen arrays to the model's parameters.
+      optimizer: Function from gradients to updates.
+      max_grad_norm: Norm to which a larger gradient is scaled down; 0: no limit.
+      placement: Placement of the arrays; None: on one device.
+      router_coefficient: Factor of the routers' load-balancing loss, if `forward` observes routers.
     """
     differentiate = make_gradient(forward, objective, combine, placement, router_coefficient)
 
@@ -161,20 +163,20 @@ def make_step(
 
 
 Evaluate = Callable[[Trained, Values, TrainingBatch], tuple[jax.Array, jax.Array, Sums]]
-"""(What is trained, what is frozen, a batch of one micro-batch) -> the sum of losses, their weight, and other sums that
-are reported."""
+"""Function of trained arrays, frozen arrays and a batch of one micro-batch. It returns the sum of losses, their weight,
+and sums of other reported values."""
 
 
 def make_evaluation(
     forward: Forward, objective: Objective, combine: Combine, placement: Placement | None = None
 ) -> Evaluate:
-    """The compiled function that measures a batch.
+    """Makes the compiled function that measures a batch.
 
     Args:
-      forward: The model, as it is served.
-      objective: What is measured.
-      combine: From what is trained to what the model's parameters hold.
-      placement: Where the arrays are; None: on one device.
+      forward: Forward pass of the model, as it is served.
+      objective: Objective to measure.
+      combine: Function from trained and frozen arrays to the model's parameters.
+      placement: Placement of the arrays; None: on one device.
     """
     devices = Devices() if placement is None else placement.devices
     trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C, kept until a run can stop."""
+"""SIGTERM and Ctrl-C, held back until a run can stop."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Keeps SIGTERM and Ctrl-C until they are asked for; yields a function that says which one came, if any.
+    """Holds back SIGTERM and Ctrl-C; yields a function that returns the number of the received signal, or None.
 
-    A second one ends the process as it would have without.
+    A second signal has its usual effect.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

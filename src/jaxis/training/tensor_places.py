@@ -1,8 +1,8 @@
-"""Where a checkpoint's tensors are among a model's parameters: the way back from what loading does.
+"""Places of a checkpoint's tensors within a model's parameters: the inverse of loading.
 
 Most tensors are parameters of the same name and shape. Others, such as the experts of a mixture, are parts of a stack,
-or cut and turned around. Where their elements go is found out by loading tensors that hold coordinates instead of
-weights: that is right for whatever a family's loading does, as long as it only moves elements.
+or are cut and transposed. Their places are found by loading tensors that hold coordinates instead of weights. This is
+correct for every family whose loading only moves elements.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from jaxis.models.common.interfaces import RenamesTensors
 from jaxis.models.model_loader import loader_of
 from jaxis.training.functional_model import values_of
 
-_MAX_SIZE = 1 << 24  # up to which float32 holds every integer
+_MAX_SIZE = 1 << 24  # float32 holds every integer up to here
 
 
 @dataclass(frozen=True)
 class _Stacked:
-    """Which elements of which tensors a parameter consists of.
+    """The source of each element of a parameter that consists of several tensors.
 
     Attributes:
-      tensor: int32, of the parameter's shape: the number of the tensor that each element is of.
-      places: The same for each axis of tensors: where it is there.
+      tensor: int32, of the parameter's shape: index of the tensor that each element comes from.
+      places: Index of each element within its tensor, one array for each axis of tensors.
     """
 
     tensor: np.ndarray
@@ -43,11 +43,11 @@ class TensorPlaces:
     """A checkpoint's tensors as parts of parameters.
 
     Attributes:
-      parameter_of: Tensors that are whole parameters -> the name of that.
-      numbers: The other tensors that are parts of some, numbered.
-      shapes: Of those.
-      stacked: Parameters that consist of them.
-      parts_of: Number of a tensor -> (parameter, index on its first axis) where there are elements of it.
+      parameter_of: Parameter of each tensor that is a whole parameter, by the tensor's name.
+      numbers: Index of each tensor that is part of a parameter, by name.
+      shapes: Shapes of those tensors, by name.
+      stacked: Parameters that consist of such tensors.
+      parts_of: By tensor index, the (parameter, index on its first axis) pairs that hold its elements.
     """
 
     parameter_of: Mapping[str, str]
@@ -57,11 +57,11 @@ class TensorPlaces:
     parts_of: Mapping[int, list[tuple[str, int]]] = field(default_factory=dict)
 
     def tensor_of(self, name: str, parameters: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """A tensor as the parameters have it; None if it is not of them.
+        """Returns a tensor with the parameters' values; None if it is not part of them.
 
         Args:
-          name: In the checkpoint.
-          parameters: Arrays by parameters' names here.
+          name: Name of the tensor in the checkpoint.
+          parameters: Arrays by the parameters' names in jaxis.
         """
         if (whole := self.parameter_of.get(name)) is not None:
             return parameters.get(whole)
@@ -83,18 +83,19 @@ def find_places(
     source: object,
     read: Callable[[str], np.ndarray] | None,
 ) -> TensorPlaces:
-    """The places of a checkpoint's tensors.
+    """Finds the places of a checkpoint's tensors.
 
     Args:
       model: The model.
-      construct: Makes it anew, without weights.
-      tensors: The checkpoint's tensors and their shapes.
+      construct: Constructs the model again, without weights.
+      tensors: Shapes of the checkpoint's tensors, by name.
       source: The checkpoint, for errors.
-      read: Reads one of them; None if the model does not have their values. A square matrix that loading turns around
-        has the shape of its parameter, but not its elements.
+      read: Reads a tensor; None if the model does not hold the checkpoint's values. It tells a square matrix that
+        loading
+        transposes from one that loading keeps.
 
     Raises:
-      ConfigError: A parameter is made of the checkpoint's tensors in a way that has no way back.
+      ConfigError: Loading of a parameter cannot be inverted.
     """
     values = values_of(model)
     shapes = {name: value.shape for name, value in values.items()}
@@ -132,9 +133,9 @@ class _Probe:
     """Loads tensors that hold coordinates.
 
     Args:
-      construct: Makes the model anew, without weights.
-      tensors: The shapes of the checkpoint's tensors that are not parameters as they are.
-      parameters: The shapes of the parameters that they are parts of.
+      construct: Constructs the model again, without weights.
+      tensors: Shapes of the checkpoint's tensors that are parts of parameters, by name.
+      parameters: Shapes of those parameters, by name.
       source: The checkpoint, for errors.
     """
 
@@ -148,10 +149,10 @@ class _Probe:
         self._construct, self._tensors, self._parameters, self._source = construct, tensors, parameters, source
 
     def load(self, value_of: Callable[[str, tuple[int, ...]], np.ndarray]) -> dict[str, np.ndarray]:
-        """The parameters, int32, when each tensor is what a function of its name and shape says: float32 integers.
+        """Returns the parameters, int32, as loaded from float32 integers that `value_of` makes of name and shape.
 
         Raises:
-          ConfigError: A parameter does not come whole of these tensors.
+          ConfigError: A parameter is not made of these tensors alone.
         """
         model = self._construct()
         loader_of(model).load_weights((name, value_of(name, shape)) for name, shape in self._tensors.items())
@@ -168,7 +169,6 @@ class _Probe:
 
 
 def _is_same(value: Any, tensor: np.ndarray) -> bool:
-    """Whether a parameter, in float32, has the elements of a tensor at their places."""
     mine = np.atleast_2d(np.asarray(value))
     # Row by row, so that no large tensor is copied.
     rows = zip(mine, np.atleast_2d(tensor), strict=True)
@@ -176,7 +176,7 @@ def _is_same(value: Any, tensor: np.ndarray) -> bool:
 
 
 def _coordinate(axis: int, _name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A tensor whose elements are their indices on an axis; 0 if it has none of this number."""
+    """Returns a tensor whose elements are their indices on an axis; zeros if it has no such axis."""
     if axis >= len(shape):
         return np.broadcast_to(np.float32(0), shape)
     lengths = [1] * len(shape)

@@ -1,4 +1,4 @@
-"""What of a model is trained: all of its weights, or adapters beside them."""
+"""The trained part of a model: all of its weights, or adapters beside them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from jaxis.training.tensor_places import find_places
 
 
 class Trainable(Protocol):
-    """A model and what of it is trained.
+    """A model with its trained and frozen arrays.
 
     Attributes:
-      frozen: What is not, and the rest as it was before training if the objective needs it.
-      initial: What is trained, at the start: float32.
-      placement: Where both are.
-      logical_axes: Of the weights among them, by name.
+      frozen: Arrays that are not trained; if the objective needs them, also the trained weights before training.
+      initial: Trained arrays at the start, float32.
+      placement: Placement of both on devices.
+      logical_axes: Logical axes of the weights among them, by name.
     """
 
     frozen: Values
@@ -50,19 +50,22 @@ class Trainable(Protocol):
     logical_axes: Mapping[str, tuple[str | None, ...]]
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        """What the model's parameters hold."""
+        """Returns the values of the model's parameters."""
         ...
 
-    def follow(self, trained: Mapping[str, jax.Array]) -> None:
-        """Makes of what is trained, after each step and before the first, what `frozen` has of it."""
+    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
+        """Updates the values in `frozen` that are derived from `trained`: the engine's packed copy of the weights.
+
+        Called once before the first step and after every step. Does nothing without the engine.
+        """
         ...
 
     def forward(self, *, is_training: bool) -> Forward:
-        """The model: with dropout and with layers computed again as asked for, or as it is served."""
+        """Returns the forward pass: for training (with dropout and recomputation as configured), or as served."""
         ...
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        """The model with what is trained, for as long as those arrays are there."""
+        """Returns the model with these trained arrays. It shares them and is valid while they exist."""
         ...
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
@@ -74,7 +77,7 @@ def make_trainable(config: TrainConfig, base: BaseModel, progress: ProgressDispl
     """Loads the model.
 
     Raises:
-      ConfigError: What is asked for cannot be trained.
+      ConfigError: The configuration cannot be trained.
       CheckpointError: The weights cannot be read.
     """
     if config.training.forward_pass == ENGINE:
@@ -84,7 +87,7 @@ def make_trainable(config: TrainConfig, base: BaseModel, progress: ProgressDispl
 
 
 class _AllWeights:
-    """All float parameters, in plain JAX; see `Trainable`."""
+    """All float parameters, in plain JAX."""
 
     def __init__(self, config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> None:
         self._config, self._base = config, base
@@ -111,11 +114,11 @@ class _AllWeights:
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
     def _floats(self) -> BaseModel:
-        """The model whose weights are trained."""
+        """Returns the model whose weights are trained."""
         return self._base
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        """Takes the model; the logical axes of its weights."""
+        """Prepares the forward pass; returns the logical axes of the weights."""
         dtype = self._base.compute_dtype
         if self._config.training.trainer_type == DPO:
             copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
@@ -124,8 +127,8 @@ class _AllWeights:
         self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
         return self._model.logical_axes
 
-    def follow(self, trained: Mapping[str, jax.Array]) -> None:
-        """Nothing is made of it."""
+    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
+        """Does nothing: no frozen value depends on trained ones."""
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return {**frozen, **cast_floats(trained, self._base.compute_dtype)}
@@ -147,12 +150,12 @@ class _AllWeights:
 
 
 class _AllWeightsInEngine(_AllWeights):
-    """All float parameters, beside what the engine has of them; see `Trainable`."""
+    """All float parameters, beside the engine's packed copy of them."""
 
     frozen: Values
 
     def _floats(self) -> BaseModel:
-        # A quantization that is asked for is the engine's.
+        # A configured quantization is the engine's.
         return dataclasses.replace(self._base, quantization=None)
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
@@ -164,10 +167,10 @@ class _AllWeightsInEngine(_AllWeights):
         if self._config.training.trainer_type == DPO:
             copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
             self.frozen = {**self.frozen, **self._engine_model.served(copies, self._engine_model.packed(copies))}
-        self.follow(self.initial)
+        self.refresh_frozen(self.initial)
         return logical_axes
 
-    def follow(self, trained: Mapping[str, jax.Array]) -> None:
+    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
         self.frozen = {**self.frozen, **self._engine_model.packed(trained)}
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
@@ -184,7 +187,7 @@ class _AllWeightsInEngine(_AllWeights):
 
 
 class _Adapters:
-    """Adapters beside frozen weights, in plain JAX; see `Trainable`."""
+    """Adapters beside frozen weights, in plain JAX."""
 
     is_packed = False
 
@@ -212,13 +215,13 @@ class _Adapters:
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        """Takes the model; the logical axes of its weights."""
+        """Prepares the forward pass; returns the logical axes of the weights."""
         self._model = FunctionalModel(model)
         self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
         return self._model.logical_axes
 
-    def follow(self, trained: Mapping[str, jax.Array]) -> None:
-        """Nothing is made of it."""
+    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
+        """Does nothing: no frozen value depends on trained ones."""
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return self._layers.combine(trained, frozen)
@@ -246,7 +249,7 @@ class _Adapters:
 
 
 class _AdaptersInEngine(_Adapters):
-    """Adapters beside frozen weights, as the engine computes them; see `Trainable`."""
+    """Adapters beside frozen weights, as the engine computes them."""
 
     is_packed = True
 
@@ -270,9 +273,9 @@ class _AdaptersInEngine(_Adapters):
 
 
 def router_coefficient(config: TrainConfig, base: BaseModel) -> float:
-    """What multiplies the loss that balances routers; 0: there is none.
+    """Returns the factor of the routers' load-balancing loss; 0: no such loss.
 
-    As in transformers, there is one if config.json, or `model.model_kwargs`, has `output_router_logits`.
+    As in transformers, the loss is used if config.json, or `model.model_kwargs`, sets `output_router_logits`.
 
     Raises:
       ConfigError: The model's family has no such loss.

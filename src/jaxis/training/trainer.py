@@ -24,7 +24,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.models.written_template import write_template
 from jaxis.parallel.mesh import put
 from jaxis.training.base_model import BaseModel, open_base_model
-from jaxis.training.batch_source import Moment
+from jaxis.training.batch_source import StepContext
 from jaxis.training.best_step import BestStep
 from jaxis.training.checkpoint import RunState, checkpoint_folder, find_checkpoints, load_checkpoint, save_checkpoint
 from jaxis.training.config import TrainConfig, TrainingParams
@@ -39,13 +39,13 @@ from jaxis.training.step import Evaluate, Trained, begin, make_evaluation, make_
 from jaxis.training.stop_signals import stop_signals
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
 
-# What does not change what a step computes.
+# Settings that do not change the results of a step.
 _FREE_TO_CHANGE = frozenset(
     {
         *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
-        # The fields of the first are a section of their own.
+        # grpo is here because its fields are a section of their own.
         *("grpo", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
         *TrainingParams.WITHOUT_EFFECT,
     }
@@ -54,14 +54,14 @@ _FREE_TO_CHANGE = frozenset(
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What became of a run.
+    """Outcome of a run.
 
     Attributes:
-      step: Steps that were done.
-      num_steps: Steps of the whole training.
-      output: The folder of the run.
-      stopped_by: The signal that stopped it before its end; None: it is finished.
-      checkpoint: The checkpoint to go on from, if it was stopped.
+      step: Number of steps done.
+      num_steps: Number of steps of the whole training.
+      output: Folder of the run.
+      stopped_by: Signal that stopped the run early; None: it finished.
+      checkpoint: Checkpoint to resume from, if the run was stopped.
     """
 
     step: int
@@ -72,19 +72,19 @@ class TrainingResult:
 
 
 class Trainer:
-    """A run whose data is read and checked, and whose model is found, but not loaded.
+    """A run whose data has been read and checked, and whose model has been found, but not loaded.
 
     Args:
-      config: The run.
-      note: Is called with lines for the user.
+      config: Configuration of the run.
+      note: Function that shows a line to the user.
 
     Attributes:
-      base: The model.
-      data: What is learned.
-      validation: What the loss is measured on; None: nothing.
+      base: The model before training.
+      data: Training data.
+      validation: Data for the held-out loss; None: no evaluation.
 
     Raises:
-      ConfigError, CheckpointError: The configuration cannot be honoured, or a row cannot be learned.
+      ConfigError, CheckpointError: The configuration cannot be honoured, or a data row cannot be learned.
     """
 
     def __init__(self, config: TrainConfig, note: Callable[[str], None]) -> None:
@@ -103,14 +103,14 @@ class Trainer:
         self._resumed = self._find_checkpoint()
 
     def run(self, progress: ProgressDisplay) -> TrainingResult:
-        """Trains to the end, or until SIGTERM or Ctrl-C, after which a checkpoint is saved.
+        """Trains to the end, or until SIGTERM or Ctrl-C; a stopped run saves a checkpoint.
 
         Args:
-          progress: Shows how far it is.
+          progress: Display of progress.
 
         Raises:
           EngineError: The loss is not finite.
-          CheckpointError: Something cannot be written.
+          CheckpointError: A file cannot be written.
         """
         enable_disk_cache()
         scores = None
@@ -161,7 +161,7 @@ class _Run:
         optimizer = make_optimizer(self._params, self._schedule, model.logical_axes)
         trained, state, first = self._start(model, optimizer, resumed)
         if first:
-            model.follow(trained)
+            model.refresh_frozen(trained)
         objective = make_objective(self._params)
         step_function = make_step(
             model.forward(is_training=True),
@@ -180,11 +180,11 @@ class _Run:
             with stop_signals() as stopped, progress.counting("Training") as update:
                 for step in range(first, self._total):
                     here = functools.partial(model.bind, trained)
-                    batch, drawn = self._data.source.draw(Moment(step, here, log.write_answer, progress))
+                    batch, drawn = self._data.source.draw(StepContext(step, here, log.write_answer, progress))
                     trained, state, reported = step_function(
                         trained, model.frozen, state, batch, jax.random.fold_in(key, step)
                     )
-                    model.follow(trained)
+                    model.refresh_frozen(trained)
                     values = {name: float(reported[name]) for name in ("loss", *sorted(reported.keys() - {"loss"}))}
                     values |= drawn
                     done = step + 1
@@ -218,7 +218,7 @@ class _Run:
     def _start(
         self, model: Trainable, optimizer: optax.GradientTransformation, resumed: Path | None
     ) -> tuple[Trained, Any, int]:
-        """What is trained, the optimizer's state and the first step."""
+        """Returns the trained arrays, the optimizer's state and the number of the first step."""
         initial, state = begin(model.initial, model.frozen, optimizer)
         if resumed is None:
             return initial, state, 0
@@ -256,7 +256,7 @@ class _Run:
         return step % every == 0 or step == self._total
 
     def _evaluate(self, evaluate: Evaluate, trained: Trained, model: Trainable, step: int, log: RunLog) -> bool:
-        """Measures the held-out rows; whether this step is the best one so far."""
+        """Measures the held-out rows; returns whether this step is the best so far."""
         assert self._validation is not None
         measured = held_out_loss(evaluate, trained, model.frozen, self._validation)
         said = f"step {step}  held-out loss {measured['eval_loss']:.4f}"
@@ -269,7 +269,7 @@ class _Run:
         return self._best is not None and self._best.improves(step, measured)
 
     def _finished(self, trained: Trained) -> Mapping[str, jax.Array | np.ndarray]:
-        """What is trained, at the step whose model is wanted."""
+        """Returns the trained arrays of the step whose model is exported."""
         best = self._best
         if best is None or best.step is None or not self._params.loads_best:
             return trained
@@ -290,7 +290,7 @@ class _Run:
         )
 
     def _settings(self) -> dict[str, Any]:
-        """What must be the same when the run goes on, by the names of the configuration."""
+        """Returns the settings that must not change when the run resumes, by configuration name."""
         found: dict[str, Any] = {}
         sections = {
             **{"training": self._params, "training.grpo": self._params.grpo},
@@ -319,12 +319,11 @@ class _Run:
 
 
 def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:
-    """An array where another one is."""
     return put(array, like.sharding) if isinstance(like.sharding, NamedSharding) else jnp.asarray(array)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it when it is read again."""
+    """Returns a value as it is after a round trip through JSON."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""The last turn of a conversation as token ids, and what of it is learned.
+"""The last turn of a conversation as token ids, and its learned part.
 
-What is learned is what the model would have to write: the text of the assistant and the token that ends its turn. Where
-a turn begins is found by rendering the conversation before it as a server does, which needs no marks in the template.
-Of a template that has `{% generation %}` blocks, what they hold is learned.
+Learned tokens are those that the model would have to write: the assistant's text and the token that ends its turn. The
+start of a turn is found by rendering the conversation before it as a server does, which needs no marks in the template.
+If the template has `{% generation %}` blocks, their content is learned instead.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class LearnedTurn:
     """A conversation up to the end of its last turn.
 
     Attributes:
-      ids: Its token ids.
-      spans: What is learned of that turn, in tokens.
-      is_unlike: Whether the template does not begin it as it opens an answer.
-      is_endless: Whether no special token ends it.
-      has_opening: Whether the template's generation block begins with what opens an answer.
+      ids: Token ids of the conversation.
+      spans: Learned spans of the last turn, in tokens.
+      is_unlike: True if the template begins the turn differently from its generation prompt.
+      is_endless: True if no special token ends the turn.
+      has_opening: True if the template's generation block includes the generation prompt.
     """
 
     ids: list[int]
@@ -37,16 +37,16 @@ class LearnedTurn:
 
 
 def check_template(tokenizer: Tokenizer) -> None:
-    """Raises RequestError where conversations cannot be rendered."""
+    """Raises RequestError if the tokenizer has no chat template."""
     if not tokenizer.has_chat_template:
         raise RequestError("the model has no chat template: set model.chat_template, such as chatml or gemma")
 
 
 class TurnEncoder:
-    """Makes token ids of conversations.
+    """Encoder of conversations as token ids.
 
     Args:
-      tokenizer: The model's.
+      tokenizer: Tokenizer of the model.
       template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
     """
 
@@ -56,14 +56,14 @@ class TurnEncoder:
         self._turn_end = turn_end_token_id(tokenizer) if tokenizer.has_chat_template else None
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> LearnedTurn:
-        """A conversation that ends with a turn of the assistant.
+        """Encodes a conversation that ends with a turn of the assistant.
 
         Args:
-          messages: As the template takes them.
+          messages: Messages, as the template takes them.
           tools: JSON schemas; None: none.
 
         Raises:
-          RequestError: The template refuses it, or leaves open what of the turn is learned.
+          RequestError: The template refuses the conversation, or the learned part of the turn is ambiguous.
         """
         source = self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
         whole, last = self._render(messages, tools, opens=False), f"messages[{len(messages) - 1}]"
@@ -91,7 +91,7 @@ class TurnEncoder:
         return LearnedTurn(ids[:end], [(start, end)], is_unlike=True, is_endless=is_endless)
 
     def _tagged(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str, prompt: str) -> LearnedTurn:
-        """The turn as the template's generation blocks hold it."""
+        """Returns the turn with the learned spans of its generation blocks."""
         last = f"messages[{len(messages) - 1}]"
         new = self._blocks(messages, tools, whole)
         if len(messages) > 1:
@@ -104,29 +104,31 @@ class TurnEncoder:
         return LearnedTurn(ids[: spans[-1][1]], spans, has_opening=has_opening)
 
     def _blocks(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str | None = None) -> list[Span]:
-        """What generation blocks hold, in characters of the conversation."""
+        """Returns the spans of generation blocks, in characters of the conversation."""
         text, found = without_marks(self._render(messages, tools, opens=False, **MARKS))
         if whole is not None and text != whole:
             raise RequestError("the chat template changes what its generation blocks hold: put whole answers there")
         return found
 
     def _encode_both(self, prompt: str, whole: str) -> tuple[list[int], list[Span]]:
-        """Token ids of a conversation, which begin with those of its prompt, and the characters of each."""
+        """Returns token ids of a conversation, beginning with those of its prompt, and the characters of each."""
         ids, places = self._tokenizer.encode_with_places(whole)
         if not whole.startswith(prompt):
             return ids, places
         prompt_ids = self._encode(prompt)
         if ids[: len(prompt_ids)] == prompt_ids:
             return ids, places
-        # The tokens at the border are others than a server's.
+        # The tokens at the border differ from a server's.
         _, places = self._tokenizer.encode_with_places(prompt)
         rest, rest_places = self._tokenizer.encode_with_places(whole[len(prompt) :])
         moved = [(start + len(prompt), end + len(prompt)) for start, end in rest_places]
         return prompt_ids + rest, [*places, *moved]
 
     def _end_of_turn(self, ids: Sequence[int], start: int) -> tuple[int, bool]:
-        """Where a turn ends: after the token that ends it, before what the template writes between turns; and whether
-        there is no such token."""
+        """Returns the end of a turn, and whether the turn has no end token.
+
+        A turn ends after its end token and before the text that the template writes between turns.
+        """
         end, special = len(ids), self._tokenizer.special_token_ids
         for i in reversed(range(start, len(ids))):
             if ids[i] == self._turn_end:

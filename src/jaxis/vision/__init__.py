@@ -1,1 +1,1 @@
-"""Images in prompts: decoded and resized here, encoded by a model's vision tower, and put in place of embeddings."""
+"""Images in prompts: decoding, resizing, encoding by a model's image encoder, and embedding in the prompt."""

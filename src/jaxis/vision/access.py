@@ -1,8 +1,8 @@
-"""Images that requests name in place of sending them: files below one folder, and https addresses at listed hosts.
+"""Images that requests refer to instead of sending them: files below one folder, and https URLs at listed hosts.
 
-Both are off unless the operator allows them. An address is taken apart once, and that reading is what is checked and
-asked: its host must be listed, each address that the name resolves to must be public, and the connection is made to one
-of these very addresses. Redirects are not followed, and no proxy is used.
+Both are off unless the operator allows them. A URL is parsed once, and the parsed parts are both checked and used: its
+host must be listed, every address that the name resolves to must be public, and the connection goes to one of these
+addresses. Redirects are not followed, and no proxy is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxis.host.base64_text import is_data_url
 from jaxis.host.byte_size import human_bytes
 from jaxis.vision.decode import MAX_FILE_BYTES, ImageSource
 
-FETCH_SECONDS = 5.0  # for all of a fetch: the name, the connection, the answer
+FETCH_SECONDS = 5.0  # for a whole fetch: name resolution, connection, response
 FETCH_BYTES = 16 * 2**20
 _MAX_URL_CHARACTERS = 2048
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -36,19 +36,19 @@ _PRINTABLE = re.compile(r"[!-~]+")  # ASCII without spaces
 _PORT = 443
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
-_fetching = ThreadPoolExecutor(8, "jaxis-fetch")  # threads begin when they are needed
+_fetching = ThreadPoolExecutor(8, "jaxis-fetch")  # starts threads on demand
 
 
 @dataclass(frozen=True)
 class ImageAccess:
-    """What requests may name.
+    """Files and hosts that requests may refer to.
 
     Attributes:
-      local_path: The folder below which they may name files; None: none.
-      domains: Hosts from which images are fetched, as they stand in URLs.
+      local_path: Folder below which files may be named; None for no files.
+      domains: Names of hosts from which images may be fetched, as in URLs.
 
     Raises:
-      ConfigError: A domain is no name of a host, so that no URL would be at it.
+      ConfigError: A domain is not a valid host name, so that no URL could match it.
     """
 
     local_path: Path | None = None
@@ -62,14 +62,14 @@ class ImageAccess:
                 )
 
     def source(self, url: str, place: str) -> ImageSource:
-        """What a URL stands for, to be read when the prompt is made; nothing is read or fetched yet.
+        """Returns the source for a URL, to be read when the prompt is made; nothing is read or fetched yet.
 
         Args:
           url: A data: URL, or a file: or https: URL that is allowed.
-          place: Where the request has it.
+          place: Path of the URL in the request, for errors.
 
         Raises:
-          RequestError: It is not allowed.
+          RequestError: The URL is not allowed.
         """
         if is_data_url(url):
             return url
@@ -104,13 +104,13 @@ class ImageAccess:
 
 
 def _read(path: Path, folder: Path, place: str) -> bytes:
-    """A regular file below a folder, links followed. What is not there and what is not allowed look alike."""
+    """Reads a regular file below a folder, following links. Missing and forbidden files raise the same error."""
     refused = RequestError("is no file below the folder that is allowed", param=place)
     try:
         resolved = path.resolve(strict=True)
         if not resolved.is_relative_to(folder.resolve(strict=True)):
             raise refused
-        # Neither a link that takes its place meanwhile is followed, nor a pipe waited for.
+        # The flags keep it from following a link put there meanwhile, and from waiting for a pipe.
         descriptor = os.open(resolved, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError, RuntimeError):
         raise refused from None
@@ -118,19 +118,19 @@ def _read(path: Path, folder: Path, place: str) -> bytes:
         os.close(descriptor)
         raise refused
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(MAX_FILE_BYTES + 1)  # what reads it refuses more
+        return file.read(MAX_FILE_BYTES + 1)  # the caller refuses larger files
 
 
 def _fetch_in_time(host: str, target: str, place: str) -> bytes:
     deadline = time.monotonic() + FETCH_SECONDS
-    # Resolving a name cannot be given a time limit: it is waited for no longer.
+    # Name resolution cannot be given a time limit, so its thread is abandoned after this time.
     opened: list[socket.socket] = []
     future = _fetching.submit(_fetch, host, target, deadline, opened)
     try:
         return future.result(FETCH_SECONDS)
     except TimeoutError:
         future.cancel()
-        for connection in opened:  # which ends the thread's waiting, too
+        for connection in opened:  # closing it ends the wait of the thread
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         raise RequestError(f"was not fetched within {FETCH_SECONDS:g} seconds", param=place) from None
@@ -141,14 +141,14 @@ def _fetch_in_time(host: str, target: str, place: str) -> bytes:
 
 
 class _FetchError(Exception):
-    """Why an image is not fetched, in words that tell nothing of the network."""
+    """Reason why an image is not fetched, in words that reveal nothing about the network."""
 
 
 def _fetch(host: str, target: str, deadline: float, opened: list[socket.socket]) -> bytes:
     addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, _PORT, type=socket.SOCK_STREAM)}
     if not all(map(is_public, addresses)):
         raise _FetchError("the host's address is not a public one")
-    address = min(addresses, key=lambda each: (":" in each, each))  # IPv4, which more machines have
+    address = min(addresses, key=lambda each: (":" in each, each))  # prefers IPv4, which more machines have
     raw = socket.create_connection((address, _PORT), _left(deadline))
     opened.append(raw)
     connection = http.client.HTTPSConnection(host)
@@ -194,7 +194,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the internet at large, also where it holds another address."""
+    """Returns whether an IP address is public, and also any address embedded in it."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         held = ip.ipv4_mapped or (ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None)

@@ -1,9 +1,9 @@
-"""Reads images that requests bring, within limits: bytes of a file, data URLs, paths, and images of Pillow's.
+"""Decodes images of requests within limits: bytes of files, data URLs, paths, and Pillow's images.
 
-What a file says of itself is not trusted: its format is one of a few, its size is checked before any pixel is decoded,
-and whatever goes wrong inside the decoder is one error in words of our own. Files are read in processes with limits on
-time, memory and output (`image_worker`): a decoder that crashes or loops costs its request alone. Nothing is ever
-fetched from an address.
+A file's claims are not trusted: only a few formats are accepted, the size is checked before any pixel is decoded, and
+every failure inside the decoder becomes one error in words of our own. Files are decoded in processes with limits on
+time, memory and output (`image_worker`), so that a decoder that crashes or loops affects only its request. Nothing is
+ever fetched from an address.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ImageSource = Any
-"""A PIL image, an array uint8 [height, width, 3], the bytes of an image file, a path of one, a data URL, or a function
-that returns the bytes."""
+"""A PIL image, an array uint8 [height, width, 3], the bytes of an image file, its path, a data URL, or a function that
+returns the bytes."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_FILE_BYTES = 32 * 2**20
 MAX_PIXELS = 40_000_000
 MAX_RATIO = 200
 MAX_DECODING = max(1, usable_cores() // 2)
-"""Images that are decoded at a time, all requests together."""
-# Some times what the largest images need: 5 s, and 1.1 GiB (a WebP with transparency, on its side).
+"""Number of images decoded at a time, over all requests."""
+# A few times the needs of the largest images: 5 s, and 1.1 GiB (a WebP with transparency that is rotated).
 MAX_SECONDS = 20  # of processor time
 MAX_MEMORY_BYTES = 3 << 29
 
 _CHANNELS = 3
-_MESSAGE_BYTES = 4096  # of an answer, less its pixels
+_MESSAGE_BYTES = 4096  # of an answer without its pixels
 _URL_SCHEMES = ("http://", "https://", "ftp://", "file://")
 
-# The file's name, since importing it takes Pillow, which serving text does not.
+# The worker is given by its file name: importing it would import Pillow, which serving text does not need.
 DECODERS = LimitedProcesses(Path(__file__).with_name("image_worker.py"), large_bytes=1 << 26, max_running=MAX_DECODING)
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image's file, of which the header was read.
+    """An image file whose header was read.
 
     Attributes:
       size: Width and height.
-      data: The file.
+      data: Bytes of the file.
     """
 
     size: tuple[int, int]
@@ -64,11 +64,11 @@ def open_image(source: ImageSource, where: str) -> Image | ImageFile:
     """Opens an image without decoding its pixels, and checks its size.
 
     Args:
-      source: See `ImageSource`.
-      where: How errors refer to it.
+      source: Source of the image.
+      where: Name of the image in errors.
 
     Raises:
-      RequestError: It is no image of a known format, too large, or at an address.
+      RequestError: The source is no image of a known format, is too large, or is an address to fetch.
     """
     from PIL import Image as pil
 
@@ -87,15 +87,14 @@ def open_image(source: ImageSource, where: str) -> Image | ImageFile:
 
 
 def decode_image(image: Image | ImageFile, where: str) -> Image:
-    """Decodes the pixels of the first frame: in RGB, upright, and where it is transparent, on white.
+    """Decodes the pixels of the first frame to RGB, upright, with transparency on white.
 
     Args:
-      image: From `open_image`.
-      where: How errors refer to it.
+      image: Result of `open_image`.
+      where: Name of the image in errors.
 
     Raises:
-      RequestError: The file is broken or truncated or costs too much, or an image of Pillow's has a mode that does not
-        become RGB.
+      RequestError: The file is broken, truncated or too costly, or a Pillow image has a mode that cannot become RGB.
     """
     from PIL import Image as pil
 
@@ -110,14 +109,14 @@ def decode_image(image: Image | ImageFile, where: str) -> Image:
 
 
 def _read_file(data: bytes, where: str, *, pixels: bool) -> tuple[tuple[int, int], bytearray]:
-    """An image's size and pixels, or without pixels nothing, from a process that decodes."""
+    """Returns an image's size and its pixels (empty if `pixels` is False), from a decoding process."""
     request = {"pixels": pixels, "formats": FORMATS, "max_pixels": MAX_PIXELS, "max_ratio": MAX_RATIO}
     limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _MESSAGE_BYTES + _CHANNELS * MAX_PIXELS * pixels)
     try:
         answer, content = DECODERS.ask(request, limits, data)
     except LimitExceededError as error:
         raise RequestError(f"{where} {_LIMITS[error.limit]()}") from None
-    # A decoder that was taken over by a file may say anything.
+    # A malicious file may have taken over the decoder: its answer is checked.
     match answer:
         case {"refused": str(reason)}:
             raise RequestError(f"{where} {reason}")
@@ -170,7 +169,7 @@ def _check_file_bytes(num_bytes: int, where: str) -> None:
         raise RequestError(f"{where} has more than {human_bytes(MAX_FILE_BYTES)}: make it smaller")
 
 
-# What a file did that was ended by a limit.
+# Error messages for files that reached a limit.
 _LIMITS: Mapping[Limit, Callable[[], str]] = {
     "time": lambda: f"takes more than {MAX_SECONDS} s of processor time to decode: make it smaller",
     "memory": lambda: f"is broken, or takes more than {MAX_MEMORY_BYTES >> 20} MiB to decode: make it smaller",

@@ -1,7 +1,7 @@
-"""What becomes of an image's file: Pillow decodes it, in a process with limits that `decode` asks.
+"""Decodes image files by Pillow, in a process with limits that `decode` runs.
 
-The file imports nothing of jaxis (see `host/limited_worker.py`). What it says of an image follows the image's name, and
-is in words of our own, whatever went wrong inside a decoder: "has 9000 x 9000 pixels, more than ...".
+The file imports nothing of jaxis (see `host/limited_worker.py`). Its error messages follow the name of the image, and
+are in words of our own whatever failed inside a decoder: "has 9000 x 9000 pixels, more than ...".
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 from PIL import GifImagePlugin, Image, ImageChops, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-# What `Image.open` looks for is what was imported: without these, it imports the plugins of all formats there are.
+# `Image.open` tries the imported plugins. Without these imports, it would import the plugins of all formats.
 _PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, GifImagePlugin)
 
 _PART_PIXELS = 1 << 15
-# Pillow's conversions of more than 8 bits clip. As in libpng's `png_set_strip_16`, the high byte stays.
+# Pillow's conversions of more than 8 bits clip. Here the high byte is kept, as by libpng's `png_set_strip_16`.
 _HIGH_BYTES = [value >> 8 for value in range(1 << 16)]
-# Of PNG, whose transparent color counts in the file's bits; by what Pillow calls its pixels.
+# Bits of PNG's gray values by Pillow's names of pixels; the transparent color is given in the file's bits.
 _GRAY_BITS = {"L;2": 2, "L;4": 4, "L": 8}
 
 
 class RefusedImageError(Exception):
-    """An image that is not taken, and why."""
+    """An image that is refused, with the reason."""
 
 
 def check_size(size: tuple[int, int], max_pixels: int, max_ratio: int) -> None:
@@ -32,11 +32,11 @@ def check_size(size: tuple[int, int], max_pixels: int, max_ratio: int) -> None:
 
     Args:
       size: Width and height.
-      max_pixels: Most pixels.
-      max_ratio: Most times that a side may be as long as the other.
+      max_pixels: Largest number of pixels.
+      max_ratio: Largest ratio of the longer to the shorter side.
 
     Raises:
-      RefusedImageError: It is too large.
+      RefusedImageError: The image is too large or too elongated.
     """
     width, height = size
     if width * height > max_pixels:
@@ -46,16 +46,16 @@ def check_size(size: tuple[int, int], max_pixels: int, max_ratio: int) -> None:
 
 
 def open_file(data: bytes | bytearray, formats: list[str], max_pixels: int, max_ratio: int) -> Image.Image:
-    """Reads a file's header, and checks the size that it claims; no pixel is decoded.
+    """Reads a file's header and checks the size in it; decodes no pixel.
 
     Args:
-      data: The file.
-      formats: Of Pillow, those that are taken.
-      max_pixels: See `check_size`.
-      max_ratio: See `check_size`.
+      data: Bytes of the file.
+      formats: Pillow's names of the accepted formats.
+      max_pixels: Largest number of pixels.
+      max_ratio: Largest ratio of the longer to the shorter side.
 
     Raises:
-      RefusedImageError: It is no image of a known format, or too large.
+      RefusedImageError: The file is no image of an accepted format, or too large.
     """
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
@@ -63,7 +63,7 @@ def open_file(data: bytes | bytearray, formats: list[str], max_pixels: int, max_
         raise RefusedImageError(f"has more than {max_pixels} pixels: make it smaller") from None
     except MemoryError:
         raise
-    except Exception:  # of any kind: decoders raise whatever a broken file makes them stumble over
+    except Exception:  # decoders raise errors of any kind on broken files
         names = f"{', '.join(formats[:-1])} or {formats[-1]}"
         raise RefusedImageError(f"is not an image that can be read: send {names}") from None
     check_size(image.size, max_pixels, max_ratio)
@@ -71,16 +71,16 @@ def open_file(data: bytes | bytearray, formats: list[str], max_pixels: int, max_
 
 
 def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: bool = False) -> Image.Image:
-    """Decodes the pixels of the first frame: in RGB, upright, and where it is transparent, on white.
+    """Decodes the pixels of the first frame to RGB, upright, with transparency on white.
 
     Args:
-      image: An image, of which only the header may be read.
-      max_pixels: See `check_size`.
-      max_ratio: See `check_size`.
-      in_place: Whether the image itself may be turned, which spares a copy.
+      image: An image of which perhaps only the header was read.
+      max_pixels: Largest number of pixels.
+      max_ratio: Largest ratio of the longer to the shorter side.
+      in_place: True if the image itself may be rotated, which saves a copy.
 
     Raises:
-      RefusedImageError: Its file is broken or truncated, or it has a mode that does not become RGB.
+      RefusedImageError: The file is broken or truncated, or its mode cannot become RGB.
     """
     try:
         image = _of_eight_bits(image, max_pixels, max_ratio, in_place=in_place)
@@ -96,7 +96,7 @@ def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: boo
 
 
 def _of_eight_bits(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: bool) -> Image.Image:
-    """The image upright, with 8 bits of each value, and its transparent color in the same bits."""
+    """Returns the image upright, with 8 bits per value, and its transparent color in the same bits."""
     is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     if image.mode in ("I", "F") and not is_wide:
         raise RefusedImageError(
@@ -107,7 +107,7 @@ def _of_eight_bits(image: Image.Image, max_pixels: int, max_ratio: int, *, in_pl
     pixels, clear = _pixels_in_file(image), image.info.get("transparency")
     low_bytes = _low_bytes(image) if pixels == "RGB;16B" and clear is not None else None
     image = ImageOps.exif_transpose(image, in_place=in_place) or image
-    # The size that a header gives need not be that of the pixels.
+    # The size in a header may differ from that of the pixels.
     check_size(image.size, max_pixels, max_ratio)
     if is_wide:
         return _of_sixteen_bits(image, clear)
@@ -124,13 +124,13 @@ def _of_eight_bits(image: Image.Image, max_pixels: int, max_ratio: int, *, in_pl
 
 
 def _pixels_in_file(image: Image.Image) -> str | None:
-    """What Pillow calls the pixels of a PNG that it has not decoded yet."""
+    """Returns Pillow's name of the pixels of a PNG that is not decoded yet; None otherwise."""
     tiles = image.tile if isinstance(image, PngImagePlugin.PngImageFile) else []
     return tiles[0].args if tiles and isinstance(tiles[0].args, str) else None
 
 
 def _of_sixteen_bits(image: Image.Image, clear: int | None) -> Image.Image:
-    """Gray of 8 bits, and where it has the transparent value, none."""
+    """Returns gray of 8 bits, transparent where the value is `clear`."""
     values = image.convert("I")
     gray = values.point(_HIGH_BYTES, "L")
     if clear is None:
@@ -139,7 +139,7 @@ def _of_sixteen_bits(image: Image.Image, clear: int | None) -> Image.Image:
 
 
 def _low_bytes(image: Image.Image) -> Image.Image:
-    """The low bytes of a PNG of 16-bit colors, of which Pillow keeps the high ones; the image stays undecoded."""
+    """Returns the low bytes of a PNG of 16-bit colors, whose high bytes Pillow keeps; the image stays undecoded."""
     assert isinstance(image, ImageFile.ImageFile)
     file = image.fp
     assert file is not None
@@ -152,17 +152,17 @@ def _low_bytes(image: Image.Image) -> Image.Image:
 
 
 def _has_color(image: Image.Image, color: Sequence[int]) -> Image.Image:
-    """255 where an image in RGB has a color, and 0 elsewhere."""
+    """Returns 255 where an RGB image has a color, and 0 elsewhere."""
     bands = zip(image.split(), color, strict=True)
     return functools.reduce(ImageChops.darker, (band.point([255 * (v == c) for v in range(256)]) for band, c in bands))
 
 
 def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any], int, Iterable[bytes]]:
-    """Width and height of an image, and if asked for its pixels, uint8 [height, width, 3]; or why it is refused.
+    """Returns width and height of an image, with its pixels uint8 [height, width, 3] on request, or the refusal.
 
     Args:
-      request: Formats and limits, and whether pixels are wanted.
-      data: The file.
+      request: Formats, limits, and a flag for pixels.
+      data: Bytes of the file.
     """
     limits = request["max_pixels"], request["max_ratio"]
     try:
@@ -176,7 +176,7 @@ def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any],
 
 
 def _rows(image: Image.Image) -> Iterator[bytes]:
-    """Pixels of some rows at a time, which takes less memory and is faster than all at once."""
+    """Yields the pixels of a few rows at a time, which takes less memory and is faster than all at once."""
     width, height = image.size
     number = max(1, _PART_PIXELS // width)
     for y in range(0, height, number):

@@ -1,4 +1,4 @@
-"""Images and videos of a prompt: found in messages, read, and put in the place of the tokens that stand for them."""
+"""Images and videos of a prompt: finds them in messages, reads them, and replaces placeholder tokens by them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 MediaSource = ImageSource | Video
 
-_DECODING = threading.Semaphore(MAX_DECODING)  # images whose pixels are in memory at once, all requests together
+_DECODING = threading.Semaphore(MAX_DECODING)  # limits images with pixels in memory, over all requests
 
 
 class PromptImages:
-    """Puts images into a model's prompts. May be used from several threads.
+    """Puts images into a model's prompts. Thread-safe.
 
     Args:
-      processor: The model's.
-      max_inputs: The most images and videos of a prompt: {"image": 32, "video": 32}.
-      max_model_len: Most tokens of a prompt and its output.
+      processor: Processor of the model's images.
+      max_inputs: Largest numbers of images and videos in a prompt, such as {"image": 32, "video": 32}.
+      max_model_len: Largest number of tokens of a prompt and its output.
     """
 
     def __init__(self, processor: ImageProcessor, max_inputs: Mapping[str, int], max_model_len: int) -> None:
@@ -46,25 +46,25 @@ class PromptImages:
     def of_model(
         cls, files: Path, tokenizer: Tokenizer | None, max_inputs: Mapping[str, int], max_model_len: int
     ) -> PromptImages | None:
-        """Those of a model whose engine takes so many (see `read_processor`); None: it takes none."""
+        """Returns the instance for a model; None if `max_inputs` are 0 or the model has no supported processor."""
         processor = read_processor(files, tokenizer) if any(max_inputs.values()) else None
         return None if processor is None else cls(processor, max_inputs, max_model_len)
 
     @property
     def takes_videos(self) -> bool:
-        """Whether the model takes videos, too."""
+        """True if the model takes videos."""
         return self._processor.video is not None
 
     def put(self, prompt: TokenizedPrompt, sources: Sequence[MediaSource]) -> TokenizedPrompt:
-        """The prompt with its images and videos, each kind in its order, in place of its placeholders.
+        """Returns the prompt with placeholders replaced by images and videos, each kind in its order.
 
         Args:
-          prompt: Has a placeholder token for each image and video.
-          sources: The images and videos.
+          prompt: Prompt with a placeholder token for each image and video.
+          sources: Images and videos.
 
         Raises:
-          ContextLengthError: The images have too many tokens, which is found before any is decoded.
-          RequestError: An image cannot be read, there are too many, or there are more or fewer placeholders.
+          ContextLengthError: The images have too many tokens; this is checked before any image is decoded.
+          RequestError: An image cannot be read, there are too many, or the number of placeholders differs.
         """
         if not sources:
             return prompt
@@ -113,24 +113,23 @@ class PromptImages:
 
 @dataclasses.dataclass(frozen=True)
 class _OpenImage:
-    """An image of a prompt, of which the header is read."""
+    """An image of a prompt whose header was read."""
 
     image: Image | ImageFile
     name: str
 
     def least_tokens(self, processor: ImageProcessor) -> int:
-        """On its side, an image may have a few tokens less."""
+        """Returns the smaller count of both orientations, since decoding may rotate the pixels."""
         width, height = self.image.size
         return min(len(processor.tokens(*size)[0]) for size in ((width, height), (height, width)))
 
     def parts(self, processor: ImageProcessor) -> Sequence[ViewGroup | list[int]]:
-        """See `ImageProcessor`."""
         return processor.parts(decode_image(self.image, self.name))
 
 
 @dataclasses.dataclass(frozen=True)
 class _OpenVideo:
-    """A video of a prompt, of which the frames' headers are read."""
+    """A video of a prompt whose frames' headers were read."""
 
     frames: list[Image | ImageFile]
     seconds: Seconds
@@ -147,13 +146,12 @@ class _OpenVideo:
         return cls(frames, Seconds(video.seconds, video.seconds_between), processor, name)
 
     def least_tokens(self, processor: ImageProcessor) -> int:
-        """On its side, a video may have a few tokens less."""
+        """Returns the smaller count of both orientations, since decoding may rotate the pixels."""
         del processor
         width, height = self.frames[0].size
         return min(self.processor.least_tokens(len(self.frames), *size) for size in ((width, height), (height, width)))
 
     def parts(self, processor: ImageProcessor) -> Sequence[ViewGroup | list[int]]:
-        """See `VideoProcessor`."""
         del processor
         decoded = (decode_image(frame, f"frame {i + 1} of {self.name}") for i, frame in enumerate(self.frames))
         first = next(decoded)
@@ -183,7 +181,7 @@ def _paired(
 
 
 def _names(kind: str, count: int) -> Iterator[str]:
-    """How errors refer to each."""
+    """Yields the name of each image or video in errors."""
     return (f"{kind} {i + 1} of {count}" if count > 1 else f"the {kind}" for i in range(count))
 
 
@@ -206,7 +204,7 @@ def _input(part: ViewGroup, start: int, processor: ImageProcessor) -> EmbeddedIn
 def with_images(
     prompt: TokenizedPrompt, sources: Sequence[MediaSource], images: PromptImages | None
 ) -> TokenizedPrompt:
-    """See `PromptImages.put`; without images, of which a model may take none, the prompt is as it was.
+    """Calls `PromptImages.put`; without images, returns the prompt unchanged.
 
     Raises:
       RequestError: There are images, and the model takes none.
@@ -219,17 +217,20 @@ def with_images(
 
 
 def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[MediaSource]]:
-    """Messages with a part {"type": "image"} or {"type": "video"} for each, as chat templates take them, and these.
+    """Replaces media in messages by parts {"type": "image"} or {"type": "video"}, as chat templates expect.
 
     Args:
-      messages: One conversation; parts of contents may be OpenAI's `image_url`, vLLM's `image_pil` and `video_url`,
+      messages: One conversation. Parts of contents may be OpenAI's `image_url`, vLLM's `image_pil` and `video_url`,
         {"type": "image", "image": ...}, and {"type": "video", "video": frames, "fps": 2}.
 
+    Returns:
+      The changed messages, and the sources of their images and videos in order.
+
     Raises:
-      RequestError: A part has no image, or no frames.
+      RequestError: A part has no image or no frames.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        return messages, []  # what renders them says what is wrong
+        return messages, []  # the renderer reports the error
     taken: list[Message] = []
     sources: list[MediaSource] = []
     for i, message in enumerate(messages):
@@ -267,10 +268,10 @@ def _video_of_part(kind: str, source: Any, part: Mapping[str, Any], place: str) 
 
 
 def images_of_prompt(data: object, where: str) -> list[MediaSource]:
-    """The images and videos of vLLM's `multi_modal_data`: {"image": one, or a list, "video": one, or a list}.
+    """Returns the images and videos of vLLM's `multi_modal_data`: {"image": one or a list, "video": one or a list}.
 
     Raises:
-      RequestError: It is something else.
+      RequestError: The value has another type.
     """
     if not isinstance(data, Mapping) or set(data) - {"image", "video"}:
         raise RequestError(

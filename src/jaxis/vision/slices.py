@@ -1,8 +1,8 @@
-"""A program as slices of bounded work, which run one after the other with other programs between them.
+"""Cuts a program into slices of bounded work, so that other programs can run between them.
 
-The slices come from the program's own operations (its jaxpr): layers that are equal give equal slices, which compile
-once. Where the cuts are depends on the program and on the bound alone, so that the same input always gives the same
-bits, whatever ran between two slices.
+The slices consist of the program's own operations (its jaxpr). Equal layers give equal slices, which compile once. The
+cuts depend only on the program and the bound, so that the same input always gives the same bits, whatever runs between
+two slices.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 
 from jaxis.kernels import native
 
-_FEWEST_ROWS = 64  # of a piece of a product: fewer make poor use of a processor
-_ELEMENT_FLOPS = 32  # what an element of another operation costs, beside those of products
-# Operations that do what a jaxpr says, and the parameter that is that jaxpr.
+_FEWEST_ROWS = 64  # of a piece of a product: fewer use a processor poorly
+_ELEMENT_FLOPS = 32  # cost of an element of an operation that is no product
+# Operations that call a jaxpr, and the parameter with the jaxpr.
 _CALLS = {"jit": "jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 _MOVES = frozenset({"reshape", "broadcast_in_dim", "squeeze", "slice", "transpose", "bitcast_convert_type", "iota"})
 
@@ -34,10 +34,10 @@ class Slice:
     """Operations that run as one program.
 
     Attributes:
-      program: Which program; equal ones are the same object.
-      inputs: The values that it takes.
-      outputs: The values that it makes.
-      last_used: Those that no later slice takes.
+      program: Program of the slice; equal programs are the same object.
+      inputs: Values that it reads.
+      outputs: Values that it computes.
+      last_used: Values that no later slice reads.
     """
 
     program: SliceProgram
@@ -48,12 +48,12 @@ class Slice:
 
 @dataclass(frozen=True, eq=False)
 class SliceProgram:
-    """What slices run.
+    """A program that slices run.
 
     Attributes:
-      function: From arrays to a list of arrays.
-      structs: Those of its arguments.
-      num_outputs: How many arrays it makes.
+      function: Function from arrays to a list of arrays.
+      structs: Shapes and types of its arguments.
+      num_outputs: Number of arrays in its result.
     """
 
     function: Callable[..., list[Any]]
@@ -66,10 +66,10 @@ class SlicedProgram:
     """A program in slices.
 
     Attributes:
-      slices: In the order in which they run.
-      inputs: The values that its arguments are.
-      constants: Values that are known.
-      output: The value that it returns.
+      slices: Slices in the order of execution.
+      inputs: Values of the program's arguments.
+      constants: Arrays of the values that are known.
+      output: Value of the program's result.
     """
 
     slices: tuple[Slice, ...]
@@ -79,13 +79,13 @@ class SlicedProgram:
 
     @property
     def programs(self) -> list[SliceProgram]:
-        """Each once, in the order in which they are first run."""
+        """Distinct programs in the order of their first run."""
         return list(dict.fromkeys(each.program for each in self.slices))
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """Attributes: `token` names what it computes, `flops` is what that costs; inputs and outputs are values."""
+    """An operation: `token` identifies its computation, `flops` is its cost; inputs and outputs are values."""
 
     function: Callable[..., Sequence[Any]]
     token: Hashable
@@ -100,13 +100,13 @@ def cut(
     max_flops: float,
     sharding: jax.sharding.Sharding,
 ) -> SlicedProgram:
-    """A function's operations in slices.
+    """Cuts a function's operations into slices.
 
     Args:
-      function: Of arrays; it returns one.
-      structs: Of its arguments.
-      max_flops: Most floating-point operations of a slice, as far as products and maps can be cut.
-      sharding: Of the values between slices.
+      function: Function from arrays to one array.
+      structs: Shapes and types of its arguments.
+      max_flops: Largest number of floating-point operations in a slice, as far as products and maps can be cut.
+      sharding: Sharding of the values between slices.
     """
     closed = jax.make_jaxpr(function)(*structs)
     cutter = _Cutter(max_flops, sharding)
@@ -116,14 +116,14 @@ def cut(
 
 
 class _Cutter:
-    """Collects operations, and cuts them."""
+    """Collects operations and cuts them into slices."""
 
     def __init__(self, max_flops: float, sharding: jax.sharding.Sharding) -> None:
         self._max_flops, self._sharding = max_flops, sharding
         self._structs: list[jax.ShapeDtypeStruct] = []
         self._constants: dict[int, Any] = {}
         self._indices: dict[int, int] = {}
-        self._groups: list[list[_Operation]] = []  # an operation or a layer each
+        self._groups: list[list[_Operation]] = []  # one operation or one layer each
         self._programs: dict[Hashable, SliceProgram] = {}
 
     def value(self, struct: jax.ShapeDtypeStruct) -> int:
@@ -146,7 +146,7 @@ class _Cutter:
     def add(
         self, jaxpr: Jaxpr, constants: Iterable[Any], inputs: Sequence[int], layer: list[_Operation] | None
     ) -> list[int]:
-        """Adds what computes a jaxpr, to a layer or as groups of its own; returns the values of its results."""
+        """Adds the operations of a jaxpr to a layer or as separate groups; returns the values of its results."""
         values: dict[Var, int] = dict(zip(jaxpr.invars, inputs, strict=True))
         values |= {var: self._constant(each) for var, each in zip(jaxpr.constvars, constants, strict=True)}
         used = {var for eqn in jaxpr.eqns for var in eqn.invars if isinstance(var, Var)}
@@ -184,7 +184,7 @@ class _Cutter:
     def _add_product(
         self, eqn: JaxprEqn, inputs: Sequence[int], output: int, flops: float, group: list[_Operation]
     ) -> None:
-        """A product in pieces of rows."""
+        """Adds a product in pieces of rows."""
         params, num_rows = dict(eqn.params), _aval(eqn.invars[0]).shape[0]
         rows = _piece(num_rows, flops / num_rows, self._max_flops, _FEWEST_ROWS)
         shape, dtype = _aval(eqn.outvars[0]).shape, _aval(eqn.outvars[0]).dtype
@@ -204,7 +204,7 @@ class _Cutter:
         group.append(_Operation(_joined, (id(eqn), "join"), tuple(pieces), (output,), 0))
 
     def _add_map(self, eqn: JaxprEqn, inputs: Sequence[int], outputs: dict[Var, int], group: list[_Operation]) -> None:
-        """A map over leading axes, some steps of it at a time."""
+        """Adds a map over leading axes in pieces of several steps."""
         length, num_constants, body = eqn.params["length"], eqn.params["num_consts"], jaxpr_as_fun(eqn.params["jaxpr"])
         flops = _flops(eqn)
         steps = _piece(length, flops / length, self._max_flops, 1)
@@ -226,7 +226,7 @@ class _Cutter:
             group.append(_Operation(_joined, (id(eqn), "join", k), of_output, (outputs[eqn.outvars[k]],), 0))
 
     def slices(self, inputs: tuple[int, ...], output: int) -> SlicedProgram:
-        """What was added, cut: layers that are larger than a slice get slices of their own."""
+        """Returns the collected operations in slices; layers that exceed a slice are split into separate slices."""
         runs: list[list[_Operation]] = [[]]
         for group in self._groups:
             is_large = sum(each.flops for each in group) > self._max_flops
@@ -254,7 +254,7 @@ class _Cutter:
         return SlicedProgram(tuple(slices), inputs, constants, output)
 
     def _program(self, run: Sequence[_Operation], taken: tuple[int, ...], left: tuple[int, ...]) -> SliceProgram:
-        """The program of a slice, in which its values have numbers of their own."""
+        """Returns the program of a slice, which numbers the slice's values from 0."""
         local = {value: i for i, value in enumerate(taken)}
         for each in run:
             for value in each.outputs:
@@ -277,7 +277,7 @@ class _Cutter:
 
 def _aval(var: Var | Literal) -> ShapedArray:
     aval = var.aval
-    assert isinstance(aval, ShapedArray)  # all that towers compute with are arrays
+    assert isinstance(aval, ShapedArray)  # towers compute with arrays only
     return aval
 
 
@@ -286,7 +286,7 @@ def _joined(*pieces: jax.Array) -> list[jax.Array]:
 
 
 def _has_rows(eqn: JaxprEqn) -> bool:
-    """Whether an operation is a product whose first axis is one of its left operand alone."""
+    """Returns whether an operation is a product whose first axis belongs to its left operand alone."""
     if _kernel(eqn) == "matmul":
         num_rows = _aval(eqn.invars[0]).shape[0]
         return len(eqn.outvars) == 1 and all(_aval(var).shape[:1] != (num_rows,) for var in eqn.invars[1:])
@@ -297,13 +297,13 @@ def _has_rows(eqn: JaxprEqn) -> bool:
 
 
 def _piece(size: int, flops_of_one: float, max_flops: float, least: int) -> int:
-    """The largest divisor of `size` that costs at most `max_flops`, or the smallest one that is not below `least`."""
+    """Returns the largest divisor of `size` that costs at most `max_flops`, else the smallest not below `least`."""
     divisors = [each for each in range(min(least, size), size + 1) if size % each == 0]
     return max((each for each in divisors if each * flops_of_one <= max_flops), default=divisors[0])
 
 
 def _kernel(eqn: JaxprEqn) -> str | None:
-    """The native kernel that an operation calls."""
+    """Returns the native kernel that an operation calls; None for other operations."""
     return native.kernel_name(eqn.params["target_name"]) if eqn.primitive.name == "ffi_call" else None
 
 
@@ -319,7 +319,7 @@ _KERNEL_FLOPS = {"matmul": _flops_of_product, "sequence_attention": _flops_of_at
 
 
 def _flops(eqn: JaxprEqn) -> float:
-    """About what an operation costs; a loop whose length is not known counts as one pass."""
+    """Returns the approximate cost of an operation; a loop of unknown length counts as one pass."""
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         left = _aval(eqn.invars[0]).shape

@@ -1,4 +1,4 @@
-"""Videos in requests: their frames, which clients send as images. Files of videos are not decoded."""
+"""Videos in requests, sent by clients as frames. Video files are not decoded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxis.errors import RequestError
 from jaxis.vision.decode import ImageSource
 
 MAX_FRAMES = 768
-"""Of a video."""
+"""Largest number of frames of a video."""
 MAX_VIDEO_PIXELS = 512_000_000
-"""Of all frames of a video, before they are resized."""
+"""Largest number of pixels of all frames of a video, before resizing."""
 DEFAULT_FPS = 2.0
-"""Frames in a second, where a request does not say it, as in Qwen's own tools."""
+"""Default of frames per second, as in Qwen's own tools."""
 
 _FRAMES_URL = re.compile(r"\s*data:video/jpeg *; *base64 *,", re.IGNORECASE)
 _NO_FILES = (
@@ -32,9 +32,9 @@ class Video:
     """Frames of a video.
 
     Attributes:
-      frames: Images, in their order.
-      seconds: When each is, after the video's beginning.
-      seconds_between: From one frame to the next, on average.
+      frames: Images in order.
+      seconds: Time of each frame in seconds since the beginning of the video.
+      seconds_between: Average time from one frame to the next, in seconds.
     """
 
     frames: tuple[ImageSource, ...]
@@ -43,15 +43,15 @@ class Video:
 
     @classmethod
     def of(cls, frames: object, fps: object, place: str) -> Video:
-        """A video whose frames are equally far from each other.
+        """Makes a video whose frames are equally spaced in time.
 
         Args:
           frames: A list of images, or an array, uint8 [frames, height, width, 3].
-          fps: Frames in a second; None: `DEFAULT_FPS`.
-          place: Where the request has it.
+          fps: Frames per second; None means `DEFAULT_FPS`.
+          place: Path of the video in the request, for errors.
 
         Raises:
-          RequestError: It is none.
+          RequestError: The value is no video.
         """
         listed = _listed(frames, place)
         rate = _positive(DEFAULT_FPS if fps is None else fps, "fps", place)
@@ -59,10 +59,10 @@ class Video:
 
     @classmethod
     def of_url(cls, url: object, fps: object, place: str) -> Video:
-        """A video as a URL that holds its frames, as vLLM's clients send it: data:video/jpeg;base64,FRAME,FRAME.
+        """Makes a video from a URL of its frames, as vLLM's clients send it: data:video/jpeg;base64,FRAME,FRAME.
 
         Raises:
-          RequestError: It is none.
+          RequestError: The value is no such URL.
         """
         if not isinstance(url, str) or (head := _FRAMES_URL.match(url)) is None:
             raise RequestError(_NO_FILES, param=place)
@@ -71,10 +71,10 @@ class Video:
 
     @classmethod
     def with_metadata(cls, frames: object, metadata: Mapping[str, Any], place: str) -> Video:
-        """A video with vLLM's metadata: the `fps` of the whole, and the `frames_indices` of the frames in it.
+        """Makes a video with vLLM's metadata: `fps` of the whole video, and `frames_indices` of the frames in it.
 
         Raises:
-          RequestError: It is none.
+          RequestError: The value is no video, or its metadata is invalid.
         """
         listed = _listed(frames, place)
         fps = metadata.get("fps")
@@ -95,15 +95,15 @@ class Video:
 
 
 def videos_of_prompt(data: object, place: str) -> list[Video]:
-    """The videos of vLLM's `multi_modal_data`: one, or a list of them.
+    """Returns the videos of vLLM's `multi_modal_data`: one, or a list of them.
 
     Args:
-      data: A video's frames are a list of images or an array, uint8 [frames, height, width, 3], and may come with
-        metadata: (frames, {"fps": 30, "frames_indices": [0, 15]}).
-      place: How errors refer to it.
+      data: Frames as a list of images or an array, uint8 [frames, height, width, 3]; with metadata, (frames, {"fps":
+        30, "frames_indices": [0, 15]}).
+      place: Name of the value in errors.
 
     Raises:
-      RequestError: It is something else.
+      RequestError: The value has another type.
     """
     if _is_video(data):
         return [_video(data, place)]

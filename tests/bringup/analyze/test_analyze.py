@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, NanoChatConfig
 
 from jaxis.bringup.analyze.analysis import KeyStatus, analyze
 from jaxis.bringup.analyze.text import analysis_text
-from jaxis.config.hf_config import with_defaults
+from jaxis.config.usual_keys import with_defaults
 from jaxis.errors import CheckpointError, ConfigError
 from tests.support.published_models import FOLDER as CONFIGS
 from tests.support.published_models import PUBLISHED, UNKNOWN, UNSUPPORTED, read

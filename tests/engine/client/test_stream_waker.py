@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from jaxis.engine.client.output_stream import OutputStream, StreamWaker
+from jaxis.engine.client.output_stream import OutputStream
+from jaxis.engine.client.stream_waker import StreamWaker
 from jaxis.outputs import CompletionOutput, RequestOutput
 
 

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from jaxis.engine.execution.compiled_features import MAX_EXACT, CompiledFeatures
 from jaxis.engine.execution.sampler import sample
-from jaxis.engine.execution.sampling_batch import (
-    SamplerFeatures,
-    SamplingArrays,
-    SamplingPacker,
-    build_sampling_batch,
-)
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import SamplingParams
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jaxis.engine.execution.sampler import sample, score
-from jaxis.engine.execution.sampling_batch import SamplingArrays, SamplingPacker, build_sampling_batch, scoring_batch
+from jaxis.engine.execution.sampling_batch import SamplingArrays, build_sampling_batch, scoring_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import LOGPROBS_MODES, SamplingParams
 

@@ -15,8 +15,8 @@ from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.model_arrays import indices_read
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
-from jaxis.engine.execution.step_inputs import StepShapes
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
+from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.kernels import native
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh

@@ -11,7 +11,8 @@ from scipy.stats import chisquare
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, adjust_logits, sample, token_logprobs
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, SamplingPacker, build_sampling_batch
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import SamplingParams
 

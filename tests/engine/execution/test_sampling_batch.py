@@ -4,12 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxis.engine.execution.sampling_batch import (
-    SamplerFeatures,
-    SamplingArrays,
-    SamplingPacker,
-    build_sampling_batch,
-)
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import (
     SequenceSampling,
     draw_seed,

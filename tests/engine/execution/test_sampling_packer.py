@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, SamplingPacker, build_sampling_batch
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.hosts.operands import ReceivedOperands, SentOperands
 from jaxis.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxis.engine.execution.state_cache import slot_bytes
-from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 from jaxis.parallel.mesh import MESH_AXES
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from jaxis import SamplingParams
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.engine.execution.step_inputs import StepShape, pack_step, unpack_step
+from jaxis.engine.execution.step_inputs import pack_step, unpack_step
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import BlockTable, Sequence, SequenceId
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 
-from jaxis.engine.execution.model_arrays import laid_out, row_major
+from jaxis.engine.execution.weight_layout import laid_out, row_major
 from jaxis.kernels.weights import BlockScaledWeight, QuantizedWeight
 from jaxis.parallel.mesh import logical_sharding, make_mesh
 

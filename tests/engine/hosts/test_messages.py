@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
-from jaxis.engine.execution.step_inputs import StepShape
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey, LogitsKey, SampleKey, WholeKey
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.hosts import messages
 from jaxis.host.channel import encode
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxis.config.attention_span import FULL_CONTEXT
-from jaxis.engine.execution.step_inputs import StepShape, pack_step
+from jaxis.engine.execution.step_inputs import pack_step
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.operands import ReceivedOperands, SentOperands
 from jaxis.host.channel import encode, to_frame

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.weights import QuantizedWeight
-from jaxis.quantization.awq import AwqGemmFormat, AwqGemvFormat
+from jaxis.quantization.formats.awq import AwqGemmFormat, AwqGemvFormat
 from tests.support.dequantized import dequantize
 from tests.support.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize
 

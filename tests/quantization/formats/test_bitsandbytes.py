@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight
-from jaxis.quantization.bitsandbytes import Bitsandbytes4BitFormat, Bitsandbytes8BitFormat
+from jaxis.quantization.formats.bitsandbytes_4bit import Bitsandbytes4BitFormat
+from jaxis.quantization.formats.bitsandbytes_8bit import Bitsandbytes8BitFormat
 from tests.support.dequantized import dequantize
 from tests.support.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, random_weight
 

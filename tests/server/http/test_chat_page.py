@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 import jaxis
-from jaxis.server.routes.operations import chat_page_paths
+from jaxis.server.routes.chat_page import chat_page_paths
 
 STATIC = Path(jaxis.__file__).parent / "server" / "static"
 QUESTION = "What is the capital of France?"

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import tokenizers
 
-from jaxis.server.http.body import MAX_NESTING, parse_json
+from jaxis.server.http.strict_json import MAX_NESTING, parse_json
 from jaxis.server.listener import allow_many_connections
 from jaxis.tokenizer import Tokenizer
 from tests.support.waiting import wait_until

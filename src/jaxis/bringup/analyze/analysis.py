@@ -29,7 +29,8 @@ from jaxis.bringup.analyze.figures import (
 from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
-from jaxis.config.hf_config import HFConfig, with_defaults
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.usual_keys import with_defaults
 from jaxis.engine.engine_config import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, KV_CACHE_DTYPES
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes

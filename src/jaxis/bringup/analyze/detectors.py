@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from jaxis.bringup.analyze.axes import AxisRow, Feature, ModelFacts
 from jaxis.config.checkpoint_values import ALWAYS_WITH_ALIBI
-from jaxis.config.hf_config import HFConfig, experts_per_token, num_experts
+from jaxis.config.expert_counts import experts_per_token, num_experts
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import ROPE_ALIASES, ROPE_TYPES, rope_config
 from jaxis.errors import ConfigError
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint

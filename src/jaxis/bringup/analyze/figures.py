@@ -15,14 +15,15 @@ from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.config.hf_config import experts_per_token
+from jaxis.config.expert_counts import experts_per_token
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import longest_context
 from jaxis.layers.indexer import IndexCacheSpec
-from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.parallel.mesh import EXPERT_AXES

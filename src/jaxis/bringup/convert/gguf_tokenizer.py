@@ -11,10 +11,11 @@ from jaxis.bringup.convert.gguf_file import GGUFValue
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.byte_level import SplitRules
-from jaxis.tokenizer.byte_level_files import SPLIT_RULES
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE
 from jaxis.tokenizer.gguf import END_OF_TURN_TOKENS, SPECIAL_TOKEN_KEYS, gguf_tokenizer
-from jaxis.tokenizer.sentencepiece import WORD_START, Piece, PieceType, derive_merges
+from jaxis.tokenizer.sentencepiece import WORD_START, derive_merges
+from jaxis.tokenizer.sentencepiece_file import Piece, PieceType
+from jaxis.tokenizer.split_rules import SPLIT_RULES
 
 _PREFIX = "tokenizer.ggml."
 _WHOLE = "tokenizer.huggingface.json"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.config.architecture import architectures_of
-from jaxis.config.hf_config import USUAL_KEYS, HFConfig, with_defaults
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.usual_keys import USUAL_KEYS, with_defaults
 from jaxis.errors import ConfigError
 from jaxis.models.common.family import TinySizes
 from jaxis.models.registry import family_of

@@ -1,1 +1,1 @@
-"""The engine behind an event loop: its thread or process, and the messages between them."""
+"""The connection between an event loop and an engine: its thread or process, and the messages between them."""

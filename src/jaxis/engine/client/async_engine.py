@@ -1,4 +1,4 @@
-"""The engine behind an event loop: another process steps it, coroutines wait for their outputs.
+"""The engine behind an event loop: another process steps it, and coroutines wait for their outputs.
 
 Only the engine's thread (`EngineThread`), in the engine's process (`EngineProcess`), touches the engine. It takes
 commands from a queue, and sends the outputs of a step in one message a step, not one a token. Only the event loop
@@ -30,7 +30,8 @@ from jaxis.engine.client.engine_client import (
     Submission,
     WorkerClient,
 )
-from jaxis.engine.client.output_stream import OutputStream, StreamWaker
+from jaxis.engine.client.output_stream import OutputStream
+from jaxis.engine.client.stream_waker import StreamWaker
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.outputs import FIRST_VERSION, RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -51,11 +52,11 @@ class UnfinishedRequest:
     """A request that was given to the engine.
 
     Attributes:
-      request_id: Its own id.
-      client: Whose it is.
-      priority: The lower value is served first.
+      request_id: Id that the client knows.
+      client: Client of the request.
+      priority: Priority; the lower value is served first.
       num_prompt_tokens: Tokens of its prompt.
-      arrival: When it came, in seconds of `time.monotonic`.
+      arrival: Time of its arrival, in seconds of `time.monotonic`.
     """
 
     request_id: str
@@ -71,18 +72,17 @@ class AsyncEngine(ABC):
     Call `start` in the loop before anything else, and `shutdown` at the end.
 
     Attributes:
-      info, tokenizer: The engine's; see `WorkerClient`.
-      max_sequences: Most sequences to hold, running and queued.
-      failure: Why the engine has ended for good; None while it has not.
-      grammar_compiler: Compiles `structured_outputs`; None if the engine generates nothing.
-      unit: What clients call sequences.
-      advice: How to ask for fewer.
+      info, tokenizer: Facts about the engine, and its tokenizer.
+      failure: Error that has ended the engine for good; None while it runs.
+      grammar_compiler: Compiler of `structured_outputs`; None if the engine generates nothing.
+      unit: Clients' word for sequences, in error messages.
+      advice: Advice how to ask for fewer, in error messages.
 
     Args:
       engine: The engine.
-      max_sequences: See above.
-      stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
-        a program to compile.
+      max_sequences: Most sequences to hold, running and queued.
+      stall_seconds: Longest time of a step before `is_making_progress` is False, not counting the wait for a program to
+        compile.
     """
 
     unit: ClassVar[str]
@@ -123,7 +123,7 @@ class AsyncEngine(ABC):
 
     @contextmanager
     def reserve(self, num_sequences: int = 1) -> Iterator[None]:
-        """Reserves places for sequences while the block runs, which covers a request from preprocessing to its end.
+        """Reserves places for sequences during the `with` block, which covers a request from preprocessing to its end.
 
         Raises:
           RequestError: More sequences than the engine has places.
@@ -149,21 +149,20 @@ class AsyncEngine(ABC):
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether the engine is alive and, if it has work, has lately completed a step or is compiling one."""
+        """True if the engine is alive and, if it has work, has recently completed a step or is compiling one."""
         return self._closed is None and self._worker.is_making_progress(self._stall_seconds)
 
     @property
     def is_accepting(self) -> bool:
-        """Whether new requests are taken."""
         return self._closed is None
 
     @property
     def num_reserved(self) -> int:
-        """Completions that run or wait, those whose prompts are still being prepared included."""
+        """Completions that run or wait, including those whose prompts are still being prepared."""
         return self._num_reserved
 
     def stats(self) -> EngineStats:
-        """The engine after a recent step."""
+        """Returns the state of the engine after a recent step."""
         return self._worker.stats
 
     async def drain(self, deadline_seconds: float) -> None:
@@ -179,7 +178,7 @@ class AsyncEngine(ABC):
             self.fail_all(UnavailableError("the server shut down before the answer was complete"))
 
     async def describe(self) -> list[tuple[UnfinishedRequest, RequestState | None]]:
-        """Unfinished requests and where they stand; none of an engine that does not tell.
+        """Returns unfinished requests with their states; an empty list if the engine does not report them.
 
         Raises:
           UnavailableError: The engine takes no more requests.
@@ -188,7 +187,7 @@ class AsyncEngine(ABC):
         return []
 
     def reset_prefix_cache(self) -> None:
-        """Makes requests that come from now on find nothing that was computed before; running ones go on.
+        """Empties the prefix cache for new requests; running ones go on.
 
         Raises:
           UnavailableError: The engine takes no more requests.
@@ -196,7 +195,7 @@ class AsyncEngine(ABC):
         self.check_open()
 
     async def shutdown(self) -> None:
-        """Ends every request, and the engine's process or thread; see `EngineClient.stop`."""
+        """Ends every request, and the engine's process or thread."""
         self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
         self.fail_all(self._closed)
         if not await asyncio.to_thread(self._worker.stop, JOIN_SECONDS):
@@ -220,16 +219,16 @@ class AsyncEngine(ABC):
 
 
 class AsyncLLMEngine(AsyncEngine):
-    """Generates; see `AsyncEngine`.
+    """The `AsyncEngine` of an engine that generates.
 
     Attributes:
-      is_paused: Whether requests wait until it is resumed.
-      weights_version: Of its weights; FIRST_VERSION until they are updated.
+      is_paused: True if requests wait for `Resume`.
+      weights_version: Version of the weights; FIRST_VERSION until they are updated.
 
     Args:
       engine: The engine.
       max_queued: Most sequences to hold beyond those that can run at once.
-      stall_seconds: See `AsyncEngine`.
+      stall_seconds: Longest time of a step, as in `AsyncEngine`.
     """
 
     unit = "completions"
@@ -239,8 +238,8 @@ class AsyncLLMEngine(AsyncEngine):
         super().__init__(engine, max_sequences=engine.info.max_num_seqs + max_queued, stall_seconds=stall_seconds)
         self._engine = engine
         self.grammar_compiler = engine.grammar_compiler
-        # The engine's ids are never reused, but a request's own id may be, as soon as it was aborted: what
-        # the engine still sends for the first request must not reach the second.
+        # A client may reuse the id of a request that was aborted. The engine's own ids are never reused, so late
+        # outputs of the first request cannot reach the second.
         self._streams: dict[str, OutputStream] = {}  # by the engine's ids
         self._requests: dict[str, UnfinishedRequest] = {}  # likewise
         self._descriptions: list[asyncio.Future[list[RequestState]]] = []
@@ -255,7 +254,6 @@ class AsyncLLMEngine(AsyncEngine):
         self.weights_version: str | int = FIRST_VERSION
 
     def start(self) -> None:
-        """See `AsyncEngine.start`."""
         self._waker = StreamWaker(asyncio.get_running_loop())
         super().start()
 
@@ -275,12 +273,12 @@ class AsyncLLMEngine(AsyncEngine):
 
         Args:
           prompt: The prompt.
-          params: How to sample and when to stop.
-          request_id: Unique among unfinished requests.
-          priority: The lower value is served first.
-          client: Whose request it is: clients share the tokens of steps equally.
+          params: Parameters of sampling and stopping.
+          request_id: Id, unique among unfinished requests.
+          priority: Priority; the lower value is served first.
+          client: Client of the request; clients share the tokens of steps equally.
           timeout_seconds: Time limit from now to the end of the answer.
-          final_only: Yield once, at the end, which spares the event loop most of the work of streaming.
+          final_only: True to yield once, at the end, which spares the event loop most of the work of streaming.
           grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread, with
             `params.thinking_token_budget`.
 
@@ -328,18 +326,14 @@ class AsyncLLMEngine(AsyncEngine):
             self._engine.abort(self._engine_ids[request_id])
 
     def reset_prefix_cache(self) -> None:
-        """See `AsyncEngine.reset_prefix_cache`."""
         super().reset_prefix_cache()
         self._engine.reset_prefix_cache()
 
     async def load_adapter(self, source: str) -> AdapterLoad:
-        """Loads an adapter, by whose digest prompts name it.
-
-        Args:
-          source: Where it is kept.
+        """Loads an adapter from a folder. Prompts use its digest to name it.
 
         Raises:
-          JaxisError: It cannot be loaded.
+          JaxisError: The adapter cannot be loaded.
           UnavailableError: The engine takes no more requests, or was shut down meanwhile.
         """
         self.check_open()
@@ -354,24 +348,21 @@ class AsyncLLMEngine(AsyncEngine):
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the engine sleeps, and requests wait."""
+        """True if the engine sleeps, and requests wait."""
         return bool(self._asleep)
 
     async def change(self, change: EngineChange) -> None:
-        """Changes the engine between two steps, to its end even if the caller leaves.
-
-        Args:
-          change: What to do.
+        """Changes the engine between two steps. The change is completed even if the caller is cancelled.
 
         Raises:
-          JaxisError: It cannot be done; nothing has changed.
+          JaxisError: The change is not possible; nothing has changed.
           UnavailableError: The engine takes no more requests, or was shut down meanwhile.
         """
         self.check_open()
         await asyncio.shield(asyncio.ensure_future(self._change(change)))
 
     async def _change(self, change: EngineChange) -> None:
-        # Weights are read side by side with steps: those of the last call must not come before those of an earlier one.
+        # Weights are read while steps run. The lock keeps updates in the order of their calls.
         async with self._updates if isinstance(change, UpdateWeights) else contextlib.nullcontext():
             self._num_calls += 1
             call_id, waiting = self._num_calls, self._loop.create_future()
@@ -394,17 +385,19 @@ class AsyncLLMEngine(AsyncEngine):
                 self._asleep.discard("weights")
 
     def unload_adapter(self, adapter: bytes) -> None:
-        """Forgets an adapter once no request uses it; until then, those that do go on."""
+        """Forgets an adapter once no request uses it; requests that use it go on."""
         self._engine.unload_adapter(adapter)
 
     async def describe(self) -> list[tuple[UnfinishedRequest, RequestState | None]]:
-        """All unfinished requests, in the order in which they came, and where they stand.
+        """Returns all unfinished requests, in the order of their arrival, with their states.
 
-        A request that has no state is on its way to the engine: its grammar is compiled there, or blocks are fetched.
+        A request without a state is on its way to the engine: its grammar is being compiled, or blocks are being
+        fetched.
 
         Raises:
           UnavailableError: The engine takes no more requests.
-          TimeoutError: The engine's step takes longer than DESCRIBE_SECONDS, as one does that waits for a compiler.
+          TimeoutError: The engine's step takes longer than DESCRIBE_SECONDS, for example because it waits for a
+            compiler.
         """
         self.check_open()
         found = self._loop.create_future()
@@ -415,7 +408,6 @@ class AsyncLLMEngine(AsyncEngine):
         return [(request, states.get(engine_id)) for engine_id, request in self._requests.items()]
 
     def fail_all(self, error: Exception) -> None:
-        """See `AsyncEngine.fail_all`."""
         for engine_id, stream in self._streams.items():
             if not stream.ended:
                 stream.fail(error)
@@ -425,7 +417,6 @@ class AsyncLLMEngine(AsyncEngine):
                 waiting.set_exception(error)
 
     def deliver(self, new: EngineOutputs) -> None:
-        """See `AsyncEngine.deliver`."""
         if new.states is not None:
             for waiting in self._descriptions:
                 if not waiting.done():
@@ -449,7 +440,7 @@ class AsyncLLMEngine(AsyncEngine):
 
     def _interrupt(self, error: BaseException) -> None:
         super()._interrupt(error)
-        self._asleep.clear()  # one that is started again is awake
+        self._asleep.clear()  # a restarted engine is awake
 
     def _end_calls(self, new: EngineOutputs) -> None:
         for load in new.loads:

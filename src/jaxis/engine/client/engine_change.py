@@ -1,4 +1,4 @@
-"""What may be done with a running engine beside giving it requests, as messages. No JAX here."""
+"""Changes of a running engine, as messages. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class Pause(msgspec.Struct, tag="pause", frozen=True):
-    """Let no request run until a `Resume`; those that come meanwhile wait.
+    """Stops running requests until a `Resume`; new requests wait.
 
     Attributes:
-      mode: What becomes of those that run: "abort" ends them, "wait" pauses when they have ended, "keep" lets them go
-        on after the pause.
+      mode: Treatment of running requests. "abort" ends them, "wait" pauses when they have ended, "keep" lets them go on
+        after the pause.
     """
 
     mode: PauseMode
 
 
 class Resume(msgspec.Struct, tag="resume", frozen=True):
-    """Let requests run again."""
+    """Lets requests run again."""
 
 
 class Sleep(msgspec.Struct, tag="sleep", frozen=True):
-    """Free the caches, and the devices of the weights; see `LiveWeights.sleep`."""
+    """Frees the caches and the device memory of the weights, as `LiveWeights.sleep` does."""
 
     level: int
 
 
 class WakeUp(msgspec.Struct, tag="wake_up", frozen=True):
-    """Have back what went to sleep; see `LiveWeights.wake_up`."""
+    """Restores weights and caches after `Sleep`, as `LiveWeights.wake_up` does."""
 
     parts: tuple[str, ...] | None
 
 
 class UpdateWeights(msgspec.Struct, tag="update_weights", frozen=True):
-    """Give the model the weights of a folder; see `LiveWeights.update`."""
+    """Gives the model the weights of a folder, as `LiveWeights.update` does."""
 
     folder: str
     version: str | int | None

@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """The facts about an engine that a server needs; they stay the same for the engine's life.
+    """Facts about an engine that a server needs. They do not change during the engine's life.
 
     Attributes:
-      model_folder: The checkpoint's.
-      model_type: As in config.json.
-      default_sampling_params: What the checkpoint recommends.
+      model_folder: Folder or file of the checkpoint.
+      model_type: The `model_type` in config.json.
+      default_sampling_params: Sampling parameters that the checkpoint recommends.
       max_model_len: Most tokens of a sequence, prompt and output together.
       max_num_seqs: Most sequences that run at once, on all data ranks.
       num_cache_tokens: Tokens that the KV cache holds.
       vocab_size: V.
       eos_token_ids: Tokens that end a sequence.
       block_size: Tokens of a block of the KV cache.
-      trained_len: Tokens of a sequence up to which config.json says that the model works; None if it does not say.
-      num_parameters: The model's.
-      weight_type: How most of its parameters are stored; see `model_size`.
-      fingerprint: Names all that the engine's answers depend on; see `engine_fingerprint`. Empty if unknown.
-      capabilities: What the model does, in the words of most APIs.
-      adapters: Adapters of the model that it knew at its start; None if it can have none.
-      logprobs_mode: What a log-probability is, to requests that do not say.
+      trained_len: Longest sequence for which the model works according to config.json; None if that is not stated.
+      num_parameters: Number of the model's parameters.
+      weight_type: Storage type of most parameters, as in `model_size`.
+      fingerprint: Digest of all that the engine's answers depend on, as in `engine_fingerprint`; empty if unknown.
+      capabilities: Capabilities of the model, in the words of most APIs.
+      adapters: Adapters of the model that were known at the start; None if it can have none.
+      logprobs_mode: Meaning of a log-probability for requests that do not choose one.
       num_devices: Devices that run the model.
-      num_ranks: Data ranks, which share them.
-      max_inputs: See `InputEncoder`; empty if it takes none.
-      request_bytes: How large a request with these may have to be; 0 if it takes none.
-      input_files: The folder or file that says how they are made from what users send; empty if it takes none.
+      num_ranks: Data ranks, which share the devices.
+      max_inputs: Most inputs of a prompt by kind, as in `InputEncoder`; empty if the model takes none.
+      request_bytes: Size that a request with such inputs may need; 0 if the model takes none.
+      input_files: Folder or file that defines the preprocessing of inputs; empty if the model takes none.
     """
 
     model_folder: str
@@ -76,12 +76,11 @@ class EngineInfo:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the model allows a longer context than it was started with, as far as is known."""
+        """True if the model is not known to forbid a longer context than it was started with."""
         return self.trained_len is None or self.max_model_len < self.trained_len
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
-        """Describes an engine."""
         from jaxis.engine.execution.model_size import model_size  # imports JAX
 
         engine = built.engine
@@ -117,12 +116,7 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class RankStats:
-    """A data rank after the engine's last step.
-
-    Attributes:
-      num_requests_running: Sequences in the rank's running batch.
-      kv_cache_usage: Share of the rank's KV cache blocks in use, 0 to 1.
-    """
+    """A data rank after the last step: running sequences, and the share of its KV cache blocks in use, 0 to 1."""
 
     num_requests_running: int
     kv_cache_usage: float
@@ -130,20 +124,20 @@ class RankStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine after its last step; the queries, hits and preemptions count from its start.
+    """The engine after its last step. Queries, hits and preemptions are counted since its start.
 
     Attributes:
       num_requests_running: Sequences in the running batch.
       num_requests_waiting: Sequences that wait to be admitted, including preempted ones.
       kv_cache_usage: Share of the KV cache's blocks in use, 0 to 1.
       prefix_cache_queries: Prompt tokens looked up in the prefix cache.
-      prefix_cache_hits: How many of those were found.
+      prefix_cache_hits: Prompt tokens found in the prefix cache.
       num_preemptions: Times that a sequence lost its blocks to another.
-      kv_tiers: What each tier of KV blocks beyond the devices has done, by its name.
-      process_memory_bytes: Resident memory of the engine's process; 0 where the engine has no process of its own.
-      drafts: What became of drafts; None if none are made.
-      ranks: Each data rank's own; empty where there is one.
-      places: Which adapters sequences have; None if it can have none.
+      kv_tiers: Counters of each tier of KV blocks beyond the devices, by its name.
+      process_memory_bytes: Resident memory of the engine's process; 0 if the engine has no process of its own.
+      drafts: Counters of drafts; None if none are made.
+      ranks: State of each data rank; empty if there is only one.
+      places: Adapter places in use; None if the engine can have no adapters.
     """
 
     num_requests_running: int = 0
@@ -164,13 +158,13 @@ class Submission:
     """A request on its way to the engine.
 
     Attributes:
-      request_id: Never used before.
+      request_id: An id that was never used before.
       prompt: The prompt.
-      params: How to sample and when to stop.
-      priority: The lower value is served first.
-      client: Whose request it is; see `LLMEngine.add_request`.
-      final_only: Return everything in one output at the end.
-      grammar: `params.structured_outputs`, compiled, with `params.thinking_token_budget`.
+      params: Parameters of sampling and stopping.
+      priority: Priority; the lower value is served first.
+      client: Client of the request, as in `LLMEngine.add_request`.
+      final_only: True to return everything in one output at the end.
+      grammar: Compiled `params.structured_outputs`, with `params.thinking_token_budget`.
     """
 
     request_id: str
@@ -183,15 +177,10 @@ class Submission:
 
 
 class TokenDelta(NamedTuple):
-    """The addition to a request with one completion that goes on, after its first output.
+    """New text and tokens of an unfinished request with one completion, after its first output.
 
     Nearly every output is a TokenDelta, and a step may have a hundred of them: a server's throughput depends on their
     cost.
-
-    Attributes:
-      request_id: The request's.
-      text: New text.
-      token_ids: New tokens.
     """
 
     request_id: str
@@ -201,16 +190,16 @@ class TokenDelta(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestState:
-    """Where a request stands in the engine.
+    """The progress of a request in the engine.
 
     Attributes:
-      request_id: The request's.
-      status: "waiting", "running" or "preempted": of its completions, the one that is furthest.
+      request_id: Id of the request.
+      status: "waiting", "running" or "preempted", as its completion that is furthest.
       num_prompt_tokens: Tokens of its prompt.
-      num_cached_tokens: Those of them that the prefix cache held.
+      num_cached_tokens: Tokens of its prompt that the prefix cache held.
       num_computed_tokens: Tokens of prompt and completions whose keys and values are computed.
       num_generated_tokens: Tokens of its completions.
-      first_scheduled_time: When its first step began, in seconds of `time.monotonic`; None before.
+      first_scheduled_time: Start of its first step, in seconds of `time.monotonic`; None before.
     """
 
     request_id: str
@@ -233,10 +222,10 @@ class NamedAdapter:
     """An adapter that requests ask for by name.
 
     Attributes:
-      name: The name.
-      source: Where it is kept.
-      digest: What the engine knows it by.
-      chat_template: Jinja source of the one that it brings; None: it has the model's.
+      name: Name that requests use.
+      source: Folder of the adapter.
+      digest: Digest by which the engine knows it.
+      chat_template: Jinja source of the adapter's own chat template; None: it has the model's.
     """
 
     name: str
@@ -247,13 +236,13 @@ class NamedAdapter:
 
 @dataclass(frozen=True)
 class AdapterLoad:
-    """What became of an adapter that was to be loaded.
+    """The result of loading an adapter.
 
     Attributes:
-      call_id: Names the call.
-      adapter: Its digest; b"" if it could not be loaded.
-      error: Why it could not.
-      chat_template: See `NamedAdapter`.
+      call_id: Number of the call.
+      adapter: Digest of the adapter; b"" if it could not be loaded.
+      error: Reason of the failure; None on success.
+      chat_template: Jinja source of the adapter's own chat template; None: it has the model's.
     """
 
     call_id: int
@@ -264,13 +253,13 @@ class AdapterLoad:
 
 @dataclass(frozen=True)
 class ChangeDone:
-    """What became of an `EngineChange`.
+    """The result of an `EngineChange`.
 
     Attributes:
-      call_id: Names the call.
-      fingerprint: Of the engine now; see `EngineInfo`.
-      version: Of its weights now.
-      error: Why nothing was changed; None if it was.
+      call_id: Number of the call.
+      fingerprint: Current fingerprint of the engine, as in `EngineInfo`.
+      version: Current version of its weights.
+      error: Reason of the failure, after which nothing has changed; None on success.
     """
 
     call_id: int
@@ -284,12 +273,12 @@ class EngineOutputs:
     """The results of a step or a command.
 
     Attributes:
-      outputs: The additions to requests, without their prompts; see `DeltaTracker.take`.
-      deltas: The additions to requests where new text and tokens are all; see `DeltaTracker.take_tokens`.
+      outputs: Additions to requests, without their prompts, as from `DeltaTracker.take`.
+      deltas: Additions to requests that consist of text and tokens only, as from `DeltaTracker.take_tokens`.
       errors: (request id, error) for each request that failed.
-      states: Of all requests, where `EngineClient.describe` asked for them.
-      loads: Adapters of the model that were loaded, or could not be.
-      changes: What became of changes of the engine.
+      states: States of all requests if `EngineClient.describe` asked for them.
+      loads: Results of loading adapters.
+      changes: Results of changes of the engine.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -302,13 +291,13 @@ class EngineOutputs:
 
 @dataclass(frozen=True)
 class EngineCallbacks:
-    """What an engine calls in the event loop.
+    """Callbacks of an engine, called in the event loop.
 
     Attributes:
-      deliver: With the outputs of a step: `EngineOutputs`, if the engine generates.
-      interrupt: With an error, when every request was lost, and the engine is being started again.
-      resume: When the engine has been started again.
-      fail: With the error that ended the engine for good.
+      deliver: Called with the outputs of a step: `EngineOutputs`, if the engine generates.
+      interrupt: Called with an error when every request is lost and the engine is being started again.
+      resume: Called when the engine has been started again.
+      fail: Called with the error that ended the engine for good.
     """
 
     deliver: Callable[[Any], None]
@@ -322,28 +311,21 @@ class WorkerClient(Protocol):
 
     Attributes:
       info: Facts about the engine.
-      tokenizer: The checkpoint's.
+      tokenizer: Tokenizer of the checkpoint; None if it has none.
     """
 
     info: EngineInfo
     tokenizer: Tokenizer | None
 
     @property
-    def stats(self) -> EngineStats:
-        """The engine after a recent step."""
-        ...
+    def stats(self) -> EngineStats: ...
 
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
-        """Starts delivering outputs. From here on, call the methods from the loop's thread only.
-
-        Args:
-          loop: Running.
-          callbacks: Called in the loop.
-        """
+        """Starts delivering outputs to callbacks in the loop. From here on, only the loop's thread may call methods."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished; what is delivered of it afterwards is the engine's to say."""
+        """Ends a request if it is unfinished. The kind of engine determines whether any output follows."""
         ...
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -354,7 +336,7 @@ class WorkerClient(Protocol):
         ...
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the engine is alive and, if it has work, has lately completed a step; see `EngineThread`."""
+        """Returns whether the engine is alive and, if it has work, has recently completed a step."""
         ...
 
 
@@ -362,7 +344,7 @@ class EngineClient(WorkerClient, Protocol):
     """An engine that generates.
 
     Attributes:
-      grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
+      grammar_compiler: Compiler of `structured_outputs`; may be used from other threads.
     """
 
     grammar_compiler: GrammarCompiler
@@ -376,20 +358,15 @@ class EngineClient(WorkerClient, Protocol):
         ...
 
     def describe(self) -> None:
-        """Has the states of all requests delivered."""
+        """Requests the states of all requests, which are delivered."""
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Makes requests that are added from now on find nothing that was computed before."""
+        """Empties the prefix cache for requests that are added from now on."""
         ...
 
     def load_adapter(self, call_id: int, source: str) -> None:
-        """Loads an adapter; a `AdapterLoad` with this id is delivered.
-
-        Args:
-          call_id: Any number.
-          source: Where it is kept.
-        """
+        """Loads an adapter from a folder; an `AdapterLoad` with this id, which may be any number, is delivered."""
         ...
 
     def unload_adapter(self, adapter: bytes) -> None:
@@ -397,10 +374,5 @@ class EngineClient(WorkerClient, Protocol):
         ...
 
     def change(self, call_id: int, change: EngineChange) -> None:
-        """Changes the engine between two steps; a `ChangeDone` with this id is delivered.
-
-        Args:
-          call_id: Any number.
-          change: What to do.
-        """
+        """Changes the engine between two steps; a `ChangeDone` with this id, which may be any number, is delivered."""
         ...

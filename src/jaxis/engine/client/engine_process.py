@@ -1,4 +1,4 @@
-"""Runs an engine in a separate process, so that formatting and sending answers does not slow its steps.
+"""An engine in a process of its own, so that formatting and sending answers does not slow its steps.
 
 Python runs one thread of a process at a time: next to an event loop with hundreds of streams, an engine's thread would
 wait for the GIL longer than a step takes. If the engine's process ends, the server survives, reports it, and starts
@@ -7,14 +7,11 @@ another.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import os
 import queue
-import socket
-import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -27,114 +24,22 @@ import msgspec
 
 from jaxis.engine.client import wire
 from jaxis.engine.client.engine_change import EngineChange, Pause, Resume, UpdateWeights
+from jaxis.engine.client.engine_child import RECEIVE_BYTES, EngineChild
 from jaxis.engine.client.engine_client import (
     EngineCallbacks,
     EngineClient,
-    EngineInfo,
     EngineOutputs,
     EngineStats,
     Submission,
 )
-from jaxis.engine.client.worker_start import take_worker
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import EngineError, JaxisError
-from jaxis.host.channel import MessageReader, to_frame
+from jaxis.host.channel import to_frame
 from jaxis.tokenizer.template_choice import read_tokenizer
 
 if TYPE_CHECKING:
     import asyncio
-
-
-# One process with an engine in it, and the socket to it.
-
-
-RECEIVE_BYTES = 1 << 16  # a larger buffer is mapped anew by every call
-_EXIT_SECONDS = 1.0  # from the end of the connection to that of the process
-
-
-class EngineChild:
-    """Has a process build an engine and serve it; see `worker_main`.
-
-    Attributes:
-      connection: To the process.
-      reports: Splits what the process sends.
-
-    Args:
-      reports: Decodes what it sends.
-      settings: The line that it reads.
-      waits: Whether it waits for `admit` before it reads its weights.
-    """
-
-    def __init__(self, reports: msgspec.msgpack.Decoder[Any], settings: bytes, *, waits: bool = False) -> None:
-        self._process, self.connection = take_worker()
-        self.reports = MessageReader(reports)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, which `wait_until_ready` reports
-            self._process.stdin.write(settings + b"\n")
-            self._process.stdin.flush()
-            if not waits:
-                self._process.stdin.close()
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    def wait_until_ready(self, admit: Callable[[int], None] = lambda _: None) -> EngineInfo:
-        """Waits for the engine, which may take minutes.
-
-        Args:
-          admit: Called with the bytes of memory that it will take, before it reads its weights.
-
-        Raises:
-          JaxisError: What building the engine raised.
-          EngineError: The process ended before the engine was built.
-        """
-        while data := self.connection.recv(RECEIVE_BYTES):
-            for report in list(self.reports.feed(data)):  # all of them, so that none comes again later
-                if isinstance(report, wire.EngineFailed):
-                    raise report.error()
-                if isinstance(report, wire.LoadPlanned):
-                    admit(report.num_bytes)
-                    self._go_on()
-                if isinstance(report, wire.EngineReady):
-                    return report.info
-        raise EngineError(f"the engine process ended during start-up: {self.end()}")
-
-    def _go_on(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(b"\n")
-            self._process.stdin.close()
-
-    def end(self) -> str:
-        """Ends the process, which has closed its connection or failed; returns how it ended."""
-        try:
-            code = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return "it closed its connection"
-        if code == -9:
-            return "signal 9, as the system sends when memory runs out"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self, timeout_seconds: float) -> bool:
-        """Tells the process to end; returns whether it ended by itself in time."""
-        with contextlib.suppress(OSError):  # it may have ended
-            self.connection.shutdown(socket.SHUT_WR)
-        try:
-            self._process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return False
-        return True
-
 
 MAX_RESTARTS = 3  # within RESTART_WINDOW_SECONDS
 RESTART_WINDOW_SECONDS = 600.0
@@ -144,35 +49,36 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How the engine's process writes its log; see `jaxis.host.logs.set_up_logs`."""
+    """Settings of the log of the engine's process, as for `jaxis.host.logs.set_up_logs`."""
 
     as_json: bool
     level: int
 
 
 class WorkerProcess(ABC):
-    """Starts the process of an engine of any kind, and is a `WorkerClient` of it.
+    """The `WorkerClient` of an engine of any kind in a process, which it starts.
 
-    If the process ends, or its engine fails for good, the requests in it are lost, and another process is started: at
-    most `max_restarts` times within RESTART_WINDOW_SECONDS.
+    If the process ends, or its engine fails for good, its requests are lost, and another process is started: at most
+    `max_restarts` times within RESTART_WINDOW_SECONDS.
 
     Attributes:
-      info, tokenizer: The engine's.
-      module: Builds the engine in the process: it has a function `build`, a `BuildWorker`.
-      reports: Decodes what it sends: an `EngineReady`, `EngineFailed`s, `Heartbeat`s and what else its kind has.
+      info, tokenizer: Facts about the engine, and its tokenizer.
+      module: Module that builds the engine in the process; its function `build` is a `BuildWorker`.
+      reports: Decoder of the process's messages: an `EngineReady`, `EngineFailed`s, `Heartbeat`s and the outputs of its
+        kind.
 
     Args:
-      arguments: Those of `EngineArgs`.
-      stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
-      log: How to write the log; None writes none.
-      max_restarts: How often another process may be started; None is MAX_RESTARTS; 0 where another program does that.
-      shared: The host's memory where other engines share it; None is all that is free.
-      admit: With `shared`: called with the bytes of memory that the engine will take, before it reads its weights; may
-        wait for room, and may raise. An engine that is started again takes what it had.
-      meanwhile: Called while the process builds the engine.
+      arguments: Arguments of `EngineArgs`.
+      stall_seconds: Longest time of a step, as in `EngineThread.is_making_progress`.
+      log: Settings of the log; None writes none.
+      max_restarts: Most restarts; None is MAX_RESTARTS, 0 leaves restarts to another program.
+      shared: Budget of host memory that other engines share; None is all that is free.
+      admit: Callback, used with `shared`, with the bytes of memory that the engine will take, before it reads its
+        weights. It may wait for memory, and may raise. A restarted engine takes the same memory without a call.
+      meanwhile: Function that is called while the process builds the engine.
 
     Raises:
-      JaxisError: What building the engine raised.
+      JaxisError: An error of building the engine.
       EngineError: The process ended before the engine was built.
     """
 
@@ -218,22 +124,20 @@ class WorkerProcess(ABC):
         self._child_lock = threading.Lock()  # no child is started once `_stopping` is set
         self._restart_times: list[float] = []
         self._losses: queue.SimpleQueue[tuple[float, float] | None] = queue.SimpleQueue()  # see `_start_again`
-        # Started here, since a thread hands its priority on, and the event loop's may be lowered.
+        # Started here, because a thread inherits its creator's priority, and the event loop's may be low.
         threading.Thread(target=self._start_when_lost, name="jaxis-restart", daemon=True).start()
 
     @abstractmethod
     def delivery_of(self, report: Any) -> Any:
-        """What is delivered of a report of the outputs of a step."""
+        """Returns the object to deliver for a report of a step's outputs."""
 
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
-        """See `WorkerClient.connect`."""
         self._loop = loop
         self._callbacks = callbacks
         self._listen()
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._child.pid
 
     @property
@@ -242,11 +146,10 @@ class WorkerProcess(ABC):
         return self._heartbeat.stats
 
     def abort(self, request_id: str) -> None:
-        """See `WorkerClient.abort`."""
         self.send(wire.AbortRequest(request_id))
 
     def send(self, command: msgspec.Struct) -> None:
-        """Sends a command; it is lost if the process is not up, whose requests have failed or will."""
+        """Sends a command. It is dropped if the process is not up: its requests have failed, or will."""
         if not self._is_up or self._stopping.is_set():
             return
         was_empty = not self._unsent
@@ -262,7 +165,7 @@ class WorkerProcess(ABC):
         return self._child.stop(timeout_seconds)
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the process is alive, has lately sent a heartbeat, and reports progress; see `EngineThread`."""
+        """Returns whether the process is alive, has recently sent a heartbeat, and reports progress."""
         if not self._is_up or time.monotonic() - self._heartbeat_time > stall_seconds:
             return False
         return self._heartbeat.is_making_progress
@@ -326,7 +229,7 @@ class WorkerProcess(ABC):
         self._loop.remove_writer(self._child.connection.fileno())
 
     def _restart(self, reason: str) -> None:
-        """Reports that the requests are lost, and starts another process, unless this has happened too often."""
+        """Reports that the requests are lost, and starts another process, unless that has happened too often."""
         now = time.monotonic()
         self._restart_times = [time for time in self._restart_times if now - time < RESTART_WINDOW_SECONDS]
         number = len(self._restart_times) + 1
@@ -342,7 +245,6 @@ class WorkerProcess(ABC):
         self._losses.put((now, (number - 1) * RESTART_DELAY_SECONDS))
 
     def _start_when_lost(self) -> None:
-        """Runs in a thread."""
         while (loss := self._losses.get()) is not None:
             self._start_again(*loss)
 
@@ -375,10 +277,10 @@ class EngineProcess(WorkerProcess, EngineClient):
     """An engine process that generates.
 
     Attributes:
-      grammar_compiler: Checks grammars here; the engine's process compiles them again for itself.
+      grammar_compiler: Compiler that checks grammars in this process; the engine's process compiles them again.
 
     Args:
-      arguments, **settings: See `WorkerProcess`.
+      arguments, **settings: Arguments of `WorkerProcess`.
     """
 
     module = "jaxis.engine.client.engine_worker"
@@ -386,15 +288,14 @@ class EngineProcess(WorkerProcess, EngineClient):
 
     def __init__(self, arguments: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(arguments, **settings)
-        self._adapters: dict[bytes, str] = {}  # where those are kept that were loaded since the start
+        self._adapters: dict[bytes, str] = {}  # folders of the adapters that were loaded since the start
         self._loading: dict[int, str] = {}
-        self._kept: dict[type[EngineChange], EngineChange] = {}  # what an engine that is started again is to have
+        self._kept: dict[type[EngineChange], EngineChange] = {}  # changes to repeat in a restarted engine
         self._changing: dict[int, EngineChange] = {}
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self.grammar_compiler.prepare()
 
     def delivery_of(self, report: wire.StepOutputs) -> EngineOutputs:
-        """See `WorkerProcess.delivery_of`."""
         for load in report.loads:
             source = self._loading.pop(load.call_id, None)
             if source is not None and load.failure is None:
@@ -407,29 +308,23 @@ class EngineProcess(WorkerProcess, EngineClient):
         return report.engine_outputs()
 
     def add(self, submission: Submission) -> None:
-        """See `EngineClient.add`."""
         self.send(wire.AddRequest.of(submission))
 
     def describe(self) -> None:
-        """See `EngineClient.describe`."""
         self.send(wire.DescribeRequests())
 
     def reset_prefix_cache(self) -> None:
-        """See `EngineClient.reset_prefix_cache`."""
         self.send(wire.ResetPrefixCache())
 
     def load_adapter(self, call_id: int, source: str) -> None:
-        """See `EngineClient.load_adapter`."""
         self._loading[call_id] = source
         self.send(wire.LoadAdapter(call_id, source))
 
     def unload_adapter(self, adapter: bytes) -> None:
-        """See `EngineClient.unload_adapter`."""
         self._adapters.pop(adapter, None)
         self.send(wire.UnloadAdapter(adapter))
 
     def change(self, call_id: int, change: EngineChange) -> None:
-        """See `EngineClient.change`."""
         self._changing[call_id] = change
         self.send(wire.ChangeEngine(call_id, change))
 
@@ -447,5 +342,5 @@ class EngineProcess(WorkerProcess, EngineClient):
         self._changing.clear()
         for number, change in enumerate(self._kept.values(), 1):
             self.send(wire.ChangeEngine(-number, change, waits=True))
-        for number, source in enumerate(self._adapters.values(), 1):  # of an engine that was started again
+        for number, source in enumerate(self._adapters.values(), 1):  # none unless the engine was restarted
             self.send(wire.LoadAdapter(-number, source, waits=True))

@@ -41,13 +41,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _RunningRequest:
-    """A request in the engine.
-
-    Attributes:
-      tracker: Tracks what was already delivered.
-      final_only: Deliver everything at the end.
-      first_token_time: When its first token was sampled, as `time.monotonic` seconds.
-    """
+    """A request in the engine. `first_token_time` is in seconds of `time.monotonic`; None before its first token."""
 
     tracker: DeltaTracker
     final_only: bool
@@ -57,13 +51,15 @@ class _RunningRequest:
 class EngineThread:
     """Steps the engine while there is work, and carries out other threads' commands in between.
 
+    Methods with the names of those of `EngineClient` do the same.
+
     Attributes:
-      stats: The engine after its last step.
+      stats: State of the engine after its last step.
 
     Args:
       built: The engine.
-      deliver: Called in the thread with the outputs of a step.
-      fail: Called in the thread with the error that ended the thread; no step will follow.
+      deliver: Callback in the thread, with the outputs of a step.
+      fail: Callback in the thread, with the error that ended it; no step follows.
     """
 
     def __init__(
@@ -83,19 +79,17 @@ class EngineThread:
         # Requests whose blocks are being fetched, and their deadlines; aborting a request cancels its deadline.
         self._fetching: dict[str, Deadline] = {}
         self._fetching_lock = threading.Lock()
-        # Calls that wait for the requests that run, after which the engine is paused, and requests that came meanwhile.
+        # Calls of `Pause` that wait until running requests end, and requests that arrive meanwhile.
         self._pauses: list[int] = []
         self._held: dict[str, Submission] = {}
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
 
-    # Called by other threads.
+    # Methods for other threads.
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def add(self, submission: Submission) -> None:
-        """Queues a request; if it cannot be honoured, its error is delivered."""
         if self._engine.connector.fetches(submission.params):
             with self._fetching_lock:
                 self._fetching[submission.request_id] = Deadline(FETCH_SECONDS)
@@ -104,7 +98,6 @@ class EngineThread:
             self._commands.put(functools.partial(self._add, submission))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
         with self._fetching_lock:
             if (deadline := self._fetching.get(request_id)) is not None:
                 deadline.cancel()
@@ -112,15 +105,13 @@ class EngineThread:
         self._commands.put(functools.partial(self._abort, request_id))
 
     def reset_prefix_cache(self) -> None:
-        """Makes requests that are added from now on find nothing that was computed before."""
         self._commands.put(self._engine.reset_prefix_cache)
 
     def describe(self) -> None:
-        """Delivers the states of all requests, between two steps."""
         self._commands.put(lambda: self._post(EngineOutputs(states=[*map(_state, self._running.values())])))
 
     def load_adapter(self, call_id: int, source: str) -> None:
-        """Reads an adapter, in the caller's thread, and makes it known between two steps."""
+        """Reads an adapter in the caller's thread, and makes it known between two steps."""
         try:
             adapters = self._engine.runner.adapters
             if adapters is None:
@@ -132,12 +123,11 @@ class EngineThread:
             self._commands.put(functools.partial(self._add_adapter, adapters, call_id, read, template))
 
     def unload_adapter(self, adapter: bytes) -> None:
-        """Forgets an adapter once no request uses it."""
         if (adapters := self._engine.runner.adapters) is not None:
             self._commands.put(functools.partial(adapters.remove, adapter))
 
     def change(self, call_id: int, change: EngineChange) -> None:
-        """Changes the engine between two steps; new weights are read in the caller's thread before that."""
+        """Changes the engine between two steps. New weights are read in the caller's thread before that."""
         make: Callable[[], object]
         match change:
             case Pause(mode="wait"):
@@ -161,23 +151,22 @@ class EngineThread:
         self._commands.put(functools.partial(self._change, call_id, make))
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Ends every request and the thread; returns whether it has ended in time."""
         self._commands.put(None)
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether thread and other hosts are alive, not all of the last steps failed, and none is taking too long.
+        """Returns whether thread and other hosts are alive, some of the last steps succeeded, and none takes too long.
 
         Args:
-          stall_seconds: How long a step may take, beyond the time that it waits for a program to compile.
+          stall_seconds: Longest time of a step, not counting the wait for a program to compile.
         """
         if not self._thread.is_alive() or self._num_failed_steps >= MAX_FAILED_STEPS:
             return False
         return not self._hosts.silent and not self.is_stalled(stall_seconds)
 
     def is_stalled(self, stall_seconds: float) -> bool:
-        """Whether a step is taking too long; see `is_making_progress`."""
+        """Returns whether a step takes longer than `stall_seconds`, as defined in `is_making_progress`."""
         since, limit = self._busy_since, stall_seconds
         if since is None:
             return False
@@ -199,7 +188,7 @@ class EngineThread:
                 if deadline.is_cancelled:
                     self._commands.put(functools.partial(self._abort, submission.request_id))
 
-    # Called by the thread itself.
+    # Methods that the thread itself calls.
 
     def _run(self) -> None:
         try:
@@ -219,7 +208,7 @@ class EngineThread:
         self._update_stats()
 
     def _take_commands(self) -> bool:
-        """Carries out the queued commands, waiting for one if there is no step to run; False ends the thread."""
+        """Carries out the queued commands, and waits for one if there is no step to run. False ends the thread."""
         wait = not self._engine.has_work
         if wait:
             if self._commands.empty():
@@ -297,7 +286,6 @@ class EngineThread:
         self._engine.is_paused = True
 
     def _end_pauses(self) -> None:
-        """Pauses the engine, whose requests have ended."""
         self._engine.is_paused = True
         self._let_go([None] * len(self._pauses))
 

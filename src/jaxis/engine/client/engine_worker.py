@@ -1,4 +1,4 @@
-"""Passes messages between the server's process and the thread of an engine that generates."""
+"""The worker of an engine that generates."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class EngineWorker(Worker):
 
     Args:
       built: The engine.
-      connection: To the server's process.
-      stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
+      connection: Socket to the server's process.
+      stall_seconds: Longest time of a step, as in `EngineThread.is_making_progress`.
     """
 
     def __init__(self, built: BuiltEngine, connection: socket.socket, stall_seconds: float) -> None:
@@ -42,23 +42,20 @@ class EngineWorker(Worker):
         self._thread = EngineThread(built, self._send_outputs, self.send_failure)
         built.hosts.when_lost(self._end_with_failure, stall_seconds)
         built.engine.grammar_compiler.prepare()
-        # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
+        # Requests whose grammar is being compiled, and those of them that were aborted meanwhile.
         self._compiling: set[str] = set()
         self._aborted: set[str] = set()
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """See `Worker.start`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """See `Worker.stop`."""
         if self._thread.stop(STOP_SECONDS):
             self._engine.connector.close()
         self._hosts.end()
 
     def carry_out(self, command: wire.Command) -> None:
-        """See `Worker.carry_out`."""
         if isinstance(command, wire.AbortRequest):
             with self._lock:
                 if command.request_id in self._compiling:
@@ -76,13 +73,12 @@ class EngineWorker(Worker):
         elif command.params.structured_outputs is not None or command.budgeted is not None:
             with self._lock:
                 self._compiling.add(command.request_id)
-            # Compiling may take seconds, so it has a thread of its own.
+            # Compiling may take seconds, so it runs on another thread.
             run_in_daemon(functools.partial(self._compile_and_add, command), "jaxis-compile")
         else:
             self._thread.add(command.submission(None))
 
     def _read(self, command: wire.LoadAdapter | wire.ChangeEngine) -> None:
-        """Carries out what may read files for a while."""
         if isinstance(command, wire.LoadAdapter):
             read = functools.partial(self._thread.load_adapter, command.call_id, command.source)
         else:
@@ -112,11 +108,10 @@ class EngineWorker(Worker):
             self._send_outputs(EngineOutputs(errors=[(request_id, error)]))
 
     def heartbeat(self) -> wire.Heartbeat:
-        """See `Worker.heartbeat`."""
         if self._thread.is_stalled(self._stall_seconds):
-            # Devices that wait for each other do so forever. With one host, the server's process decides.
+            # Devices of several hosts could wait for each other forever. With one host, the server's process decides.
             self._hosts.give_up(f"a step has taken more than {self._stall_seconds:g} s")
-        # Other engines get blocks between steps too.
+        # The counters of a step do not include blocks that other engines fetch between steps.
         stats = dataclasses.replace(self._thread.stats, kv_tiers=self._engine.connector.stats)
         return wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats)
 
@@ -124,7 +119,7 @@ class EngineWorker(Worker):
         self.send(wire.StepOutputs.of(new))
 
     def _end_with_failure(self, error: BaseException) -> None:
-        """Ends this process; a step that waits for a lost host may never return."""
+        """Ends this process, since a step that waits for a lost host may never return."""
         self.send_failure(error)
         os._exit(1)
 
@@ -136,6 +131,6 @@ def build(
     shared: MemoryBudget | None,
     admit: Callable[[int], None] | None,
 ) -> tuple[wire.EngineReady, Callable[[socket.socket, float], Worker]]:
-    """See `BuildWorker`."""
+    """Builds an engine that generates, as a `BuildWorker`."""
     built = build_engine(args, progress, shared=shared, admit=admit)
     return wire.EngineReady(EngineInfo.of(built)), functools.partial(EngineWorker, built)

@@ -1,9 +1,8 @@
-"""Decides when the readers of streams run, so that they leave processor time to the engine."""
+"""Outputs of a request that its reader has not read yet, merged into one."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 
 from jaxis.outputs import FIRST_VERSION, CompletionOutput, RequestOutput
@@ -15,15 +14,15 @@ class OutputStream:
     Outputs that arrive while the coroutine is busy are merged into one, so a slow reader holds no more than its answer.
 
     Attributes:
-      ended: The request has finished or failed: no more outputs will come.
-      begun: The coroutine has read something.
+      ended: True if the request has finished or failed; no more outputs follow.
+      begun: True if the coroutine has read an output.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.begun = False
         self._pending: RequestOutput | None = None
-        self._last: RequestOutput | None = None  # what the next tokens are an addition to
+        self._last: RequestOutput | None = None  # the output that the next tokens extend
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
@@ -34,7 +33,7 @@ class OutputStream:
             self.ended = output.finished
 
     def put_tokens(self, text: str, token_ids: list[int]) -> None:
-        """As `put`, of new text and tokens of the only completion; an output was put before."""
+        """Adds new text and tokens of the only completion, as `put` does. An earlier output must have been put."""
         if self.ended:
             return
         if self._pending is not None and self._pending.outputs:
@@ -60,12 +59,12 @@ class OutputStream:
         )
 
     def wake(self) -> None:
-        """Lets the coroutine read what was put."""
+        """Wakes the coroutine if it has outputs to read."""
         if self._pending is not None:
             self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, which is raised once all earlier outputs were read."""
+        """Ends the stream with an error, which is raised after all earlier outputs were read."""
         if not self.ended:
             self.ended = True
             self._error = error
@@ -127,46 +126,3 @@ def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
     completion.num_rejected_predictions = new.num_rejected_predictions
     completion.routed_experts = new.routed_experts
     completion.num_drafts, completion.num_accepted_drafts = new.num_drafts, new.num_accepted_drafts
-
-
-# Decides when the readers of streams run, so that they leave processor time to the engine.
-
-
-REST_FACTOR = 9.0  # seconds of rest for each second of work
-
-
-class StreamWaker:
-    """Wakes the coroutines that read streams, and spends at most a tenth of the event loop's time on them.
-
-    The readers format and send every token: with many streams and a fast model they would use as much processor time as
-    the model, which computes on the same processors. After each round they rest for nine times as long as the round
-    took, and outputs that arrive meanwhile are sent together. With few streams, or steps longer than the rest, nothing
-    is delayed. A stream's first and last outputs never wait.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._ready: dict[OutputStream, None] = {}
-        self._is_resting = False
-
-    def wake(self, streams: Iterable[OutputStream]) -> None:
-        """Wakes the readers of streams with new outputs, now or after the rest."""
-        for stream in streams:
-            if stream.ended or not stream.begun:
-                stream.wake()
-            else:
-                self._ready[stream] = None
-        if not self._is_resting:
-            self._wake_ready()
-
-    def _wake_ready(self) -> None:
-        streams, self._ready = self._ready, {}
-        self._is_resting = bool(streams)
-        if streams:
-            start = time.monotonic()
-            for stream in streams:
-                stream.wake()
-            self._loop.call_soon(self._rest, start)  # comes after the readers
-
-    def _rest(self, start: float) -> None:
-        self._loop.call_later(REST_FACTOR * (time.monotonic() - start), self._wake_ready)

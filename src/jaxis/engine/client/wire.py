@@ -52,18 +52,17 @@ _ERRORS: dict[str, type[JaxisError]] = {
 
 
 class GrammarDelay(msgspec.Struct, array_like=True):
-    """Text allowed before a grammar, or instead of it; see `DelayedGrammar`."""
+    """The text allowed before a grammar, or instead of it, as `DelayedGrammar` defines it."""
 
     marks: ReasoningMarks | None
     alternatives: list[int]
 
     def apply(self, grammar: CompiledGrammar, tokenizer: Tokenizer) -> DelayedGrammar:
-        """The grammar, delayed."""
         return DelayedGrammar(grammar, tokenizer, self.marks, self.alternatives)
 
 
 class AddRequest(msgspec.Struct, tag="add"):
-    """Queue a request; see `Submission`. The engine's process compiles the grammar for itself."""
+    """The command to queue a request, made from a `Submission`. The engine's process compiles the grammar again."""
 
     request_id: str
     prompt: TokenizedPrompt
@@ -76,7 +75,6 @@ class AddRequest(msgspec.Struct, tag="add"):
 
     @classmethod
     def of(cls, new: Submission) -> AddRequest:
-        """The command that submits a request."""
         grammar, delay, budgeted = new.grammar, None, None
         if isinstance(grammar, ThinkingBudget):
             grammar, budgeted = grammar.grammar, grammar.marks
@@ -88,7 +86,8 @@ class AddRequest(msgspec.Struct, tag="add"):
         """Rebuilds the grammar, which may take seconds if there are `structured_outputs`.
 
         Args:
-          compiler: Of the engine's process. The server's process has found that the grammar compiles in time.
+          compiler: Compiler of the engine's process. The server's process has checked that the grammar compiles in
+            time.
         """
         grammar: Grammar | None = None
         budget, tokenizer = self.params.thinking_token_budget, compiler.tokenizer
@@ -108,26 +107,26 @@ class AddRequest(msgspec.Struct, tag="add"):
 
 
 class AbortRequest(msgspec.Struct, tag="abort"):
-    """End a request."""
+    """The command to end a request."""
 
     request_id: str
 
 
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
-    """Forget every cached prefix."""
+    """The command to forget every cached prefix."""
 
 
 class DescribeRequests(msgspec.Struct, tag="describe"):
-    """Report the states of all requests."""
+    """The command to report the states of all requests."""
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """Make an adapter known.
+    """The command to load an adapter.
 
     Attributes:
-      call_id: Comes back with the result.
-      source: Where it is kept.
-      waits: Whether later commands wait until it is known.
+      call_id: Number that comes back with the result.
+      source: Folder of the adapter.
+      waits: True if later commands wait until the adapter is known.
     """
 
     call_id: int
@@ -136,18 +135,18 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
-    """Forget an adapter once nothing uses it."""
+    """The command to forget an adapter once nothing uses it."""
 
     adapter: bytes
 
 
 class ChangeEngine(msgspec.Struct, tag="change"):
-    """Pause the engine, or give it other weights, or the like.
+    """The command to change the engine: pause it, replace its weights, and the like.
 
     Attributes:
-      call_id: Comes back with the result.
-      change: What to do.
-      waits: Whether later commands wait until it is done.
+      call_id: Number that comes back with the result.
+      change: The change.
+      waits: True if later commands wait until the change is done.
     """
 
     call_id: int
@@ -159,13 +158,13 @@ Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests | Load
 
 
 class LoadPlanned(msgspec.Struct, tag="planned"):
-    """The engine will take so many bytes of memory; it waits for a line on stdin before it reads its weights."""
+    """The bytes of memory that the engine will take. It waits for a line on stdin before it reads its weights."""
 
     num_bytes: int
 
 
 class EngineReady(msgspec.Struct, tag="ready"):
-    """The engine is built."""
+    """The report that the engine is built."""
 
     info: EngineInfo
 
@@ -178,16 +177,14 @@ class EngineFailed(msgspec.Struct, tag="failed"):
 
     @classmethod
     def of(cls, error: BaseException) -> EngineFailed:
-        """Reports an error."""
         return cls(type(error).__name__, str(error) or type(error).__name__)
 
     def error(self) -> JaxisError:
-        """The error again."""
         return error_of(self.kind, self.message)
 
 
 class RequestFailed(msgspec.Struct):
-    """A request that ended in an error; `param` is a RequestError's."""
+    """A request that ended in an error; `param` is that of a RequestError."""
 
     request_id: str
     kind: str
@@ -196,20 +193,18 @@ class RequestFailed(msgspec.Struct):
 
     @classmethod
     def of(cls, request_id: str, error: Exception) -> RequestFailed:
-        """Reports an error."""
         if isinstance(error, RequestError):
             return cls(request_id, RequestError.__name__, error.message, error.param)
         return cls(request_id, type(error).__name__, str(error), None)
 
     def error(self) -> JaxisError:
-        """The error again."""
         if self.kind == RequestError.__name__:
             return RequestError(self.message, param=self.param)
         return error_of(self.kind, self.message)
 
 
 class AdapterLoaded(msgspec.Struct):
-    """The result of a LoadAdapter; see `AdapterLoad`."""
+    """The result of a LoadAdapter; the wire form of `AdapterLoad`."""
 
     call_id: int
     adapter: bytes
@@ -218,17 +213,15 @@ class AdapterLoaded(msgspec.Struct):
 
     @classmethod
     def of(cls, load: AdapterLoad) -> AdapterLoaded:
-        """Reports a result."""
         failure = None if load.error is None else EngineFailed.of(load.error)
         return cls(load.call_id, load.adapter, failure, load.chat_template)
 
     def load(self) -> AdapterLoad:
-        """The result again."""
         return AdapterLoad(self.call_id, self.adapter, self.failure and self.failure.error(), self.chat_template)
 
 
 class EngineChanged(msgspec.Struct):
-    """The result of a ChangeEngine; see `ChangeDone`."""
+    """The result of a ChangeEngine; the wire form of `ChangeDone`."""
 
     call_id: int
     fingerprint: str
@@ -237,17 +230,15 @@ class EngineChanged(msgspec.Struct):
 
     @classmethod
     def of(cls, done: ChangeDone) -> EngineChanged:
-        """Reports a result."""
         failure = None if done.error is None else EngineFailed.of(done.error)
         return cls(done.call_id, done.fingerprint, done.version, failure)
 
     def done(self) -> ChangeDone:
-        """The result again."""
         return ChangeDone(self.call_id, self.fingerprint, self.version, self.failure and self.failure.error())
 
 
 class StepOutputs(msgspec.Struct, tag="step"):
-    """The results of a step; see `EngineOutputs`."""
+    """The results of a step; the wire form of `EngineOutputs`."""
 
     outputs: list[RequestOutput]
     deltas: list[TokenDelta]
@@ -258,20 +249,18 @@ class StepOutputs(msgspec.Struct, tag="step"):
 
     @classmethod
     def of(cls, new: EngineOutputs) -> StepOutputs:
-        """The report of the outputs of a step."""
         failures = [RequestFailed.of(request_id, error) for request_id, error in new.errors]
         loads, changes = [*map(AdapterLoaded.of, new.loads)], [*map(EngineChanged.of, new.changes)]
         return cls(new.outputs, new.deltas, failures, new.states, loads, changes)
 
     def engine_outputs(self) -> EngineOutputs:
-        """The results of the step."""
         errors: list[tuple[str, Exception]] = [(failed.request_id, failed.error()) for failed in self.failures]
         loads, changes = [each.load() for each in self.loads], [each.done() for each in self.changes]
         return EngineOutputs(self.outputs, self.deltas, errors, self.states, loads, changes)
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
-    """Sent several times a second; see `EngineThread`."""
+    """The state of the engine, sent several times a second."""
 
     is_making_progress: bool
     stats: EngineStats
@@ -280,12 +269,12 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
 Report = LoadPlanned | EngineReady | EngineFailed | StepOutputs | Heartbeat
 
 COMMANDS = msgspec.msgpack.Decoder(Command)
-"""Decodes what the server's process sends."""
+"""Decoder of the commands of the server's process."""
 REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=decode_array)
-"""Decodes what the engine's process sends."""
+"""Decoder of the reports of the engine's process."""
 
 
 def error_of(kind: str, message: str) -> JaxisError:
-    """An error by its type's name; a type that is not jaxis's own becomes an EngineError."""
+    """Rebuilds an error from the name of its type; a type that is not jaxis's own becomes an EngineError."""
     error = _ERRORS.get(kind)
     return EngineError(f"{kind}: {message}") if error is None else error(message)

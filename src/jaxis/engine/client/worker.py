@@ -1,4 +1,4 @@
-"""What the workers of engines of all kinds have in common."""
+"""The common part of the workers of all kinds of engines."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Worker(ABC):
     """Passes messages between a socket and the thread of an engine of any kind.
 
     Args:
-      connection: To the server's process.
-      commands: Decodes what that sends.
-      stall_seconds: How long a step may take.
+      connection: Socket to the server's process.
+      commands: Decoder of the server's commands.
+      stall_seconds: Longest time of a step.
     """
 
     def __init__(self, connection: socket.socket, commands: msgspec.msgpack.Decoder[Any], stall_seconds: float) -> None:
@@ -48,11 +48,11 @@ class Worker(ABC):
 
     @abstractmethod
     def carry_out(self, command: Any) -> None:
-        """Has the engine's thread do what the server's process says."""
+        """Passes a command of the server's process to the engine's thread."""
 
     @abstractmethod
     def heartbeat(self) -> wire.Heartbeat:
-        """How the engine is."""
+        """Returns the state of the engine."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -70,7 +70,6 @@ class Worker(ABC):
         self.stop()
 
     def send(self, report: msgspec.Struct) -> None:
-        """Sends a report to the server's process."""
         try:
             with self._send_lock:
                 self._connection.sendall(to_frame(report))
@@ -78,7 +77,7 @@ class Worker(ABC):
             _logger.debug("the server's process has ended")
 
     def send_failure(self, error: BaseException) -> None:
-        """Says that the engine has failed for good."""
+        """Reports that the engine has failed for good."""
         self.send(wire.EngineFailed.of(error))
 
     def _send_heartbeats(self) -> None:
@@ -100,12 +99,14 @@ class BuildWorker(Protocol):
         shared: MemoryBudget | None,
         admit: Callable[[int], None] | None,
     ) -> tuple[msgspec.Struct, Callable[[socket.socket, float], Worker]]:
-        """The report that it is ready, and what makes its worker of a connection and of how long a step may take.
+        """Returns the report that the engine is ready, and a function that makes its worker.
+
+        The function takes a connection and the longest time of a step.
 
         Args:
-          args: The engine's arguments.
-          progress: Shows what is going on.
-          shared: The host's memory where other engines share it; see `build_engine`.
-          admit: Called with the bytes of memory that it will take, before it reads its weights.
+          args: Arguments of the engine.
+          progress: Display of progress.
+          shared: Budget of host memory that other engines share; None is all that is free.
+          admit: Callback with the bytes of memory that the engine will take, before it reads its weights.
         """
         ...

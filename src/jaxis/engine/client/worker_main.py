@@ -1,6 +1,6 @@
-"""The process of an engine: `python -m jaxis.engine.client.worker_main SOCKET`, which `worker_start` starts.
+"""The process of an engine: `python -m jaxis.engine.client.worker_main SOCKET`, started by `worker_start`.
 
-It imports what engines of all kinds need, reads on stdin which engine to build, and serves it to the process that
+It imports the modules that all engines need, reads on stdin which engine to build, and serves it to the process that
 started it. It ends when that process closes its end of the socket.
 """
 
@@ -31,7 +31,7 @@ def end_with(connection: socket.socket, is_served: threading.Event) -> None:
 
 
 def _wait_for_memory(connection: socket.socket, num_bytes: int) -> None:
-    """Waits until the server has made room for the engine, or ends the process with it."""
+    """Waits until the server has freed memory for the engine; ends the process if the server ends."""
     from jaxis.engine.client import wire
     from jaxis.host.channel import to_frame
 
@@ -41,7 +41,6 @@ def _wait_for_memory(connection: socket.socket, num_bytes: int) -> None:
 
 
 def main() -> None:
-    """Builds the engine that the first line on stdin describes, and serves it to the process that wrote the line."""
     # The server's process decides when to end. A signal sent to both must not cut off the requests that it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -49,7 +48,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     is_served = threading.Event()
     threading.Thread(target=end_with, args=(connection, is_served), name="jaxis-orphan", daemon=True).start()
-    gc.disable()  # nothing that imports make is garbage: to look for some takes a tenth of their time
+    gc.disable()  # imports make no garbage, and collections would take a tenth of their time
     importlib.import_module("jaxis.engine.setup")
     from jaxis.engine.arguments import EngineArgs
     from jaxis.engine.client import wire
@@ -59,7 +58,7 @@ def main() -> None:
     from jaxis.host.progress import ProgressDisplay
 
     gc.enable()
-    gc.freeze()  # the modules stay: no collection need look at them
+    gc.freeze()  # the modules stay, so collections can skip them
     if not (line := sys.stdin.readline()):  # no engine was wanted
         os._exit(1)
     settings: dict[str, Any] = json.loads(line)
@@ -77,7 +76,7 @@ def main() -> None:
     except JaxisError as error:
         connection.sendall(to_frame(wire.EngineFailed.of(error)))
         return
-    # What start-up made stays: a collection need not look at it again.
+    # The objects of start-up stay, so collections can skip them.
     gc.collect()
     gc.freeze()
     connection.sendall(to_frame(ready))

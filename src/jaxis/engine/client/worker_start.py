@@ -1,7 +1,7 @@
-"""Starts the processes of engines; the first one can start before it is known which engine it gets.
+"""Starts the processes of engines. The first one can start before its engine is known.
 
-Such a process imports JAX meanwhile, which takes longer than all else when a small model starts. This file imports
-nothing that takes time.
+Such a process imports JAX meanwhile, which takes longer than all else when a small model starts. This module has only
+fast imports.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ SOCKET_BUFFER_BYTES = 4 << 20
 
 
 class StartedWorker(NamedTuple):
-    """A process that runs `worker_main`.
-
-    Attributes:
-      process: The process, which reads its settings on stdin.
-      connection: To the process.
-    """
+    """A process that runs `worker_main` and reads its settings on stdin, with the socket to it."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -30,12 +25,12 @@ _ahead: list[StartedWorker] = []
 
 
 def start_ahead() -> None:
-    """Starts the process that `take_worker` returns next; it ends with this process if nothing takes it."""
+    """Starts the process that `take_worker` returns next; it ends with this process if nobody takes it."""
     _ahead.append(_start())
 
 
 def take_worker() -> StartedWorker:
-    """A process that no engine has: the one that was started ahead, or a new one."""
+    """Returns a process without an engine: the one that was started ahead, or a new one."""
     while _ahead:
         worker = _ahead.pop()
         if worker.process.poll() is None:
@@ -45,7 +40,7 @@ def take_worker() -> StartedWorker:
 
 
 def drop_ahead() -> None:
-    """Ends the process that was started ahead: this one will have no engine beside it."""
+    """Ends the process that was started ahead, since this process will need no engine process."""
     while _ahead:
         worker = _ahead.pop()
         worker.connection.close()

@@ -1,4 +1,4 @@
-"""How many drafts each sequence of a step gets: as many as give most tokens a second, by what was measured."""
+"""The number of drafts for each sequence of a step: as many as give most tokens a second, by measured step times."""
 
 from __future__ import annotations
 
@@ -8,51 +8,69 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-# A sequence's text changes: each of its steps weighs so much of the one after it.
+# Weight of a sequence's earlier guesses against those of its next step, since its text changes.
 DECAY = 0.8
-# To a sequence's own guesses, so many are added of which the usual share is right: a single step says little.
+# Guesses with the usual chance that count beside a sequence's own, since a single step says little.
 USUAL_GUESSES = 2.0
-# The share that is taken to be usual at first, high so that drafts are tried, and how much each guess changes it.
-FIRST_CHANCE, USUAL_STEP = 0.75, 0.02
-# What a row, or a draft by layers, is taken to add to the time of a step of one row until such steps were measured.
-# Low, so that they are.
+# First value of the usual chance, high so that drafts are tried.
+FIRST_CHANCE = 0.75
+# Weight of a single guess in the usual chance.
+USUAL_STEP = 0.02
+# Assumed cost of a row, or of a draft by layers, until such steps are measured, in steps of one row. It is low so that
+# they are tried, and so measured.
 UNKNOWN_COST = 0.05
-# Median times are of so many steps, and known from so many on: single steps are slow for other reasons. After so many
-# steps without one of a kind, its time is unknown again: the machine may have been busy.
-NUM_TIMES, MIN_TIMES, MAX_AGE = 9, 3, 1000
-# What drafts may cost beyond what they gain, as a share of all time, and how much of it, and of the gains, is saved up
-# or owed at most, in steps without drafts: enough to find out in a few steps whether a new sort of text is guessed.
-SHARE, MOST_SAVED, MOST_OWED = 0.01, 12.0, 2.0
-# So much of what is saved up, in the same unit, is spent at a time on drafts that are not expected to pay: what they
-# are worth, and what steps with them take, shows in several steps one after the other.
-PROBE = 3.0
+# Newest steps of a kind whose median time counts, and the fewest that make it known: single steps may be slow for other
+# reasons.
+NUM_TIMES, MIN_TIMES = 9, 3
+# Steps without one of a kind after which its time is unknown again: the machine may have been busy.
+MAX_AGE = 1000
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of the account of `DraftChooser`. The unit of time is a step without drafts.
+
+    The account covers the few steps that show whether drafts pay for a new kind of text.
+
+    Attributes:
+      share: Share of all time that drafts may cost beyond what they gain.
+      max_saved: Largest time in the account.
+      max_owed: Largest time that the account may owe.
+      probe: Time that a trial of drafts that are not expected to pay may cost. It lasts several steps, since their gain
+        and their time show only in consecutive steps.
+    """
+
+    share: float = 0.01
+    max_saved: float = 12.0
+    max_owed: float = 2.0
+    probe: float = 3.0
+
+
+BUDGET = Budget()
 
 
 class UsualChance:
-    """How often guesses at the tokens of all sequences of a sort were right lately.
+    """Running average of how often guesses at the tokens of many similar sequences are right.
 
     Attributes:
-      chance: The chance that a guess is right if those before it are.
+      chance: Chance that a guess is right if all guesses before it in the step are.
     """
 
     def __init__(self) -> None:
         self.chance = FIRST_CHANCE
 
     def observe(self, num_guesses: int, num_right: int) -> None:
-        """Learns that of so many guesses, `num_right` were right."""
+        """Adds the result of `num_guesses` guesses, of which the first `num_right` were right."""
         for guess in range(num_guesses):
             self.chance += USUAL_STEP * ((guess < num_right) - self.chance)
 
 
 class Guessed:
-    """How often guesses at a sequence's tokens are right.
-
-    Attributes:
-      max_drafts: Most drafts in a step.
+    """Running average of how often guesses at the tokens of one sequence are right.
 
     Args:
       max_drafts: Most drafts in a step.
-      usual: What is usual for such sequences.
+      usual: Average over similar sequences; None makes a new one.
     """
 
     def __init__(self, max_drafts: int, usual: UsualChance | None = None) -> None:
@@ -62,13 +80,14 @@ class Guessed:
 
     @property
     def chance(self) -> float:
-        """The chance that a guess is right if those before it are."""
+        """Chance that a guess is right if all guesses before it in the step are."""
         return (self._num_right + USUAL_GUESSES * self._usual.chance) / (self._num_guesses + USUAL_GUESSES)
 
     def observe(self, num_guesses: int, num_right: int) -> None:
-        """Learns that of a step's guesses, `num_right` were right before the first wrong one.
+        """Adds the result of a step's guesses, of which the first `num_right` were right.
 
-        To be called after steps without guesses, too: what was learnt before then says less, and the usual more.
+        Call it after steps without guesses, too: older results lose weight with each step, and the usual chance gains
+        it.
         """
         num_seen = num_right + (num_right < num_guesses)
         self._num_right = DECAY * self._num_right + num_right
@@ -78,12 +97,12 @@ class Guessed:
 
 @dataclass
 class _Times:
-    """What steps of a kind took.
+    """Measured times of one kind of steps.
 
     Attributes:
-      newest_step: The number of the newest.
-      seconds: Of the newest ones.
-      median: Of `seconds`; None: to be computed.
+      newest_step: Number of the newest of these steps.
+      seconds: Times of the newest steps.
+      median: Median of `seconds`; None until it is computed.
     """
 
     newest_step: int
@@ -91,27 +110,28 @@ class _Times:
     median: float | None = None
 
 
-# Padded rows, and how many drafts were made one after the other on the devices.
+# Number of padded rows, and number of drafts that the devices make one after the other.
 _Kind = tuple[int, int]
 
 
 class DraftChooser:
-    """Chooses, for each step, the number of drafts that gives most tokens in its time, that of the drafts included.
+    """Chooses for each step the number of drafts that gives most tokens in its time, the time of drafting included.
 
-    It keeps an account of seconds: each step adds a small share of its time; what steps with drafts save is added, and
-    what they lose is taken off, and so is what looking for guesses takes. While it is overdrawn, there are no drafts.
+    It keeps an account of seconds. Each step adds a small share of its time. Steps with drafts add what they save, or
+    take what they lose. Looking for guesses takes its time. While the account is overdrawn, there are no drafts.
 
     Args:
-      padded: The number of rows that a step of so many rows is padded to, and takes the time of.
-      is_compiled: `is_compiled(num_running, num_tokens, starts)`: whether drafts for so many sequences, and a step of
-        so many rows, can run at once; if not, `starts` says whether they are going to be compiled.
+      padded: Function from a number of rows to the padded number that a step computes.
+      is_compiled: Function `is_compiled(num_running, num_tokens, starts)`. It returns True if the programs for drafts
+        of so many sequences, and for a step of so many rows, are compiled. Otherwise it starts to compile them if
+        `starts`.
       max_tokens: Most rows of a step.
-      most_drafts: Most drafts of a sequence where so many run; None: as many as each may have.
-      takes_time: Whether drafts are made one after the other on the devices. What guesses are worth is known only while
+      most_drafts: Function from the number of running sequences to the most drafts of each; None sets no such limit.
+      takes_time: True if the devices make drafts one after the other. The value of guesses is then only known while
         there are some, so a few are made now and then where they are not expected to pay.
-      compile_seconds: What is missing is compiled once it would have saved so many seconds, which compiling it takes
-        from the steps that run meanwhile.
-      least_step_seconds: Where steps are shorter, there are no drafts.
+      compile_seconds: Time that missing programs must promise to save before they are compiled. Compiling takes about
+        as much from the steps that run meanwhile.
+      least_step_seconds: Shortest steps that get drafts.
     """
 
     def __init__(
@@ -136,23 +156,23 @@ class DraftChooser:
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether drafts have cost more than they may."""
+        """True if drafts have cost more than they may."""
         return self._saved is None or self._saved <= 0.0
 
     @property
     def step_seconds(self) -> dict[_Kind, float]:
-        """Median times of the steps that were measured, by padded rows and drafts made one after the other."""
+        """Median step times by kind: padded rows, and drafts that the devices make one after the other."""
         return {kind: median for kind in list(self._times) if (median := self._median(kind)) is not None}
 
     def record(self, num_running: int, num_tokens: int, length: int, num_new_tokens: int, seconds: float) -> None:
-        """Takes in a step that read no prompts.
+        """Records a step that read no prompts.
 
         Args:
-          num_running: Sequences in it, each of which would have got one token without drafts.
-          num_tokens: Its rows.
+          num_running: Sequences of the step. Without drafts, each would have got one token.
+          num_tokens: Rows of the step.
           length: Most drafts of a sequence.
-          num_new_tokens: Tokens that it gave.
-          seconds: What it took.
+          num_new_tokens: Tokens that the step gave.
+          seconds: Time of the step.
         """
         if seconds < self._least_step_seconds:
             self._saved = None
@@ -164,36 +184,31 @@ class DraftChooser:
         if times is None:
             self._times[kind] = _Times(self._num_steps)  # the first run of a program also sets it up
             return
-        if had_drafts == self._has_drafts:  # else one of them waits for the other
+        if had_drafts == self._has_drafts:  # otherwise, one of the two steps waits for the other
             times.newest_step, times.median = self._num_steps, None
             times.seconds.append(seconds)
         plain = self._plain_seconds(num_running)
         if plain is None:
             return
         if self._saved is None:
-            self._saved = MOST_SAVED * plain
-        gain = SHARE * seconds
+            self._saved = BUDGET.max_saved * plain
+        gain = BUDGET.share * seconds
         if had_drafts or length:
             gain += plain * num_new_tokens / num_running - seconds
-        self._saved = min(max(self._saved + gain, -MOST_OWED * plain), MOST_SAVED * plain)
+        self._saved = min(max(self._saved + gain, -BUDGET.max_owed * plain), BUDGET.max_saved * plain)
 
     def pay(self, seconds: float) -> None:
-        """Takes from the account what looking for guesses took."""
+        """Takes the time of looking for guesses from the account."""
         if self._saved is not None:
             self._saved -= seconds
 
     def prepare(self, sequence: Guessed, num_running: int) -> None:
-        """Has compiled what a sequence's first drafts need, whatever it would have saved so far."""
+        """Compiles the programs for a sequence's first drafts, without waiting until that would have saved time."""
         for _, count in self._candidates(self._gains([sequence], num_running), num_running)[:1]:
             self._is_compiled(num_running, num_running + count, True)
 
     def choose(self, sequences: Sequence[Guessed], num_running: int) -> list[int]:
-        """How many drafts to compute for each of these sequences.
-
-        Args:
-          sequences: Those that may get drafts.
-          num_running: Sequences in the step, these included.
-        """
+        """Returns the number of drafts for each of these sequences, which are among the `num_running` of the step."""
         lengths = [0] * len(sequences)
         plain = self._plain_seconds(num_running)
         if plain is None or self.is_overdrawn:
@@ -218,19 +233,19 @@ class DraftChooser:
             if starts:
                 self._is_compiling, self._saved_if_compiled = True, 0.0
             elif is_best:
-                # This is asked once for each token of a sequence.
+                # `choose` is called once per step, which gives `num_running` tokens.
                 self._saved_if_compiled += saved * num_running
             is_best = False
         return lengths
 
     def _is_probe(self, plain: float) -> bool:
-        """Whether drafts are to be tried that are not expected to pay: where their time is saved up."""
-        least = MOST_SAVED - PROBE if self._is_probing else MOST_SAVED
+        """Returns whether to try drafts that are not expected to pay. It takes a full account to begin."""
+        least = BUDGET.max_saved - BUDGET.probe if self._is_probing else BUDGET.max_saved
         self._is_probing = self._takes_time and self._saved is not None and self._saved >= least * plain
         return self._is_probing
 
     def _gains(self, sequences: Sequence[Guessed], num_running: int) -> list[tuple[float, int]]:
-        """The chance of each possible draft, and the index of its sequence, likeliest first."""
+        """Returns the chance of each possible draft with the index of its sequence, likeliest first."""
         most = self._max_tokens if self._most_drafts is None else self._most_drafts(num_running)
         # A sequence's j-th draft counts if all before it are right, so its chances fall: sorting keeps their order.
         gains = sorted(
@@ -244,7 +259,7 @@ class DraftChooser:
         return gains[: max(self._max_tokens - num_running, 0)]
 
     def _candidates(self, gains: Sequence[tuple[float, int]], num_running: int) -> list[tuple[float, int]]:
-        """(Seconds a token, number of drafts) of each size of step, the best first."""
+        """Returns (seconds per token, number of drafts) of each size of step, the best first."""
         expected = list(itertools.accumulate((gain for gain, _ in gains), initial=float(num_running)))
         found, count = [], 0
         while count < len(gains):
@@ -259,13 +274,12 @@ class DraftChooser:
         return self._padded(num_tokens), length if self._takes_time else 0
 
     def _plain_seconds(self, num_running: int) -> float | None:
-        """The median time of steps without drafts, if enough were measured."""
         kind = self._kind(num_running, 0)
         median = self._median(kind)
         return None if median is None or len(self._times[kind].seconds) < MIN_TIMES else median
 
     def _estimate(self, kind: _Kind) -> float:
-        """The seconds of a step; of kinds not measured, in proportion to the nearest that was."""
+        """Returns the seconds of a step. A kind that was not measured is scaled from the nearest one that was."""
         if (median := self._median(kind)) is not None:
             return median
         measured = self.step_seconds
@@ -285,6 +299,6 @@ class DraftChooser:
 
 
 def _cost(kind: _Kind) -> float:
-    """What a step is taken to cost, against one of one row without drafts."""
+    """Returns the assumed cost of a step in steps of one row without drafts."""
     num_rows, length = kind
     return 1.0 + UNKNOWN_COST * (num_rows - 1 + length)

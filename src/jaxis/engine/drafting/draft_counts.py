@@ -1,4 +1,4 @@
-"""Counts of drafts. No JAX here: the server's process reads them too."""
+"""Counters of drafts. Imports no JAX: the server's process reads them, too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DraftCounts:
-    """What became of drafts, since the start.
+    """Results of drafts since the start.
 
     Attributes:
       num_drafts: Steps of a sequence that computed drafts.
       num_draft_tokens: Draft tokens computed.
-      num_accepted_tokens: Those that were right.
+      num_accepted_tokens: Draft tokens that were right.
       num_accepted_by_position: Entry i counts the drafts whose first i + 1 tokens, at least, were right.
     """
 
@@ -22,7 +22,6 @@ class DraftCounts:
     num_accepted_by_position: list[int] = field(default_factory=list)
 
     def copy(self) -> DraftCounts:
-        """These counts as they are now."""
         return DraftCounts(
             self.num_drafts,
             self.num_draft_tokens,
@@ -31,7 +30,7 @@ class DraftCounts:
         )
 
     def since(self, earlier: DraftCounts) -> DraftCounts:
-        """What was counted after `earlier` was a copy of these counts."""
+        """Returns the counts of drafts after `earlier`, a copy of these counts, was made."""
         before = earlier.num_accepted_by_position
         return DraftCounts(
             self.num_drafts - earlier.num_drafts,
@@ -41,7 +40,6 @@ class DraftCounts:
         )
 
     def add(self, num_drafts: int, num_right: int) -> None:
-        """Counts a sequence's drafts of one step."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_right

@@ -1,4 +1,4 @@
-"""Drafts by layers on the devices: those of the checkpoint that predict later tokens, EAGLE-3 heads, smaller models."""
+"""Drafts by layers on the devices: a checkpoint's layers that predict later tokens, EAGLE-3 heads, smaller models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxis.engine.drafting.speculation import Drafter, DraftRequest
 from jaxis.engine.execution.draft_program import DraftedSequence, DraftKey, pack_drafting
 from jaxis.engine.execution.runner import NewestStep, Runner
-from jaxis.engine.execution.step_inputs import StepShape
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.models.common.interfaces import draft_of
@@ -19,13 +19,13 @@ from jaxis.models.common.interfaces import draft_of
 class DraftLayers(Drafter):
     """Drafts with the layers in `draft` of the runner's model.
 
-    They see every token that the model computes, before the next step is dispatched: a token that is still in flight
-    is taken from the devices. Drafts follow from the newest step's hidden states, unless it read prompts.
+    They read every token that the model computes, before the next step is dispatched: a token that is still in flight
+    is taken from the devices. Drafts follow from the newest step's hidden states, unless the step read prompts.
 
     Args:
-      runner: Of the model.
+      runner: Runner of the model.
       num_drafts: Most tokens to draft for a sequence.
-      extend: See `BlockManager.extend`.
+      extend: The scheduler's `BlockManager.extend`.
     """
 
     takes_time = True
@@ -35,14 +35,14 @@ class DraftLayers(Drafter):
         self._reads_next_token = bool(draft_of(runner.model).reads_next_token)
 
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
-        """See `Drafter`. Waits for the drafts, if any are asked for."""
+        """Runs the layers on the newest step, and waits for the drafts if any are wanted."""
         step, self._runner.newest = self._runner.newest, None
         if step is None:
             return [()] * len(requests)
         scheduled = step.output.scheduled
         num_drafting, drafted = 0, {}
         if any(entry.num_tokens > entry.num_rows for entry in scheduled):
-            # It read prompts; the next one decodes as many sequences.
+            # The step read prompts. The next one may decode as many sequences: its program is compiled now.
             self._runner.programs.precompile(self._key(self._runner.step_shape(len(scheduled)), len(scheduled)))
         else:
             num_drafting = len(scheduled)
@@ -57,7 +57,6 @@ class DraftLayers(Drafter):
         return [of_sequences.get(sequence.seq_id, ())[:limit] for sequence, limit in requests]
 
     def programs(self, num_running: int, num_tokens: int) -> list[DraftKey]:
-        """See `Drafter`."""
         shapes = self._runner.step_shape(num_running), self._runner.step_shape(num_tokens, num_tokens)
         return [self._key(shape, num_running) for shape in shapes]
 
@@ -65,7 +64,6 @@ class DraftLayers(Drafter):
         return DraftKey(shape, self._runner.padded(num_drafting) if num_drafting else 0, self._num_drafts)
 
     def _drafted(self, step: NewestStep, sequences: Iterable[Sequence]) -> dict[SequenceId, DraftedSequence]:
-        """Those of the sequences that are in the step."""
         wanted = {sequence.seq_id for sequence in sequences}
         found: dict[SequenceId, DraftedSequence] = {}
         first_row = 0
@@ -78,20 +76,20 @@ class DraftLayers(Drafter):
         return found
 
     def _read_ids(self, scheduled: Iterable[ScheduledSequence]) -> list[int]:
-        """What the layers read in the rows of the newest step; see `pack_drafting`."""
+        """Returns the tokens that the layers read in the rows of the newest step, as `pack_drafting` takes them."""
         token_ids: list[int] = []
         for entry in scheduled:
             first, sequence = entry.start + self._reads_next_token, entry.sequence
             known = sequence.token_ids(first, min(first + entry.num_tokens, sequence.num_tokens))
             token_ids += known
             if (num_unknown := entry.num_tokens - len(known)) > 0:
-                # What follows a wrong draft is not known: what is computed there is overwritten.
+                # The token after a wrong draft is not known. The layers' result there is overwritten later.
                 row = self._runner.inflight_rows.get(sequence.seq_id)
                 token_ids += [0] * num_unknown if row is None or num_unknown > 1 else [-1 - row]
         return token_ids
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the drafts' keys and values have places in the sequence's blocks, which may be made for them."""
-        # Of all drafts, also where fewer are wanted. From position 0: nothing that the newest step saw is given back.
+        """Returns whether the sequence's blocks have places for the drafts' keys and values; extends them if needed."""
+        # Places for all drafts, even where fewer are wanted. From position 0: no block of the newest step is freed.
         num_tokens = sequence.num_tokens + self._num_drafts
         return num_tokens <= self._runner.max_model_len and self._extend(sequence, 0, num_tokens)

@@ -1,8 +1,8 @@
 """Drafts copied from the text so far: prompt, the client's prediction, and output (n-gram or prompt lookup).
 
-The longest end of the text that occurred before is found, and the tokens that followed it there are the draft. Of
-equally long occurrences, the latest counts. The method is that of transformers' prompt lookup and vLLM's "ngram".
-Beyond it, a sequence that leaves what it copies, as an edit does, is expected to return close to where it left.
+The drafter finds the longest end of the text that occurred before and drafts the tokens that followed it there. Of
+equally long occurrences, it takes the latest. The method is that of transformers' prompt lookup and vLLM's "ngram". In
+addition, a sequence that leaves the text that it copies, as an edit does, is expected to return close to that place.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import numpy as np
 from jaxis.engine.drafting.speculation import Drafter, DraftRequest
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
-# A copy that was left goes on after an edit: for so many tokens, a shorter match counts if it is where the copy would
-# be, give or take so many places.
+# A sequence that has left the text that it copied may return to it after an edit. For so many tokens, a match that is
+# shorter than `min_match` counts if it lies within so many places of where the copy would be.
 MAX_EDIT_TOKENS = 16
 MAX_EDIT_SHIFT = 8
-# Tokens of the runs that are known to have occurred, at most.
+# Longest runs of tokens that `LookupText` keeps a set of.
 _RUN_LENGTH = 3
 
 
 def longest_matches(
     tokens: np.ndarray, places: np.ndarray, length: int, end: AbstractSequence[int] | np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Where the most of a sequence's last tokens occur.
+    """Finds the places where most of a sequence's last tokens occur.
 
     Args:
-      tokens: int32 [N], where they are looked for.
-      places: int [P], of their last one, where `length` of them or more occur.
-      length: See above.
-      end: The sequence's last tokens, as many as are looked for.
+      tokens: int32 [N], the text to search.
+      places: int [P], indices in `tokens` at which `length` or more of the last tokens end.
+      length: Known length of the matches at `places`.
+      end: The sequence's last tokens; its length limits the matches.
 
     Returns:
-      The places where no fewer occur than anywhere else, in order, and how many those are.
+      The places with the longest match, in order, and its length.
     """
     while len(places) and length < len(end):
-        # A place too close to the start reads the other end instead, and is dropped by the first condition.
+        # A negative index reads the other end of `tokens`; the first condition drops such places.
         longer = places[(places >= length) & (tokens[places - length] == end[-1 - length])]
         if not len(longer):
             break
@@ -46,11 +46,11 @@ def longest_matches(
 
 
 class LookupDrafter(Drafter):
-    """Guesses that a sequence goes on as it did before.
+    """Guesses that a sequence goes on as it did after an earlier occurrence of its last tokens.
 
     Args:
       min_match: Fewest tokens at the text's end that must have occurred before.
-      max_match: Most tokens of the text's end that are looked for; a longer match counts as one of so many.
+      max_match: Most tokens of the text's end that are compared; longer matches count as equal.
     """
 
     def __init__(self, min_match: int, max_match: int) -> None:
@@ -58,21 +58,19 @@ class LookupDrafter(Drafter):
         self._texts: dict[SequenceId, LookupText] = {}
 
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
-        """See `Drafter`."""
         return [
             self._text(sequence).continuation(sequence.output_token_ids, self._min_match, self._max_match, limit)
             for sequence, limit in requests
         ]
 
     def observe(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
-        """See `Drafter`; also counts what became of guesses from a prediction."""
+        """Counts the accepted and rejected tokens of guesses from a prediction."""
         text = self._texts.get(sequence.seq_id)
         if text is not None and text.is_from_prediction:
             sequence.num_accepted_predictions += num_right
             sequence.num_rejected_predictions += num_drafts - num_right
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
         self._texts.pop(sequence.seq_id, None)
 
     def _text(self, sequence: Sequence) -> LookupText:
@@ -84,15 +82,15 @@ class LookupDrafter(Drafter):
 
 
 class LookupText:
-    """What is looked up for one sequence.
+    """Search index over the text of one sequence.
 
     Attributes:
-      is_from_prediction: Whether the last continuation found began in the prediction.
+      is_from_prediction: True if the last continuation found began in the prediction.
 
     Args:
-      sequence: With its prompt and prediction.
-      run_length: Where the text's last tokens, so many, did not occur before, nothing is looked for.
-      max_match: Most tokens that are looked for.
+      sequence: The sequence, with its prompt and prediction.
+      run_length: Length of the runs of tokens in the index. If the last run is new, nothing is searched.
+      max_match: Most tokens of the text's end that are compared.
     """
 
     def __init__(self, sequence: Sequence, run_length: int, max_match: int) -> None:
@@ -101,30 +99,31 @@ class LookupText:
         tokens = list(prompt)
         self._prediction_start = self._prediction_stop = len(prompt)
         if prediction:
-            # The output begins where the prediction does, behind the prompt: so the prompt's end comes before both.
+            # Output and prediction both follow the prompt, so the prompt's end is repeated before the output.
             tokens = [*prompt, *prediction, *prompt[-max_match:]]
             self._prediction_stop += len(prediction)
-        self._tokens = np.asarray(tokens, np.int32)  # and, behind them, room
+        self._tokens = np.asarray(tokens, np.int32)  # with spare places at the end
         self._num_fixed = self._num_tokens = len(tokens)
-        # All runs of tokens but the newest one, which is compared with those before it.
+        # All runs of tokens except the newest one, which is compared with them.
         self._runs = set(zip(*(tokens[i:] for i in range(run_length)), strict=False))
         self._newest_run = tuple(tokens[-run_length:])
         self._num_in_runs = 0
-        # The text was a copy of what is at the first of these places up to the second one; before there was any, 0.
+        # The text is a copy up to `_copied_to`, and would go on with the token at `_copied_from`; 0 before the first
+        # copy.
         self._copied_from = self._copied_to = 0
 
     def continuation(
         self, output_token_ids: AbstractSequence[int], min_match: int, max_match: int, limit: int
     ) -> list[int]:
-        """Up to `limit` tokens that followed the latest of the longest earlier occurrences of the text's end.
+        """Returns up to `limit` tokens that followed the latest of the longest earlier occurrences of the text's end.
 
         Args:
           output_token_ids: The output so far.
           min_match: Fewest tokens that must match.
-          max_match: Most tokens that are looked for.
+          max_match: Most tokens that are compared.
           limit: Most tokens to guess.
         """
-        # Without numpy, until there is something to look for.
+        # Without numpy, which would cost more than this test.
         is_new = self._ends_in_new_run(output_token_ids)
         if is_new and self._copied_to == 0:
             return []
@@ -134,7 +133,7 @@ class LookupText:
             return []
         tokens = self._tokens[: self._num_tokens]
         last = self._num_tokens - 1
-        # Where the text's end may have occurred before: the places of its last token.
+        # Earlier places of the text's last token.
         places = np.flatnonzero(tokens[:last] == tokens[last])
         places, length = longest_matches(tokens, places, 1, tokens[max(self._num_tokens - max_match, 0) :])
         if len(places) and length >= min_match:
@@ -150,13 +149,13 @@ class LookupText:
         stop = self._prediction_stop if self.is_from_prediction else self._num_tokens
         found = tokens[start : min(start + limit, stop)].tolist()
         if stop == self._num_tokens:
-            # A sequence that repeats itself goes on doing so: what follows its end is what is guessed to.
+            # A sequence that repeats itself goes on doing so: the guess continues with its own first tokens.
             while len(found) < limit:
                 found += found[: limit - len(found)]
         return found
 
     def _ends_in_new_run(self, output_token_ids: AbstractSequence[int]) -> bool:
-        """Whether the text's last tokens, as many as runs have, did not occur before."""
+        """Returns whether the text's last run of tokens did not occur before."""
         is_new = False
         for token_id in output_token_ids[self._num_in_runs :]:
             self._runs.add(self._newest_run)
@@ -173,7 +172,7 @@ class LookupText:
         self._num_tokens += len(new)
 
     def _may_return(self) -> bool:
-        """Whether the text is a copy, or has left one so few tokens ago that it may return."""
+        """Returns whether the text is a copy, or left one at most `MAX_EDIT_TOKENS` ago."""
         if self._copied_to == 0:
             return False
         copy = self._tokens[self._copied_to : self._num_tokens]
@@ -185,10 +184,10 @@ class LookupText:
         return self._copied_to > 0
 
     def _return(self, places: np.ndarray) -> int | None:
-        """Where the text goes on if it has just returned, after an edit, to what it copied; None if it has not.
+        """Returns the place at which the sequence goes on after an edit; None if it has not returned to its copy.
 
         Args:
-          places: Where its last tokens, though too few, occurred before; at least one.
+          places: Places, at least one, at which the text's last tokens, fewer than `min_match`, occurred before.
         """
         distances = np.abs(places + 1 - (self._copied_from + self._num_tokens - self._copied_to))
         nearest = int(distances.argmin())

@@ -1,4 +1,4 @@
-"""From `speculative_config` to what makes the engine's drafts."""
+"""Construction of an engine's speculative decoding from `speculative_config`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.kernels.paged_cache import PagedCache
 
-# What compiling the programs of a size of step takes, about.
+# Approximate time of compiling the programs for one size of step.
 COMPILE_SECONDS = 1.0
-# Unless it is asked for, nothing is guessed where steps are shorter: there, to look for guesses shows.
+# Shortest steps that get drafts by default: in shorter ones, the time of looking for guesses is noticeable.
 LEAST_STEP_SECONDS = 0.005
 
 
 def make_speculation(
     config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
 ) -> NoSpeculation:
-    """What makes drafts as configured.
+    """Returns the object that makes drafts as configured.
 
     Args:
-      config: As the user asked for it; None: n-gram lookup where it is on by default.
-      runner: Runs the steps with drafts.
-      extend_blocks: See `DraftLayers`.
+      config: The user's configuration; None: n-gram lookup where it is on by default.
+      runner: Runner of the steps with drafts.
+      extend_blocks: The scheduler's `BlockManager.extend`.
     """
     compile_seconds = least_step_seconds = 0.0
     if config is None and is_on_by_default(runner):
-        # Nobody asked for it: it must earn what compiling takes first.
+        # The user did not ask for drafts: they must be worth the time of compiling first.
         config, compile_seconds = SpeculativeConfig("ngram"), COMPILE_SECONDS
         least_step_seconds = LEAST_STEP_SECONDS
     if config is None or config.num_speculative_tokens == 0:
@@ -40,7 +40,6 @@ def make_speculation(
     num_ranks = runner.num_ranks
 
     def of_a_rank(num_tokens: int) -> int:
-        """Of the tokens of a step of all data ranks, a rank's: sequences are spread over them."""
         return -(-num_tokens // num_ranks)
 
     drafter = _drafter(config, runner, extend_blocks)
@@ -59,10 +58,10 @@ def make_speculation(
 
 
 def is_on_by_default(runner: Runner) -> bool:
-    """Whether n-gram lookup is on if nothing is said: where it changes no bit of an answer, and takes no memory.
+    """Returns whether n-gram lookup is on by default: where it changes no bit of an answer and takes no memory.
 
     That is on one CPU device, with native kernels for the attention of all layers. Layers with recurrent states would
-    need slots for drafts, of which there would be fewer for sequences.
+    need state slots for drafts, which would leave fewer for sequences.
     """
     executor = runner.executor.stages[-1]
     return (

@@ -1,8 +1,8 @@
-"""Speculative decoding, the engine's side: which running sequences get drafts of their next tokens, and how many.
+"""Speculative decoding in the engine: chooses which running sequences get drafts of their next tokens, and how many.
 
-A draft costs a row of a step, and a step with drafts cannot be dispatched before the one ahead of it was read. So there
-are drafts where they are expected to pay (`DraftChooser`). Answers never depend on any of this: a draft counts only if
-the model samples that token.
+A draft costs a row of a step, and a step with drafts cannot be dispatched before the previous one was read. So
+sequences get drafts only where these are expected to pay (`DraftChooser`). Answers do not depend on drafts: a draft
+counts only if the model samples the same token.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatu
 
 
 class DraftRequest(NamedTuple):
-    """A sequence whose next tokens are to be guessed.
+    """A sequence whose next tokens a drafter should guess.
 
     Attributes:
-      sequence: All its tokens are known: none is in flight.
+      sequence: The sequence; it has no token in flight.
       limit: Most tokens to guess, at least 1.
     """
 
@@ -34,101 +34,86 @@ class DraftRequest(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses tokens; wrong ones cannot change an answer.
+    """Guesses tokens; wrong guesses cannot change an answer.
 
     Attributes:
-      takes_time: Whether the devices make its guesses, one after the other. If not, a guess at the next token costs so
-        little that one is made and compared after every token.
+      takes_time: True if the devices make the guesses, one after the other. Otherwise a guess costs so little that one
+        is made after every token, and compared with the next.
     """
 
     takes_time: bool = False
 
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
-        """At most `limit` guesses for each request, from the next token on; empty where it has none.
+        """Returns at most `limit` guesses for each request, from the next token on; an empty sequence if it has none.
 
-        It is called between any two steps, also without requests: so it sees each step as it runs.
+        The engine calls it between any two steps, even without requests, so the drafter sees every step.
         """
         ...
 
     def programs(self, num_running: int, num_tokens: int) -> AbstractSequence[DraftKey]:  # noqa: ARG002
-        """What the devices need to draft for so many sequences, in steps of so many tokens with their drafts."""
+        """Keys of the programs that draft for so many sequences, in steps of so many tokens with the drafts."""
         return ()
 
     def observe(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
-        """Learns how many of the guesses that a step computed for a sequence were right, counted from the first."""
+        """Records that the first `num_right` of a sequence's `num_drafts` drafts in a step were right."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops what it keeps about a sequence, which has ended."""
+        """Drops the drafter's data of a sequence, which has ended."""
 
 
 class NoSpeculation:
-    """What the engine asks about drafts, answered where nothing drafts.
+    """The interface between engine and drafts; this base class makes none.
 
     Attributes:
-      counts: What became of drafts; None: none are made.
-      reads_predictions: Whether a request's `prediction` is read.
+      counts: Counters of drafts; None if none are made.
+      reads_predictions: True if a request's `prediction` is read.
     """
 
     counts: DraftCounts | None = None
     reads_predictions = False
 
     def wants_newest_tokens(self, output: SchedulerOutput, num_running: int) -> bool:
-        """Whether the next step is to have drafts, for which the newest tokens must be known.
-
-        Args:
-          output: The step whose tokens are to be taken in next.
-          num_running: Sequences that run.
-        """
+        """Returns whether the step after `output` should have drafts, for which the tokens of `output` must be read."""
         del output, num_running
         return False
 
     def prepare(self, num_running: int) -> None:
-        """Has the programs compiled that a sequence's first drafts need.
-
-        Args:
-          num_running: Sequences that will run, it included.
-        """
+        """Compiles the programs for the first drafts of a sequence, which is among the next `num_running`."""
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
     ) -> Mapping[SequenceId, AbstractSequence[int]]:
-        """Drafts for the next step, by sequence; to be called before each step is scheduled.
+        """Returns drafts for the next step, by sequence, from the sampling state of each unfinished one.
 
-        Args:
-          sampling: Each unfinished sequence's sampling state.
-          num_running: Sequences that run.
+        Call it before each step is scheduled.
         """
         del sampling, num_running
         return {}
 
     def observe(self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]) -> None:
-        """Learns that a step's tokens were taken in.
-
-        Args:
-          output: The step.
-          new_token_ids: For each of its entries, as the scheduler's `update` got them.
-        """
+        """Records the new tokens of each entry of a step, as passed to the scheduler's `update`."""
 
     def observe_time(self, output: SchedulerOutput, seconds: float) -> None:
-        """Learns how long the step took whose tokens were taken in last."""
+        """Records the time of the step that was observed last."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops what is kept about a sequence, which has ended."""
+        """Drops the data of a sequence, which has ended."""
 
     def reset(self) -> None:
-        """Drops what is kept about every sequence."""
+        """Drops the data of all sequences."""
 
 
 @dataclass(eq=False)
 class _Drafting:
-    """How drafting goes for one sequence.
+    """Drafting state of one sequence.
 
     Attributes:
       sequence: The sequence.
-      guessed: How often guesses at its tokens were right.
-      is_trusted: Whether it may get drafts: its last guess came true, or none can be compared without drafts.
-      guess: The guess at the next token of the output while it has `num_seen` tokens.
-      num_seen: Tokens that its output had when a guess was looked for.
+      guessed: Record of how often guesses at its tokens were right.
+      is_trusted: True if the sequence may get drafts: its last guess was right, or the drafter makes no guess to
+        compare.
+      guess: Guess at the next token, made while the output has `num_seen` tokens; None if there is none.
+      num_seen: Length of the output when the last guess was looked for.
     """
 
     sequence: Sequence
@@ -139,16 +124,11 @@ class _Drafting:
 
 
 class Speculation(NoSpeculation):
-    """Asks a drafter for drafts of the sequences for which they pay.
-
-    Attributes:
-      drafter: Makes the guesses.
-      chooser: Chooses how many.
-      counts: What became of them.
+    """Asks a drafter for drafts of the sequences for which they are expected to pay.
 
     Args:
-      drafter: Makes the guesses.
-      chooser: Chooses how many.
+      drafter: Maker of the guesses.
+      chooser: Chooser of their numbers.
       max_drafts: Most drafts of a sequence in a step.
     """
 
@@ -160,26 +140,24 @@ class Speculation(NoSpeculation):
         self.counts = DraftCounts()
         self._max_drafts = max_drafts
         self._sequences: dict[SequenceId, _Drafting] = {}
-        self._ready: dict[SequenceId, _Drafting] = {}  # those of them that may get drafts now
-        # Of sequences that take the most likely tokens, and of others, of which guesses are right less often.
+        self._ready: dict[SequenceId, _Drafting] = {}  # the sequences that may get drafts now
+        # One average for greedy sequences and one for sampled ones, whose guesses are right less often.
         self._usual = {True: UsualChance(), False: UsualChance()}
         self._num_new_tokens = 0
 
     def wants_newest_tokens(self, output: SchedulerOutput, num_running: int) -> bool:
-        """See `NoSpeculation`."""
         if not self._ready or not all(entry.samples for entry in output.scheduled):
-            return False  # where a prompt is read in several steps, the next one computes no drafts
+            return False  # a prompt in several chunks: the next step computes no drafts
         guessed = [each.guessed for each in self._ready.values() if each.sequence.status is SequenceStatus.RUNNING]
         return bool(guessed) and any(self.chooser.choose(guessed, num_running))
 
     def prepare(self, num_running: int) -> None:
-        """See `NoSpeculation`."""
         self.chooser.prepare(Guessed(self._max_drafts), num_running)
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
     ) -> Mapping[SequenceId, AbstractSequence[int]]:
-        """See `NoSpeculation`; of sequences with a token in flight there are none."""
+        """Returns drafts of sequences without a token in flight."""
         known = [
             each
             for each in self._ready.values()
@@ -198,7 +176,6 @@ class Speculation(NoSpeculation):
         return drafts
 
     def observe(self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]) -> None:
-        """See `NoSpeculation`."""
         self._num_new_tokens = 0
         is_looking = not self.drafter.takes_time and not self.chooser.is_overdrawn
         started = time.thread_time() if is_looking else 0.0
@@ -224,17 +201,15 @@ class Speculation(NoSpeculation):
             self.chooser.pay(time.thread_time() - started)
 
     def observe_time(self, output: SchedulerOutput, seconds: float) -> None:
-        """See `NoSpeculation`."""
         num_running, length = len(output.scheduled), 0
-        if output.num_decodes < num_running:  # not as nearly every step
+        if output.num_decodes < num_running:  # rare
             if any(entry.num_tokens != entry.num_rows for entry in output.scheduled):
-                return  # it has prefills
+                return  # the step has prefills
             length = max(entry.num_drafts for entry in output.scheduled)
         num_tokens = len(output.ranks) * output.num_tokens
         self.chooser.record(num_running, num_tokens, length, self._num_new_tokens, seconds)
 
     def forget(self, sequence: Sequence) -> None:
-        """See `NoSpeculation`."""
         drafting = self._sequences.get(sequence.seq_id)
         if drafting is not None and drafting.sequence is sequence:
             del self._sequences[sequence.seq_id]
@@ -242,7 +217,6 @@ class Speculation(NoSpeculation):
             self.drafter.forget(sequence)
 
     def reset(self) -> None:
-        """See `NoSpeculation`."""
         for drafting in list(self._sequences.values()):
             self.forget(drafting.sequence)
 
@@ -264,16 +238,15 @@ class Speculation(NoSpeculation):
             drafting.sequence.num_drafts += entry.num_drafts
             drafting.sequence.num_accepted_drafts += num_right
             self.drafter.observe(drafting.sequence, entry.num_drafts, num_right)
-        # Drafts behind an end were not looked at.
+        # Drafts after the end of the sequence were not compared.
         self._learn(drafting, num_right if drafting.sequence.status.finished else entry.num_drafts, num_right)
 
     def _learn(self, drafting: _Drafting, num_guesses: int, num_right: int) -> None:
-        """Takes in what became of guesses, drafted or only compared."""
         drafting.guessed.observe(num_guesses, num_right)
         drafting.is_trusted = num_right > 0 or self.drafter.takes_time
 
     def _guess(self, drafting: _Drafting, *, was_drafted: bool) -> None:
-        """Compares a sequence's newest token with the guess at it, unless it was a draft, and guesses the next one."""
+        """Compares a sequence's newest token with its guess, unless it was a draft, and guesses the next one."""
         output = drafting.sequence.output_token_ids
         if drafting.guess is not None and drafting.num_seen == len(output) - 1 and not was_drafted:
             self._learn(drafting, 1, int(drafting.guess == output[-1]))

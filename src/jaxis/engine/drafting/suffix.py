@@ -1,9 +1,8 @@
-"""Suffix decoding: drafts of how the text, and texts finished before, went on after the same tokens.
+"""Suffix decoding: drafts the tokens that followed the same tokens earlier in the text, or in finished outputs.
 
 After "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (https://arxiv.org/abs/2411.04975),
-with the options of vLLM's method "suffix". A sequence has an index of its own prompt and output; those of one
-`cache_salt` share one of outputs that have ended, so that nothing of one tenant's text can be found, or timed, by
-another.
+with the options of vLLM's method "suffix". Each sequence has an index of its own prompt and output. Sequences of one
+`cache_salt` share an index of finished outputs, so that no tenant can find, or time, another's text.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from jaxis.engine.drafting.lookup import longest_matches
 from jaxis.engine.drafting.speculation import Drafter, DraftRequest
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
-# Of finished outputs, over all salts; those of the salt that was not used for longest go first.
+# Most tokens of finished outputs of all salts together. Beyond it, the least recently used salt loses its outputs.
 MAX_CACHED_TOKENS = 1 << 21
-# Between two outputs; no token's id.
+# Separator between two outputs; no token has this id.
 _END = -1
 
 
 class TextIndex:
-    """Token ids of some texts, with the places of each pair of neighbours.
+    """Index of texts as token ids, with the places of each pair of neighbouring tokens.
 
-    It answers what a suffix tree with counts answers, for runs of two tokens or more, from one entry a token.
+    It answers the queries of a suffix tree with counts, for runs of two tokens or more, with one entry per token.
 
     Attributes:
-      num_tokens: Of all texts, with the marks between them.
+      num_tokens: Tokens of all texts, separators included.
     """
 
     def __init__(self) -> None:
@@ -51,23 +50,22 @@ class TextIndex:
         self.num_tokens += len(token_ids)
 
     def add(self, token_ids: AbstractSequence[int]) -> None:
-        """Adds an output."""
         self.extend([*token_ids, _END])
 
     def continuation(
         self, end: AbstractSequence[int], limit: int, *, max_match: int, spec_factor: float, min_prob: float
     ) -> tuple[float, list[int]]:
-        """The likeliest tokens after the longest run at the end of a sequence that occurs here.
+        """Finds the likeliest tokens after the longest run at the end of a sequence that occurs in the index.
 
         Args:
-          end: The text, or its last tokens, at least `max_match` if it has them.
-          limit: Most tokens.
-          max_match: Most tokens of the text's end that are looked for.
-          spec_factor: Tokens to guess for each that matches.
-          min_prob: Least probability of the guess, by counts; it ends before it falls below.
+          end: The sequence's last tokens, at least `max_match` if it has so many.
+          limit: Most tokens to return.
+          max_match: Most tokens of the end that are compared.
+          spec_factor: Tokens to guess for each token that matches.
+          min_prob: Least probability of the guess, by counts; the guess ends before it falls below.
 
         Returns:
-          How many of the tokens are right, as expected by counts, and the tokens.
+          The expected number of right tokens, by counts, and the tokens.
         """
         places, length = self._longest(end, max_match)
         guess: list[int] = []
@@ -87,7 +85,7 @@ class TextIndex:
         return score, guess
 
     def _longest(self, end: AbstractSequence[int], max_match: int) -> tuple[np.ndarray, int]:
-        """The places of the last token of the longest run at `end` that occurs and goes on, and the run's length."""
+        """Returns the places of the last token of the longest run at `end` that occurs and goes on, and its length."""
         if len(end) < 2:
             return np.empty(0, np.int64), 0
         places = np.asarray(self._places.get((end[-2], end[-1]), ()), np.int64)
@@ -97,7 +95,7 @@ class TextIndex:
 
 
 class _FinishedOutputs:
-    """The outputs of one salt that have ended."""
+    """Index of the finished outputs of one salt."""
 
     def __init__(self, max_outputs: int) -> None:
         self.index = TextIndex()
@@ -112,7 +110,6 @@ class _FinishedOutputs:
         self.index.add(output_token_ids)
 
     def drop_half(self) -> None:
-        """Drops the older half."""
         for _ in range((len(self._outputs) + 1) // 2):
             self._outputs.popleft()
         self.index = TextIndex()
@@ -121,12 +118,12 @@ class _FinishedOutputs:
 
 
 class SuffixDrafter(Drafter):
-    """Guesses that a sequence goes on as it did before, here or in outputs of the same `cache_salt`.
+    """Guesses that a sequence goes on as it did before, or as finished outputs of the same `cache_salt` did.
 
     Args:
-      max_tree_depth: Most tokens of the text's end that are looked for.
-      max_cached_requests: Finished outputs that are kept, of each salt; 0: none.
-      max_spec_factor: Tokens to draft for each that matches.
+      max_tree_depth: Most tokens of the text's end that are compared.
+      max_cached_requests: Most finished outputs kept for each salt; 0 keeps none.
+      max_spec_factor: Tokens to draft for each token that matches.
       min_token_prob: Least probability of a draft, by counts.
     """
 
@@ -139,11 +136,10 @@ class SuffixDrafter(Drafter):
         self._finished: OrderedDict[str | None, _FinishedOutputs] = OrderedDict()
 
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
-        """See `Drafter`."""
         return [self._propose(sequence, limit) for sequence, limit in requests]
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`; the output stays, for others of the same salt."""
+        """Drops a sequence's index; its output stays available to others of the same salt."""
         self._own.pop(sequence.seq_id, None)
         if not self._max_cached or len(sequence.output_token_ids) < 2:
             return
@@ -171,7 +167,6 @@ class SuffixDrafter(Drafter):
         return max(found, key=lambda scored: scored[0])[1]
 
     def _own_index(self, sequence: Sequence) -> TextIndex:
-        """The index of the sequence's text, brought up to date."""
         index = self._own.get(sequence.seq_id)
         if index is None:
             index = self._own[sequence.seq_id] = TextIndex()

@@ -1,7 +1,7 @@
-"""The seam to what changes the model for some sequences of a step: adapters of it, each known by a digest.
+"""The interface to adapters, which change the model for some sequences of a step; each is known by a digest.
 
-A step with such sequences runs a program of its own, of the model with places for the changes of several adapters at
-once; other steps run the programs that they would run without. An adapter of the digest b"" is the model itself.
+A step with such sequences runs a program of its own: the model with places for the changes of several adapters at once.
+Other steps run the same programs as without adapters. The digest b"" stands for the model itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxis.engine.scheduling.places import Places, PlaceUse
 from jaxis.errors import ConfigError
 
 HEAD = "head"
-"""The part of a model that `compute_logits` is, with which adapters have programs of their own."""
+"""The part of a model that is `compute_logits`. Adapters that change it have programs of their own."""
 
 
 class VariantsInUseError(ConfigError):
@@ -27,43 +27,41 @@ class Adapters(Places, Protocol):
     """The adapters that an engine knows.
 
     Attributes:
-      named: Name, source and digest of each one that was loaded at the start.
+      named: Name, source and digest of each adapter that was loaded at the start.
     """
 
     named: list[tuple[str, str, bytes]]
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """The arrays of the model with the changes of the adapters that have a place."""
+        """The model's arrays with the changes of the adapters that have a place."""
         ...
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """The model of a step, in which row t has the adapter at its place.
+        """Returns the model of a step, in which row t has the adapter at its place.
 
-        Args:
-          arrays: Those of `arrays`.
-          places: i32 [T]; 0: none.
-          parts: Of all of the step's adapters.
+        `arrays` are those of the attribute, or their tracers. `places` is i32 [T]; 0 for no adapter. `parts` are those
+        that the step's adapters change.
         """
         ...
 
     @property
     def head_arrays(self) -> list[jax.Array]:
-        """Those of `arrays` that `compute_logits` reads, if adapters change the head."""
+        """The part of `arrays` that `compute_logits` reads, if adapters change the head."""
         ...
 
     def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """The model rebuilt from `head_arrays`, whose `compute_logits` can be called.
+        """Returns the model rebuilt from `head_arrays`; its `compute_logits` can be called.
 
-        Args:
-          head_arrays: Those of `head_arrays`.
-          places: i32 [S], of the rows that logits are computed of; 0: none.
-          parts: Of the adapters.
+        `places`, i32 [S], are those of the rows whose logits are computed; 0 for no adapter.
         """
         ...
 
     def parts_of(self, adapter: bytes) -> frozenset[str]:
-        """What an adapter changes beyond what all do, HEAD for one. Steps without such adapters have other programs."""
+        """Returns the parts that an adapter changes beyond those that all change, such as HEAD.
+
+        Steps without such adapters have other programs.
+        """
         ...
 
     def rebase(self, base: ModelArrays) -> None:
@@ -72,22 +70,22 @@ class Adapters(Places, Protocol):
 
     @property
     def use(self) -> PlaceUse:
-        """Which of them sequences have."""
+        """The use of adapter places by sequences."""
         ...
 
     def place_of(self, adapter: bytes) -> int:
-        """The place, from 1 on, of an adapter that has one; 0 for b""."""
+        """Returns the place, from 1 on, of an adapter that has one; 0 for b""."""
         ...
 
     def check(self, adapter: bytes) -> None:
-        """Raises a RequestError for an adapter that is not known."""
+        """Raises a RequestError for an unknown adapter."""
         ...
 
     def read(self, source: str | os.PathLike[str]) -> Any:
-        """Reads an adapter from where it is kept, for `add`. May be called from any thread, as nothing else may.
+        """Reads an adapter's files, for `add`. Unlike the other methods, it may be called from any thread.
 
         Raises:
-          JaxisError: It cannot be read, or is of another model.
+          JaxisError: The adapter cannot be read, or belongs to another model.
         """
         ...
 
@@ -96,11 +94,9 @@ class Adapters(Places, Protocol):
         ...
 
     def add(self, read: Any, *, keep: bool = False) -> bytes:
-        """Makes an adapter known; returns its digest.
+        """Makes an adapter known, given the result of `read`; returns its digest.
 
-        Args:
-          read: What `read` gave.
-          keep: Until it is removed; otherwise it may be forgotten when there are too many.
+        With `keep`, it stays until it is removed; otherwise it may be forgotten when there are too many.
 
         Raises:
           VariantsInUseError: Too many are known, and in use.

@@ -1,4 +1,4 @@
-"""The programs that copy blocks out of the caches, and into them."""
+"""The programs that copy blocks out of the caches and into them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SaveKey:
     """A copy of n blocks of a group of layers, as they are after the calls so far.
 
     (caches of the group, block ids i32 [n]) -> for each array of the caches, [n, ...]. Each data rank copies n blocks
-    of its own; all ranks' lie one after the other.
+    of its own; the ranks' blocks lie one after the other.
     """
 
     group: int
@@ -38,22 +38,12 @@ class SaveKey:
     result_tree = None
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
         caches = [context.caches[layer] for layer in context.layers_of_group(self.group)]
         operands = (caches, context.ranks.struct((self.num_blocks,), jnp.int32))
         return _lower(context, _save, operands)
 
     def run(self, program: Compiled, state: DeviceState, block_ids: np.ndarray) -> list[Any]:
-        """See `ProgramKey`.
-
-        Args:
-          program: The compiled program.
-          state: Has the caches.
-          block_ids: int32 [D * n], n of each data rank.
-
-        Returns:
-          For each array of the group's caches, [D * n, ...].
-        """
+        """Returns [D * n, ...] for each array of the group's caches; `block_ids` is int32 [D * n], n of each rank."""
         saved = program([state.caches[i] for i in state.context.layers_of_group(self.group)], block_ids)
         if not state.context.is_on_host:
             for array in jax.tree.leaves(saved):
@@ -63,10 +53,10 @@ class SaveKey:
 
 @dataclass(frozen=True)
 class LoadKey:
-    """Copies into n blocks of a group of layers, for later calls to read; copies nothing for an id that no block has.
+    """Copies into n blocks of a group of layers, for later calls to read. An id that no block has copies nothing.
 
     (caches of the group, block ids i32 [n], for each array of the caches [n, ...]) -> caches. The caches are donated.
-    Of several data ranks, as for a SaveKey.
+    Data ranks are treated as in `SaveKey`.
     """
 
     group: int
@@ -78,20 +68,16 @@ class LoadKey:
     result_tree = None
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
         caches = [context.caches[layer] for layer in context.layers_of_group(self.group)]
         blocks = block_structs(caches, context.ranks.num_ranks * self.num_blocks)
         operands = (caches, context.ranks.struct((self.num_blocks,), jnp.int32), blocks)
         return _lower(context, _load, operands, donate_argnums=0)
 
     def run(self, program: Compiled, state: DeviceState, block_ids: np.ndarray, blocks: Iterator[Any]) -> None:
-        """See `ProgramKey`.
+        """Writes blocks that `SaveKey.run` returned.
 
-        Args:
-          program: The compiled program.
-          state: Has the caches.
-          block_ids: int32 [D * n], n of each data rank; an id that no block has where there is nothing to copy.
-          blocks: What `SaveKey.run` returns, of all pipeline stages; each stage takes its own from the front.
+        `block_ids` is int32 [D * n], n of each data rank. `blocks` has the arrays of all pipeline stages; each stage
+        takes its own from the front.
         """
         layers = state.context.layers_of_group(self.group)
         own = list(itertools.islice(blocks, len(layers)))
@@ -100,13 +86,13 @@ class LoadKey:
 
 
 def group_structs(plan: CachePlan, group: int, num_rows: int) -> list[Any]:
-    """What `LoadKey.run` takes for a group of layers: arrays, or tuples of them, of `num_rows` blocks."""
+    """Returns the structs of `num_rows` blocks of a group of layers, as `LoadKey.run` takes them."""
     caches = [cache for cache, number in zip(plan.structs, plan.layer_groups, strict=True) if number == group]
     return block_structs(caches, num_rows)
 
 
 def block_structs(caches: list[Any], num_rows: int) -> list[Any]:
-    """For each array of these caches, `num_rows` of its blocks."""
+    """Returns, for each array of these caches, the struct of `num_rows` of its blocks."""
     return jax.tree.map(
         lambda cache: jax.ShapeDtypeStruct((num_rows, *cache.shape[1:]), cache.dtype, sharding=cache.sharding), caches
     )
@@ -123,7 +109,7 @@ def _load(caches: list[Any], block_ids: jax.Array, blocks: list[Any]) -> list[An
 
 
 def _lower(context: ProgramContext, function: Callable[..., Any], operands: Any, **options: Any) -> jax.stages.Lowered:
-    """Lowers a function whose results are like its first operand, the caches."""
+    """Lowers a function whose results are shaped like its first operand, the caches."""
     shardings = shardings_of(operands[0])
     if target_platform() == "cpu":
         # Nothing is computed. With this pass, XLA would scatter by converting the whole cache to float32 and back.

@@ -1,4 +1,4 @@
-"""How much memory the caches may take."""
+"""The memory that the caches may take."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _GPU_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACT
 def set_gpu_memory_utilization(share: float | None) -> None:
     """Sets the share of each GPU's memory that JAX takes; without effect once JAX has looked for devices.
 
-    Args:
-      share: The share; None leaves it to the environment, or is 0.9 if the environment says nothing.
+    None leaves the share to the environment, or to the default 0.9 if the environment says nothing.
     """
     name, former_name = _GPU_MEMORY_VARIABLES
     if share is None and (os.environ.get(name) or os.environ.get(former_name)):
@@ -41,7 +40,7 @@ def set_gpu_memory_utilization(share: float | None) -> None:
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int:
-    """Memory that the cache may use, over all devices of this host, once the weights are loaded."""
+    """Returns the memory that the cache may use, over all devices of this host, once the weights are loaded."""
     devices = list(mesh.local_devices)
     if devices[0].platform == "cpu":
         return min(int(free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
@@ -55,13 +54,13 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int:
 
 
 def cache_memory(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> int:
-    """Bytes of all caches: those that were given, or else those available."""
+    """Returns the bytes of all caches: the configured ones, or else those available."""
     memory = vllm_config.cache_config.kv_cache_memory_bytes
     return available_bytes(mesh) if memory is None else memory
 
 
 def check_is_free(num_bytes: int) -> None:
-    """Raises an EngineError if the main memory has no room for caches of so many bytes."""
+    """Raises an EngineError if the main memory cannot hold caches of so many bytes."""
     if num_bytes > (free := free_host_bytes()):
         # The operating system would grant this memory, and kill the process once it is used.
         raise EngineError(

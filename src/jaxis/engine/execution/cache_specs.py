@@ -1,12 +1,13 @@
-"""What the layers of a model keep of a sequence: one spec for each layer that caches."""
+"""The specs of the caches of a model's layers: one spec for each layer that caches something of a sequence."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from jaxis.errors import ConfigError
-from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, HasState, KVCacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
+from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
 from jaxis.models.common.interfaces import DRAFT_PREFIX, draft_of
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | StateCacheSpec]:
-    """One spec per layer that caches: from its module, or from config.json if the model uses none of jaxis's."""
+    """Returns one spec per layer that caches: from its module, or from config.json if no module is jaxis's."""
     if specs := own_cache_specs(model):
         return specs
     config = vllm_config.model_config.hf_config.get_text_config()
@@ -29,7 +30,7 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
 
 
 def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
-    """One spec for each of jaxis's modules that cache, in their order; specs of layers that draft tokens come last."""
+    """Returns one spec for each of jaxis's modules that cache, in their order; specs of draft layers come last."""
     specs: list[CacheSpec | StateCacheSpec] = []
     for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(DRAFT_PREFIX)):
         if isinstance(module, HasCache):
@@ -40,11 +41,10 @@ def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
 
 
 def num_draft_caches(model: JaxModule) -> int:
-    """How many of `cache_specs`, the last ones, are those of the layers that draft tokens for the model.
+    """Returns the number of draft layers' specs, which are the last ones of `cache_specs`.
 
     Raises:
-      ConfigError: Some of the drafting layers have a recurrent state, which cannot be rolled back when the layers'
-        drafts are wrong.
+      ConfigError: Some draft layers have a recurrent state, which cannot be rolled back when drafts are wrong.
     """
     layers = draft_of(model)
     if layers is None:
@@ -59,5 +59,5 @@ def num_draft_caches(model: JaxModule) -> int:
 
 
 def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
-    """The specs of the layers that cache something for each token."""
+    """Returns the specs of the layers that cache something for each token."""
     return [spec for spec in cache_specs(model, vllm_config) if not isinstance(spec, StateCacheSpec)]

@@ -1,4 +1,4 @@
-"""Which features the sampler's programs are compiled for: few, whatever requests ask for."""
+"""Choice of the features that the sampler's programs are compiled for: few, whatever requests ask for."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ class CompiledFeatures:
         self._chosen: dict[int, list[SamplerFeatures]] = {}  # by number of rows
 
     def choose(self, num_rows: int, features: SamplerFeatures) -> SamplerFeatures:
-        """The features of the program to use: the given ones, or more.
-
-        Args:
-          num_rows: R.
-          features: What the step needs.
-        """
+        """Returns the features of the program to use: those that the step needs, or more."""
         chosen = self._chosen.setdefault(num_rows, [])
         if features in chosen:
             return features
@@ -41,7 +36,7 @@ class CompiledFeatures:
 
 
 def _cost(features: SamplerFeatures) -> tuple[int, int]:
-    """Orders features by what they cost a step, roughly: first by passes over the vocabulary, then by widths."""
+    """Returns a rough cost of features for a step, as a sort key: first passes over the vocabulary, then widths."""
     passes = [features.has_filters, features.allowed_width, features.mask_width, features.num_logprobs is not None]
     widths = [value for value in dataclasses.astuple(features) if type(value) is int]
     return sum(map(bool, passes)) + (not features.greedy_only), sum(widths)

@@ -1,4 +1,4 @@
-"""What a model's programs leave on the devices for each other: caches, sampled tokens, hidden states."""
+"""The arrays that a model's programs leave on the devices for each other: caches, sampled tokens, hidden states."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class DeviceState:
     """The arrays of a model, or of one of its pipeline stages, between two calls of its programs.
 
     Attributes:
-      context: What the programs were traced for, with the model's weights.
-      caches: The caches of the model's layers, then of the layers that draft tokens.
+      context: Context that the programs were traced for, with the model's weights.
+      caches: The caches of the model's layers, then those of the draft layers.
       last_tokens: The tokens that the last step sampled, int32 [max R] of each data rank.
       handed_on: Hidden states that the previous stage has handed on; None for the first stage.
       hidden: Hidden states of the last call, [T, E]; None once they were used.
       rows: The rows of `hidden` to sample from, [S, E]; None once they were sampled from.
-      aux: Auxiliary hidden states like `hidden`, if layers draft tokens.
+      aux: Auxiliary hidden states, shaped like `hidden`, if there are draft layers.
     """
 
     def __init__(self, context: ProgramContext) -> None:
@@ -41,22 +41,20 @@ class DeviceState:
 
     @property
     def model_caches(self) -> list[Any]:
-        """The caches of the model's own layers."""
         return self.caches[: self.context.num_model_caches]
 
     @property
     def draft_caches(self) -> list[Any]:
-        """The caches of the layers that draft tokens."""
         return self.caches[self.context.num_model_caches :]
 
     @property
     def given(self) -> jax.Array:
-        """What a stage's forward pass takes beside the step: the last tokens, or what the previous stage hands on."""
+        """The input of a stage's forward pass beside the step: last tokens, or the previous stage's hidden states."""
         return self.last_tokens if self.handed_on is None else self.handed_on
 
     @property
     def newest(self) -> Any:
-        """Arrays that are ready once the devices have done what was dispatched."""
+        """The arrays that are ready once the devices have done all dispatched work."""
         return self.last_tokens if self.context.stage.is_last else self.hidden
 
     def forget_hidden(self) -> None:
@@ -75,7 +73,6 @@ class DeviceState:
         self._forget_last_tokens()
 
     def release(self) -> None:
-        """Frees the weights, the caches and the rest."""
         self.context.model.release()
         self.caches = []
         self.forget_hidden()

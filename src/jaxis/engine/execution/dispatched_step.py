@@ -1,4 +1,4 @@
-"""A step on its way through the devices: its model was sent there, then its sampler, and its tokens are awaited."""
+"""A step on its way through the devices: first its model is dispatched, then its sampler, then its tokens are read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class StepExperts:
 
     Attributes:
       expert_ids: uint16 [T, layers with experts, k], T padded, of all data ranks.
-      first_rows: For entries that want them: (entry, its first row).
+      first_rows: Each entry that asked for its experts, with its first row.
     """
 
     expert_ids: jax.Array
     first_rows: AbstractSequence[tuple[ScheduledSequence, int]]
 
     def of_entries(self) -> Iterator[tuple[ScheduledSequence, np.ndarray]]:
-        """Each entry with the experts of its tokens, [T, layers with experts, k]; waits for the device."""
+        """Yields each entry with the experts of its tokens, [T, layers with experts, k]; waits for the device."""
         expert_ids = np.asarray(self.expert_ids)
         for entry, first in self.first_rows:
             yield entry, expert_ids[first : first + entry.num_tokens]
@@ -43,11 +43,12 @@ class DispatchedStep:
     """A step that was dispatched to the devices.
 
     Attributes:
-      output: What was scheduled.
+      output: The scheduled step.
       sampled: Device arrays with `num_rows` rows for each entry, in order, each data rank's padded to as many; None if
         no sequence samples in the step.
-      prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
-      experts: Of the step's tokens, if an entry wants them.
+      prompt_logprobs: For entries that asked for them: the entry's index and the log-probabilities of its chunk's next
+        tokens.
+      experts: Experts of the step's tokens; None if no entry asked for them.
     """
 
     output: SchedulerOutput
@@ -56,7 +57,7 @@ class DispatchedStep:
     experts: StepExperts | None = None
 
     def token_ids(self) -> list[list[int]]:
-        """Each entry's sampled tokens, [num_rows] (meaningless where it does not sample); waits for the device."""
+        """Returns each entry's sampled tokens, [num_rows]; meaningless if it does not sample. Waits for the device."""
         scheduled = self.output.scheduled
         if self.sampled is None:
             return [[0] * entry.num_rows for entry in scheduled]
@@ -67,7 +68,7 @@ class DispatchedStep:
         return [list(itertools.islice(rows, entry.num_rows)) for entry in scheduled]
 
     def new_token_ids(self) -> tuple[list[AbstractSequence[int]], list[Sequence]]:
-        """The tokens that each entry's sequence goes on with, and the sequences for which none could be sampled."""
+        """Returns the tokens that extend each entry's sequence, and the sequences for which none could be sampled."""
         found: list[AbstractSequence[int]] = []
         failed = []
         for entry, sampled in zip(self.output.scheduled, self.token_ids(), strict=True):
@@ -79,20 +80,20 @@ class DispatchedStep:
         return found, failed
 
     def first_rows(self) -> dict[SequenceId, int]:
-        """The first of each sequence's rows among those of `logprobs`."""
+        """Returns each sequence's first row in `logprobs`."""
         scheduled = self.output.scheduled
         rows = itertools.accumulate((entry.num_rows for entry in scheduled), initial=0)
         return {entry.sequence.seq_id: row for entry, row in zip(scheduled, rows, strict=False)}
 
     def logprobs(self) -> TokenLogprobs[np.ndarray] | None:
-        """The sampled tokens' log-probabilities as numpy arrays, in their order, if any sequence wants them."""
+        """Returns the sampled tokens' log-probabilities as numpy arrays, in order, if any sequence asked for them."""
         if self.sampled is None or self.sampled.logprobs is None:
             return None
         return self.sampled.logprobs.each(self._of_entries)
 
     def _of_entries(self, sampled: jax.Array) -> np.ndarray:
-        """The rows of entries, without those that data ranks were padded with."""
-        # By all devices, though one has the tokens: what they read is written again for another step.
+        """Returns the rows of entries, without those that pad data ranks."""
+        # Waits for all devices, though one has the tokens: the host buffers that they read will be overwritten.
         rows, ranks = np.asarray(jax.block_until_ready(sampled)), self.output.ranks
         if len(ranks) == 1:
             return rows[: self.output.num_rows]
@@ -102,12 +103,9 @@ class DispatchedStep:
 
 @dataclass(frozen=True)
 class ForwardedStep:
-    """A step whose model was dispatched, but not yet its sampler.
+    """A step whose model was dispatched, but not yet its sampler; `run_sampler` dispatches it.
 
-    Attributes:
-      output: What was scheduled.
-      prompt_logprobs, experts: As in DispatchedStep.
-      run_sampler: Dispatches the sampler.
+    The other fields are those of `DispatchedStep`.
     """
 
     output: SchedulerOutput
@@ -118,8 +116,7 @@ class ForwardedStep:
     def sample(self, sampling: SamplingStates) -> DispatchedStep:
         """Sends the step's sampler to the devices; the next step can be forwarded after that.
 
-        Args:
-          sampling: Each scheduled sequence's sampling state; a sequence that has ended since may be missing.
+        `sampling` has each scheduled sequence's sampling state; a sequence that has ended since may be missing.
         """
         sampled = None
         if any(entry.samples for entry in self.output.scheduled):

@@ -1,7 +1,7 @@
 """The program that drafts tokens on the devices: a step's tokens through the draft layers, then draft after draft.
 
 Draft layers see every token that the target computes, in the same places of caches of their own. The first draft
-follows from the step's own hidden states; each later draft follows from the draft before it, whose keys and values are
+follows from the step's own hidden states. Each later draft follows from the draft before it, whose keys and values are
 written where the next step's will be.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
 from jaxis.engine.execution.program_key import Compiled, RunsOn
-from jaxis.engine.execution.step_inputs import StepShape, unpack_step
+from jaxis.engine.execution.step_inputs import unpack_step
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.scheduling.sequence import BlockTable
 from jaxis.kernels.sampling import argmax
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -28,14 +29,14 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 
 @dataclass(frozen=True)
 class DraftKey:
-    """The draft layers over a step, and drafts of some of its sequences, as many as the packed drafting says.
+    """The draft layers over a step, then the drafts of some of its sequences: as many as the packed drafting says.
 
     (arrays, draft caches, hidden states [T, E], auxiliary hidden states, last tokens i32 [max R], packed step, packed
     drafting) -> (draft caches, drafts i32 [N, num_drafts]). The caches are donated.
 
     Attributes:
-      shape: Of the step.
-      num_rows: N, at least as many as sequences that draft; 0 if none does.
+      shape: Shape of the step.
+      num_rows: N, at least the number of sequences that draft; 0 if none does.
       num_drafts: Most tokens to draft for each sequence.
     """
 
@@ -49,12 +50,9 @@ class DraftKey:
 
     @property
     def num_tokens(self) -> int:
-        """See `ProgramKey`."""
         return self.shape.num_tokens
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
-
         def run(
             arrays: list[jax.Array],
             caches: list[Any],
@@ -81,16 +79,9 @@ class DraftKey:
         )
 
     def run(self, program: Compiled, state: DeviceState, packed_step: np.ndarray, packed: np.ndarray) -> jax.Array:
-        """See `ProgramKey`.
+        """Returns the drafts, i32 [N, num_drafts], after the step that was dispatched last.
 
-        Args:
-          program: The compiled program.
-          state: Has the caches, and what the step that was dispatched last has left.
-          packed_step: That step, by `pack_step`.
-          packed: By `pack_drafting`.
-
-        Returns:
-          The drafts, i32 [N, num_drafts].
+        `packed_step` is that step, by `pack_step`; `packed` comes from `pack_drafting`.
         """
         given = state.hidden, list(state.aux), state.last_tokens
         model_caches = state.model_caches
@@ -100,7 +91,7 @@ class DraftKey:
 
     @functools.cached_property
     def fields(self) -> dict[str, slice]:
-        """Where each field of a `Drafting` lies in the packed vector."""
+        """The slice of each field of a drafting in the packed vector."""
         sizes = {
             "token_ids": self.shape.num_tokens,
             "num_sequences": 1,
@@ -119,7 +110,7 @@ class DraftKey:
         return max(field.stop for field in self.fields.values())
 
     def unpack(self, packed_step: jax.Array, packed: jax.Array) -> tuple[AttentionMetadata, dict[str, jax.Array]]:
-        """Inside a jitted function: the step by `pack_step`, and the fields by `pack_drafting`."""
+        """Unpacks, inside a jitted function, the vectors of `pack_step` and `pack_drafting`."""
         no_tokens_in_flight = jnp.zeros(1, jnp.int32)
         step = unpack_step(packed_step, self.shape, no_tokens_in_flight).attention_metadata
         return step, {name: packed[field] for name, field in self.fields.items()}
@@ -144,13 +135,14 @@ class DraftedSequence(NamedTuple):
 def pack_drafting(
     key: DraftKey, token_ids: Sequence[int], sequences: Sequence[DraftedSequence], length: int
 ) -> np.ndarray:
-    """What the program needs beside the packed step, as one int32 vector.
+    """Packs the program's input beside the step into one int32 vector.
 
     Args:
-      key: The program.
-      token_ids: What the draft layers read in the step's rows: -1 - i for the i-th token that the step has sampled.
-      sequences: At most N.
-      length: Tokens to draft for each sequence. What the program returns beyond them is meaningless.
+      key: The program's key.
+      token_ids: Tokens that the draft layers read in the step's rows: -1 - i for the i-th token that the step has
+        sampled.
+      sequences: Sequences to draft for, at most N.
+      length: Tokens to draft for each sequence. The program's results beyond them are meaningless.
     """
     packed = np.zeros(key.packed_size, np.int32)
     values = {
@@ -185,23 +177,16 @@ def draft(
     packed_step: jax.Array,
     packed: jax.Array,
 ) -> tuple[list[Any], jax.Array]:
-    """Inside a jitted function: what a `DraftKey` says.
+    """Computes the program of `DraftKey`, inside a jitted function.
 
-    Args:
-      key: The program.
-      model: The target, whose `draft` has the layers.
-      caches: The draft layers' caches.
-      hidden_states: [T, E], after the target's final norm.
-      aux_hidden_states: Those of `DecoderModel.aux_hidden_state_layers`.
-      last_tokens: i32 [max R], those that the step sampled.
-      packed_step: By `pack_step`.
-      packed: By `pack_drafting`.
+    `model` is the target, whose `draft` has the layers. `hidden_states` come after the target's final norm;
+    `aux_hidden_states` are those of `DecoderModel.aux_hidden_state_layers`.
     """
     layers = model.draft
     step, fields = key.unpack(packed_step, packed)
     states = layers.first_states(hidden_states, aux_hidden_states)
     read_ids = fields["token_ids"]
-    # -1 where the step could not sample a token, as with logits that are not finite.
+    # A token is -1 if the step could not sample it, as with logits that are not finite.
     read_ids = jnp.maximum(jnp.where(read_ids < 0, last_tokens[-1 - read_ids], read_ids), 0)
     caches, states = layers(model, caches, read_ids, states, step)
     drafts = jnp.zeros((key.num_drafts, key.num_rows), jnp.int32)
@@ -210,9 +195,9 @@ def draft(
     vocab_size = model.decoder.embed_tokens.output_size
 
     def following(states: jax.Array) -> jax.Array:
-        """The most likely tokens after the rows of these states."""
+        """Returns the most likely tokens after the rows of these states."""
         indices, _ = argmax(layers.compute_logits(model, states).astype(jnp.float32))
-        # Of logits that are not finite, the index is meaningless.
+        # The index is meaningless if logits are not finite.
         return jnp.clip(layers.token_ids(indices), 0, vocab_size - 1)
 
     states, newest_ids = states[fields["rows"]], fields["newest_ids"]
@@ -236,7 +221,7 @@ def draft(
 
 
 def one_token_each(key: DraftKey, fields: dict[str, jax.Array], positions: jax.Array) -> AttentionMetadata:
-    """A step of one token of each sequence that drafts, at these positions i32 [N]."""
+    """Returns the metadata of a step of one token of each sequence that drafts, at these positions i32 [N]."""
     number, num_spans = fields["num_sequences"][0], len(key.shape.spans)
     tables = tuple(fields[f"block_tables_{i}"].reshape(key.num_rows, -1) for i in range(num_spans))
     return AttentionMetadata(

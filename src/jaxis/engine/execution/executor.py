@@ -1,8 +1,8 @@
-"""Runs a model's programs: on the devices of one mesh here; `pipeline.py` and `hosts/leading_executor.py` join several.
+"""Execution of a model's programs on the devices of one mesh.
 
-A call is a program's key, its compiled program, and plain vectors of the host. A call knows nothing of requests: what
-one step leaves for the next stays on the devices. So a host that repeats another host's calls, in order, computes the
-same.
+`pipeline.py` and `hosts/leading_executor.py` join several executors. A call is a program's key, its compiled program,
+and plain vectors of the host. A call knows nothing of requests, and the arrays that one step leaves for the next stay
+on the devices. So a host that repeats another host's calls, in order, computes the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """Has a model, or this host's part of one, and runs its programs.
+    """Holds a model, or this host's part of one, and runs its programs.
 
     Attributes:
       plan: The caches' sizes, of all `stages`.
       num_stages: Pipeline stages of the model, those of other hosts included.
-      stages: The stages that this host has, in their order; one for a model that is not divided.
+      stages: The stages of this host, in their order; one for a model that is not divided.
     """
 
     @property
@@ -48,21 +48,15 @@ class Executor(Protocol):
 
     @property
     def newest(self) -> Any:
-        """Arrays that are ready once this host's devices have done what was dispatched."""
+        """The arrays that are ready once this host's devices have done all dispatched work."""
         ...
 
     def compile(self, key: ProgramKey) -> Compiled:
-        """The program that a key names. May be called from several threads; takes seconds."""
+        """Compiles the program of a key. Takes seconds, and may be called from several threads."""
         ...
 
     def run(self, key: ProgramKey, program: Compiled, *operands: Any) -> Any:
-        """Dispatches a program; returns at once what `ProgramKey.run` returns.
-
-        Args:
-          key: Names the program.
-          program: What `compile` returned for the key.
-          operands: Of `ProgramKey.run`.
-        """
+        """Dispatches the compiled `program` of a key; returns at once the result of `ProgramKey.run`."""
         ...
 
     def recover(self) -> None:
@@ -77,21 +71,16 @@ class Executor(Protocol):
 class DeviceExecutor:
     """The `Executor` of a model, or of one of its pipeline stages, on the devices of one mesh.
 
+    The model must have been loaded to these devices.
+
     Attributes:
       plan: The caches' sizes.
-      stage: Which part of the model this is.
-      state: What the programs leave on the devices.
-      is_native: Whether programs call native kernels.
-
-    Args:
-      vllm_config: The engine's configuration.
-      model: Loaded.
-      mesh: The devices that the model was loaded to.
-      plan: The caches' sizes.
-      stage: Which part of the model this is.
+      stage: This part of the model.
+      state: Arrays that the programs leave on the devices.
+      is_native: True if programs call native kernels.
 
     Raises:
-      EngineError: No memory for the caches.
+      EngineError: Devices have no memory for the caches.
     """
 
     def __init__(
@@ -105,7 +94,7 @@ class DeviceExecutor:
         self.plan, self.stage = plan, stage
         with jax.set_mesh(mesh):
             arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=stage.is_last)
-            # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
+            # Native kernels are compiled ahead of time, so programs that only call them compile fast.
             self.is_native = native.usable()
         self.state = DeviceState(
             ProgramContext(
@@ -122,16 +111,16 @@ class DeviceExecutor:
 
     @property
     def context(self) -> ProgramContext:
-        """What the programs are compiled for."""
+        """The context that the programs are compiled for."""
         return self.state.context
 
     def set_model(self, model: JaxModule) -> None:
-        """Gives the compiled programs other weights, of the same shapes and types, in place of those that there were.
+        """Replaces the weights of the compiled programs by others of the same shapes and types.
 
-        No step may be in flight, and what was cached of earlier ones is of the old weights.
+        No step may be in flight. Values cached by earlier steps belong to the old weights.
 
         Raises:
-          ConfigError: They are of other shapes or types; nothing has changed.
+          ConfigError: The weights have other shapes or types; nothing has changed.
         """
         old, adapters = self.context.model, self.context.adapters
         with jax.set_mesh(self.context.mesh):
@@ -142,7 +131,7 @@ class DeviceExecutor:
         self.state.context = dataclasses.replace(self.context, model=arrays)
 
     def sleep(self, level: int) -> None:
-        """Frees the caches and what the last step left; see `ModelArrays.sleep`."""
+        """Frees the caches and the last step's arrays; see `ModelArrays.sleep`."""
         self.state.caches = []
         self.state.forget_hidden()
         self.context.model.sleep(level)
@@ -153,31 +142,24 @@ class DeviceExecutor:
 
     @property
     def num_stages(self) -> int:
-        """See `Executor`."""
         return self.stage.num_stages
 
     @property
     def stages(self) -> Sequence[DeviceExecutor]:
-        """See `Executor`."""
         return [self]
 
     @property
     def newest(self) -> Any:
-        """See `Executor`."""
         return self.state.newest
 
     def compile(self, key: ProgramKey) -> Compiled:
-        """See `Executor`."""
         return lower(key, self.context).compile()
 
     def run(self, key: ProgramKey, program: Compiled, *operands: Any) -> Any:
-        """See `Executor`."""
         return key.run(program, self.state, *operands)
 
     def recover(self) -> None:
-        """See `Executor`."""
         self.state.recover()
 
     def close(self) -> None:
-        """See `Executor`."""
         self.state.release()

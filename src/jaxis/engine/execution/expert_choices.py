@@ -15,8 +15,7 @@ from jaxis.models.common.decoder import layers_are_inlined, layers_run_by, run_l
 
 @contextmanager
 def expert_choices() -> Iterator[list[jax.Array]]:
-    """Collects the experts, i32 [T, k], of each router in the layers of models that are called in the block, in the
-    order of the calls."""
+    """Collects the experts, i32 [T, k], that each router of the models called in the block chooses, in call order."""
     collected: list[jax.Array] = []
 
     def run(*operands: Any) -> LayerOutput:

@@ -1,4 +1,4 @@
-"""The seam to what a feature has on the devices beside the model's weights and caches."""
+"""The interface to device memory that a feature needs beside the model's weights and caches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from jaxis.layers.module import JaxModule
 
 @dataclass(frozen=True)
 class ExtraContents:
-    """What rooms hold once they are filled.
+    """The contents of extra memory once it is filled.
 
     Attributes:
-      adapters: The adapters that requests may have; None: none.
-      inputs: What computes embeddings of prompts from something else than tokens; None: nothing.
+      adapters: The adapters that requests may have; None for none.
+      inputs: Encoder of the embedded inputs of prompts; None for none.
     """
 
     adapters: Adapters | None = None
@@ -30,32 +30,28 @@ class ExtraContents:
 
 
 class ExtraMemory:
-    """Room on the devices that is planned with the weights and filled after them; this one is of no feature: none.
+    """Device memory that is planned with the weights and filled after them. This base class needs none.
 
     Attributes:
-      text: What it is for, in the plural, and the options that make it smaller.
+      text: The memory's purpose, in the plural, and the options that make it smaller.
     """
 
     text = ""
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
-        """Bytes on each device, beside a model that computes in dtype, or a stage of one; it may have no weights."""
+        """Returns the bytes on each device, beside a model or stage computing in `dtype`, which may have no weights."""
         del model, dtype
         return 0
 
     def bytes_on(
         self, meshes: Sequence[jax.sharding.Mesh], models: Sequence[JaxModule], dtype: DTypeLike, budget: int
     ) -> int:
-        """Bytes on all devices together.
+        """Returns the bytes on all devices together.
 
-        Args:
-          meshes: The devices of each pipeline stage.
-          models: Each stage's.
-          dtype: See `bytes_beside`.
-          budget: Bytes that can be used.
+        `meshes` and `models` are those of the pipeline stages, which compute in `dtype`.
 
         Raises:
-          EngineError: They are more.
+          EngineError: More bytes are needed than `budget`.
         """
         stages = zip(meshes, models, strict=True)
         nbytes = sum(mesh.devices.size * self.bytes_beside(model, dtype) for mesh, model in stages)
@@ -67,37 +63,23 @@ class ExtraMemory:
         return nbytes
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
-        """Allocates it, beside caches that left the room.
-
-        Args:
-          executor: Runs the model.
-          note: Shows a line.
-
-        Returns:
-          What it holds now.
-        """
+        """Allocates the memory, which the caches have left free; `note` shows a line to the user."""
         del executor, note
         return ExtraContents()
 
 
 class JoinedMemory(ExtraMemory):
-    """The rooms of several features.
+    """The extra memory of several features, at least one."""
 
-    Args:
-      rooms: At least one.
-    """
-
-    def __init__(self, rooms: Sequence[ExtraMemory]) -> None:
-        self._rooms = rooms
-        self.text = " and ".join(room.text for room in rooms)
+    def __init__(self, memories: Sequence[ExtraMemory]) -> None:
+        self._memories = memories
+        self.text = " and ".join(memory.text for memory in memories)
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
-        """See `ExtraMemory`."""
-        return sum(room.bytes_beside(model, dtype) for room in self._rooms)
+        return sum(memory.bytes_beside(model, dtype) for memory in self._memories)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
-        """See `ExtraMemory`."""
-        contents = [room.fill(executor, note) for room in self._rooms]
+        contents = [memory.fill(executor, note) for memory in self._memories]
         return ExtraContents(
             next((each.adapters for each in contents if each.adapters is not None), None),
             next((each.inputs for each in contents if each.inputs is not None), None),

@@ -1,4 +1,4 @@
-"""The seam to what computes embeddings of prompts from something else than tokens."""
+"""The interface to encoders, which compute embeddings of prompts from other inputs than tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxis.prompts import EmbeddedInput
 
 
 class InputEncoder(Protocol):
-    """Encodes the inputs of prompts; the same input always to the same bits.
+    """Encodes the embedded inputs of prompts. The same input always gives the same bits.
 
     Attributes:
-      max_inputs: For each kind that is taken, such as "image", the most of a prompt.
-      request_bytes: How large a request with a prompt's inputs may have to be.
+      max_inputs: Largest number of a prompt's inputs, for each kind that is taken, such as "image".
+      request_bytes: Size that a request with a prompt's inputs may need, in bytes.
       embedding_size: E; E * (1 + n) if the first n layers get additions.
-      files: The folder or file that says how inputs are made from what users send.
+      files: Folder or file that says how inputs are made from what users send.
     """
 
     max_inputs: Mapping[str, int]
@@ -32,43 +32,39 @@ class InputEncoder(Protocol):
         ...
 
     def begin(self) -> None:
-        """A new engine loop, which has no sequences yet, takes the place of the one before."""
+        """Starts over for a new engine loop, which has no sequences yet; it replaces the one before."""
         ...
 
     def hold(self, inputs: Iterable[EmbeddedInput]) -> None:
-        """A sequence with these inputs waits to run; what is computed for it stays at hand until it lets go."""
+        """Holds the inputs of a sequence that waits to run: their embeddings stay at hand until `let_go`."""
         ...
 
     def let_go(self, inputs: Iterable[EmbeddedInput]) -> None:
-        """A sequence that held these inputs has ended."""
+        """Releases the inputs of a sequence that held them and has ended."""
         ...
 
     def is_ready(self, item: EmbeddedInput) -> bool:
-        """Whether a held input's embeddings are at hand."""
+        """Returns whether a held input's embeddings are at hand."""
         ...
 
     def go_on(self, awaited: Sequence[EmbeddedInput], programs: Programs) -> None:
-        """Devices begin with the next slice of what computes embeddings, unless they are at the one before.
+        """Starts the next slice of encoding on the devices, unless they still compute the one before.
 
         A slice is about as much work as a step of few tokens, so that steps run between two of them.
 
         Args:
-          awaited: Held inputs that are not ready and that sequences wait for, the first one first.
-          programs: Run the slices.
+          awaited: Held inputs that are not ready and that sequences wait for, the most urgent first.
+          programs: Programs that run the slices.
         """
         ...
 
     def wait(self) -> None:
-        """Waits until devices are done with the slice that they compute, if they do."""
+        """Waits until the devices have computed the current slice, if any."""
         ...
 
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
-        """The input's embeddings, float32 [rows, embedding_size].
+        """Returns a held input's embeddings, float32 [rows, embedding_size].
 
-        They are computed if they are not at hand, which waits for the devices.
-
-        Args:
-          item: The input, which a sequence holds.
-          programs: Run what computes them.
+        If they are not at hand, `programs` compute them, and the call waits for the devices.
         """
         ...

@@ -1,4 +1,4 @@
-"""The caches of a model's layers, paged or a state: how large they may be, and the arrays themselves."""
+"""The caches of a model's layers, paged or a state: their sizes, and the arrays themselves."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from jaxis.engine.execution.state_cache import num_state_slots, slot_bytes, stat
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels.paged_cache import PagedCache, make_cache_array
-from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.layers.module import JaxModule
 
-# Tokens of context per sequence of `max_num_seqs` for which the CPU default makes room.
+# Tokens of context per sequence of `max_num_seqs` that the CPU default has blocks for.
 CPU_TOKENS_PER_SEQ = 512
 # A window's pool is at most this many times what `max_num_seqs` sequences hold at once; the excess keeps the windows of
 # ended sequences, for prefix caching.
@@ -36,17 +37,14 @@ WINDOW_POOL_FACTOR = 2
 
 
 CacheStruct = PagedCache | tuple[jax.ShapeDtypeStruct, ...]
-"""A layer's cache before it is made: a paged one of a struct, or the structs of a state."""
+"""A layer's cache before it is made: a `PagedCache` of a struct, or the structs of a state."""
 
 
 def device_block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh) -> int:
-    """Bytes of one block of a layer's cache on each device; a cache that devices do not share is whole on each.
+    """Returns the bytes of one block of a layer's cache on each device.
 
-    Args:
-      spec: Of the layer, on the devices of the mesh.
-      block_size: B.
-      dtype: Of the cache.
-      mesh: The devices, which need not be there. The cache's layout depends on their platform.
+    A cache that devices do not share is whole on each. The mesh's devices need not exist, but the cache's layout
+    depends on their platform. `spec` is the layer's on the devices of the mesh; `dtype` is the cache's type.
     """
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         layout = spec.layout(block_size, dtype)
@@ -57,15 +55,10 @@ def device_block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh:
 def block_bytes(
     specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh
 ) -> dict[AttentionSpan, int]:
-    """Bytes of one block over all layers of a span, for each span; the span that keeps most comes first.
+    """Returns the bytes of one block over all layers of each span; the span that keeps most comes first.
 
-    Layers of one span share a pool of blocks.
-
-    Args:
-      specs: One per layer, on the devices of the mesh.
-      block_size: B.
-      dtype: Of the caches.
-      mesh: The bytes are those of all devices of a data rank together.
+    Layers of one span share a pool of blocks. The bytes are those of all devices of a data rank together. `specs` has
+    one spec per layer, on the devices of the mesh; `dtype` is the type of the caches.
     """
     spans = {spec.span: 0 for spec in specs}
     for spec in specs:
@@ -74,7 +67,7 @@ def block_bytes(
 
 
 def widest_first(bytes_per_block: Mapping[AttentionSpan, int]) -> dict[AttentionSpan, int]:
-    """The same, the span that keeps most first."""
+    """Returns the same mapping, with the span that keeps most first."""
     return dict(
         sorted(bytes_per_block.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach)
     )
@@ -83,13 +76,10 @@ def widest_first(bytes_per_block: Mapping[AttentionSpan, int]) -> dict[Attention
 def blocks_within(
     vllm_config: VllmConfig, bytes_per_block: Mapping[AttentionSpan, int], memory: int, useful_tokens: int
 ) -> dict[AttentionSpan, int]:
-    """The number of blocks of each pool: the most that fit, and no more than can be used.
+    """Returns the number of blocks of each pool: the most that fit in `memory` and can be used.
 
-    Args:
-      vllm_config: Its sizes.
-      bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
-      memory: Bytes of all pools together.
-      useful_tokens: Tokens past which the first pool would never be used.
+    `bytes_per_block` has the bytes of a block in the layers of each span, the span that keeps most first. Tokens past
+    `useful_tokens` would never be used in the first pool.
     """
     block_size = vllm_config.cache_config.block_size
     max_model_len = vllm_config.model_config.max_model_len
@@ -122,14 +112,9 @@ def holds(
     num_seqs: int,
     num_tokens: int,
 ) -> bool:
-    """Whether caches of so many bytes have the blocks, and the states, of `num_seqs` sequences of `num_tokens` each.
+    """Returns whether caches of `memory` bytes hold the blocks and states of `num_seqs` sequences of `num_tokens` each.
 
-    Args:
-      vllm_config: Its sizes, but for the limits of sequences and of their tokens, which are those asked for.
-      units: See `unit_bytes`.
-      memory: Bytes of all caches.
-      num_seqs: Sequences at once.
-      num_tokens: Tokens of each.
+    `units` is the result of `unit_bytes`. The configured limits of sequences and of their tokens are ignored.
     """
     per_block, per_slot = units
     left = memory - num_seqs * per_slot
@@ -150,21 +135,21 @@ def holds(
 def longest_context(
     vllm_config: VllmConfig, units: tuple[Mapping[AttentionSpan, int], int], memory: int, most: int
 ) -> int:
-    """Tokens of the longest single sequence, of at most `most`, that the caches hold; 0 if none. See `holds`."""
+    """Returns the tokens of the longest single sequence, at most `most`, that the caches hold; 0 for none."""
     return _largest(lambda tokens: holds(vllm_config, units, memory, num_seqs=1, num_tokens=tokens), most)
 
 
 def most_sequences(
     vllm_config: VllmConfig, units: tuple[Mapping[AttentionSpan, int], int], memory: int, num_tokens: int
 ) -> int:
-    """How many sequences of so many tokens the caches hold at once. See `holds`."""
+    """Returns the number of sequences of so many tokens that the caches hold at once."""
     per_block, per_slot = units
     most = memory // min(per_block.values(), default=per_slot)
     return _largest(lambda seqs: holds(vllm_config, units, memory, num_seqs=seqs, num_tokens=num_tokens), most)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which it holds, if it holds for all smaller ones; 0 if for none."""
+    """Returns the largest number up to `most` that holds; 0 for none. Smaller numbers than one that holds do, too."""
     return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))
 
 
@@ -177,24 +162,24 @@ def num_cache_blocks(
     memory: int | None = None,
     share: float | None = None,
 ) -> tuple[dict[AttentionSpan, int], int]:
-    """Computes how many blocks to allocate.
+    """Computes the number of blocks to allocate.
 
     Every pool gets the same number, except that pools of windows (or chunks) alongside pools that keep more get only
     what they can use, and leave the rest to the others.
 
     Args:
-      vllm_config: Sizes, and the memory if it was given.
+      vllm_config: The engine's configuration: sizes, and the memory if it was given.
       bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
-      mesh: Where the cache will be.
-      state_bytes: What recurrent states take of the memory.
-      memory: Bytes of all caches of a data rank; None is `cache_memory`, for a mesh with one.
-      share: How much of them this host has; None: as much as it has of the mesh.
+      mesh: The devices of the caches.
+      state_bytes: Bytes of the memory that recurrent states take.
+      memory: Bytes of all caches of a data rank; None means `cache_memory`, for a mesh with one data rank.
+      share: Share of them that this host has; None for its share of the mesh.
 
     Returns:
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
 
     Raises:
-      EngineError: There is not enough memory for one block, or less than was requested.
+      EngineError: The memory does not suffice for one block, or is less than requested.
     """
     block_size = vllm_config.cache_config.block_size
     max_model_len = vllm_config.model_config.max_model_len
@@ -225,12 +210,12 @@ def num_cache_blocks(
 
 
 class RepeatedHeads(NamedTuple):
-    """How the heads of a cache are repeated.
+    """The repetition of the heads of a cache.
 
     Attributes:
-      axis: Of the cache's shape.
-      num_heads: How many there are along it.
-      copies: How often each of the model's is among them, one copy after the other.
+      axis: Axis of the heads in the cache's shape.
+      num_heads: Number of heads along it.
+      copies: Copies of each of the model's heads among them, one copy after the other.
     """
 
     axis: int
@@ -243,14 +228,14 @@ class CachePlan:
     """The KV caches of a model on a mesh, before they are made.
 
     Attributes:
-      structs: Their shapes and shardings, one for each layer that caches.
-      layer_groups: The group of each: the index of its span in `num_blocks`; of a state, the number after those.
+      structs: Shapes and shardings, one for each layer that caches.
+      layer_groups: Group of each cache: the index of its span in `num_blocks`; for a state, the number after those.
       bytes_per_block: Bytes of a block over all layers of a span, the span that keeps most first.
       num_blocks: Blocks of each layer of a span; each data rank has as many.
       num_state_slots: Slots of the recurrent states of a data rank; None if no layer has any.
       bytes_per_slot: Bytes of a slot over all layers.
       max_model_len: The configured one, shortened if the caches cannot hold a sequence that long.
-      repeated_heads: Of each layer, if more devices share it than it has heads; otherwise None.
+      repeated_heads: Repetition of each layer's heads if more devices share it than it has heads; otherwise None.
     """
 
     structs: list[CacheStruct]
@@ -270,19 +255,19 @@ def plan_kv_caches(
     memory: int | None = None,
     num_blocks: int | None = None,
 ) -> CachePlan:
-    """Sizes the caches of a model, whose weights and devices need not be there if their memory is configured.
+    """Sizes the caches of a model. Its weights and devices need not exist if the memory is configured.
 
     Args:
       model: The model.
       vllm_config: The engine's configuration.
-      mesh: Where the caches will be.
-      memory: Bytes of all caches on all hosts; None is `cache_memory`, that of this host.
-      num_blocks: Blocks of every pool; None: as many as `memory` has room for. So a scheduler that knows nothing of
+      mesh: The devices of the caches.
+      memory: Bytes of all caches on all hosts; None means `cache_memory`, that of this host.
+      num_blocks: Blocks of every pool; None for as many as fit in `memory`. With equal pools, a scheduler that ignores
         spans can give each sequence one block table, whose ids every layer has.
 
     Raises:
       ConfigError: The model's heads cannot be spread over the mesh.
-      EngineError: See `num_cache_blocks`.
+      EngineError: The memory does not suffice; see `num_cache_blocks`.
     """
     return plan_caches(cache_specs(model, vllm_config), vllm_config, mesh, memory, num_blocks=num_blocks)
 
@@ -295,7 +280,7 @@ def plan_caches(
     share: float | None = None,
     num_blocks: int | None = None,
 ) -> CachePlan:
-    """`plan_kv_caches` for layers with these specs, of whose caches this host has a share; see `num_cache_blocks`."""
+    """Does `plan_kv_caches` for layers with these specs, whose caches this host has a `share` of."""
     cache_config, activations = vllm_config.cache_config, vllm_config.model_config.dtype
     dtype = cache_config.cache_dtype or activations
     specs = on_devices(specs, mesh)
@@ -332,7 +317,7 @@ def _repeated_heads(spec: CacheSpec | StateCacheSpec, struct: CacheStruct) -> Re
 def on_devices(
     specs: Sequence[CacheSpec | StateCacheSpec], mesh: Mesh | AbstractMesh
 ) -> list[CacheSpec | StateCacheSpec]:
-    """The specs of the same layers, spread over the devices of a mesh."""
+    """Returns the specs of the same layers, spread over the devices of a mesh."""
     size = mesh.shape["model"]
     return [spec if isinstance(spec, StateCacheSpec) else spec.on_devices(size) for spec in specs]
 
@@ -340,12 +325,9 @@ def on_devices(
 def unit_bytes(
     specs: Sequence[CacheSpec | StateCacheSpec], vllm_config: VllmConfig, mesh: Mesh | AbstractMesh
 ) -> tuple[dict[AttentionSpan, int], int]:
-    """Bytes of one block in all layers of each span, and of one slot in all layers with a state.
+    """Returns the bytes of one block in all layers of each span, and of one slot in all layers with a state.
 
-    Args:
-      specs: Of the layers, on the devices of the mesh.
-      vllm_config: The engine's configuration.
-      mesh: The devices, of which the bytes are the sum.
+    The bytes are those of all devices of a data rank together. `specs` are those of the layers on these devices.
     """
     dtype = vllm_config.cache_config.cache_dtype or vllm_config.model_config.dtype
     paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
@@ -357,11 +339,9 @@ def unit_bytes(
 def stage_share(
     of_stage: tuple[Mapping[AttentionSpan, float], float], of_all: tuple[Mapping[AttentionSpan, int], int]
 ) -> float:
-    """The most that a pipeline stage has of all stages' caches, whatever memory is divided into.
+    """Returns the largest share of all stages' caches that a pipeline stage has, however memory is divided.
 
-    Args:
-      of_stage: `unit_bytes` of its layers.
-      of_all: The same of all layers.
+    Both arguments are results of `unit_bytes`: for the stage's layers, and for all layers.
     """
     (per_block, per_slot), (all_per_block, all_per_slot) = of_stage, of_all
     shares = [num_bytes / all_per_block[span] for span, num_bytes in per_block.items()]
@@ -369,7 +349,7 @@ def stage_share(
 
 
 def _kv_cache_struct(spec: CacheSpec, num_blocks: int, block_size: int, dtype: DTypeLike, mesh: Mesh) -> PagedCache:
-    """A paged cache's shape and sharding: its heads are spread over the mesh, and each data rank has its own blocks."""
+    """Spreads the heads over the mesh, and gives each data rank blocks of its own."""
     with jax.set_mesh(mesh):
         layout = spec.layout(block_size, dtype)
     shape = (mesh.shape[DATA_AXIS] * num_blocks, *layout.shape)
@@ -378,7 +358,7 @@ def _kv_cache_struct(spec: CacheSpec, num_blocks: int, block_size: int, dtype: D
 
 
 def make_kv_caches(structs: Sequence[CacheStruct]) -> list[Any]:
-    """The caches, in the form of their `structs`.
+    """Makes the caches in the form of their `structs`.
 
     Raises:
       EngineError: A device does not have enough memory.

@@ -1,75 +1,26 @@
-"""A model as a flat list of arrays, which is how compiled programs take it as an argument."""
+"""A model as a flat list of arrays, the form in which compiled programs take it as an argument."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.layout import Format, Layout
 from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.config import VllmConfig
+from jaxis.engine.execution.weight_layout import laid_out
 from jaxis.errors import ConfigError
 from jaxis.kernels.platform import target_platform
-from jaxis.kernels.weights import Weight, as_weight
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 from jaxis.parallel.mesh import put
-
-# Puts weights in memory in the layout that lookups and kernels read: elements row by row, scales column by column.
-#
-# On TPU the default layout of an array is the one that pads it least: a table of embeddings whose rows are no
-# multiple of 128 lies column by column, and so does a stack of experts whose share on a device has such rows. A
-# program that looks up rows, or calls a Pallas kernel, would then turn all of it around in every step.
-#
-# Scales, [..., out, groups], have short rows, which would be padded to 128 groups; the kernels read them by outputs.
-
-
-Array = TypeVar("Array", jax.Array, jax.ShapeDtypeStruct)
-
-
-def laid_out(state: Any) -> Any:
-    """The arrays of a model, and its weights, in the layouts that programs for TPUs read; old buffers are freed."""
-    return jax.tree.map(_laid_out, state, is_leaf=lambda node: isinstance(node, Weight))
-
-
-def _laid_out(leaf: Any) -> Any:
-    by_columns = as_weight(leaf).column_major_arrays
-
-    def moved(path: tuple[Any, ...], array: Any) -> Any:
-        return column_major(array) if path and path[-1].name in by_columns else row_major(array)
-
-    return jax.tree_util.tree_map_with_path(moved, leaf)
-
-
-def row_major(array: Array) -> Array:
-    """The array with its last axis innermost; moved, and its old buffer freed, if it lies otherwise."""
-    return _ordered(array, tuple(range(array.ndim)))
-
-
-def column_major(array: Array) -> Array:
-    """The array with its last axis but one innermost; moved, and its old buffer freed, if it lies otherwise."""
-    *leading, rows, columns = range(array.ndim)
-    return _ordered(array, (*leading, columns, rows))
-
-
-def _ordered(array: Array, order: tuple[int, ...]) -> Array:
-    if array.ndim < 2 or jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return array
-    layout = Layout(major_to_minor=order)
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=Format(layout, array.sharding))
-    present = cast(Any, array).format.layout
-    if present is None or present.major_to_minor == order:
-        return array
-    return jax.device_put(array, Format(layout, array.sharding), donate=True)
 
 
 @runtime_checkable
@@ -83,7 +34,7 @@ class GenerativeModel(Protocol):
         ...
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
-        """Hidden states [R, E] to logits [R, V]."""
+        """Returns the logits [R, V] of hidden states [R, E]."""
         ...
 
 
@@ -95,17 +46,15 @@ class ModelArrays:
     Attributes:
       hidden_states: One row of `compute_logits`'s input, [1, E].
       arrays: All of the model's arrays.
-      head_arrays: The arrays that `compute_logits` reads. Calling a program takes longer with every array passed to
-        it, so the sampler's gets only these.
+      head_arrays: The arrays that `compute_logits` reads; empty while there are no arrays. Calling a program takes
+        longer with every array passed to it, so the sampler's gets only these.
     """
 
     def __init__(self, model: JaxModule, hidden_states: jax.ShapeDtypeStruct, *, has_head: bool = True) -> None:
-        """Splits a model, in the context of its mesh; on TPU its arrays are moved to the layout that programs read.
+        """Splits a loaded model, in the context of its mesh.
 
-        Args:
-          model: The model, its weights loaded.
-          hidden_states: One row of `compute_logits`'s input, [1, E].
-          has_head: Whether the model can `compute_logits`: of pipeline stages, the last can.
+        On TPU its arrays are moved to the layout that programs read. Of pipeline stages, only the last has the head,
+        `compute_logits`.
         """
         self.hidden_states = hidden_states
         self._graphdef, state = nnx.split(model)
@@ -121,7 +70,6 @@ class ModelArrays:
 
     @property
     def head_arrays(self) -> list[jax.Array]:
-        """See the class; none while there are no arrays."""
         return [self.arrays[i] for i in self._head_indices] if self.arrays else []
 
     @property
@@ -130,25 +78,25 @@ class ModelArrays:
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, self.arrays))
 
     def merge(self, arrays: Sequence[Any]) -> GenerativeModel:
-        """The model rebuilt from these arrays, in the order of `arrays`."""
+        """Returns the model rebuilt from these arrays, in the order of `arrays`."""
         return cast(GenerativeModel, nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, arrays)))
 
     def merge_head(self, head_arrays: Sequence[Any]) -> GenerativeModel:
-        """The model rebuilt from `head_arrays`; only its `compute_logits` can be called."""
+        """Returns the model rebuilt from `head_arrays`; only its `compute_logits` can be called."""
         given = dict(zip(self._head_indices, head_arrays, strict=True))
         return self.merge([given.get(i) for i in range(self._treedef.num_leaves)])
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arrays on all devices together."""
+        """The bytes of the arrays on all devices together."""
         return bytes_on_devices(self.arrays)
 
     def bytes_by_name(self) -> dict[str, int]:
-        """Bytes of each array, as it is in memory, by its dotted name."""
+        """Returns the bytes of each array in memory, by its dotted name."""
         return {name: array.nbytes for name, array in self.named_arrays()}
 
     def named_arrays(self) -> list[tuple[str, jax.Array]]:
-        """Each array and its dotted name, in the order of `arrays`."""
+        """Returns each array and its dotted name, in the order of `arrays`."""
         arrays, _ = jax.tree.flatten_with_path(jax.tree.unflatten(self._treedef, self.arrays))
         return [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in arrays]
 
@@ -163,16 +111,16 @@ class ModelArrays:
 
     @functools.cached_property
     def _kinds(self) -> dict[str, str]:
-        """Type and shape of each array by its name, also of those that were dropped."""
+        """The type and shape of each array by its name, dropped arrays included."""
         return {name: f"{array.dtype} {list(array.shape)}" for name, array in self.named_arrays()}
 
     @property
     def is_dropped(self) -> bool:
-        """Whether there are no arrays, on the devices or the host."""
+        """True if there are no arrays, on the devices or the host."""
         return not self.arrays and not self._on_host
 
     def sleep(self, level: int) -> None:
-        """Moves the arrays to the host's memory (level 1), where those of CPU devices are, or drops them (2)."""
+        """Moves the arrays to the host's memory (level 1; a CPU's are there already), or drops them (level 2)."""
         _ = self._kinds
         if level == 2:
             self.release()
@@ -194,12 +142,11 @@ class ModelArrays:
         self.arrays = []
 
     def release(self) -> None:
-        """Drops the arrays."""
         self.arrays, self._on_host = [], []
 
 
 def bytes_on_devices(arrays: Iterable[jax.Array]) -> int:
-    """Bytes of arrays on all devices together, those of other processes included."""
+    """Returns the bytes of arrays on all devices together, those of other processes included."""
     return sum(
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize * len(array.sharding.device_set)
         for array in arrays
@@ -207,7 +154,7 @@ def bytes_on_devices(arrays: Iterable[jax.Array]) -> int:
 
 
 def _shared(array: jax.Array, whole: NamedSharding) -> jax.Array:
-    """The array or, of a constant that this process made elsewhere than on the devices of the mesh, a copy on those."""
+    """Returns the array, or a copy on the mesh's devices of a constant that this process made elsewhere."""
     if not isinstance(array, jax.Array) or not array.is_fully_addressable:
         return array
     is_there = whole.is_fully_addressable and array.sharding.device_set <= whole.device_set
@@ -215,13 +162,13 @@ def _shared(array: jax.Array, whole: NamedSharding) -> jax.Array:
 
 
 def hidden_state_struct(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:
-    """One hidden state, [1, E], as programs hand it on: whole on every device."""
+    """Returns the struct of one hidden state, [1, E], as programs hand it on: whole on every device."""
     shape = (1, vllm_config.model_config.hf_config.get_text_config()["hidden_size"])
     return jax.ShapeDtypeStruct(shape, vllm_config.model_config.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
 def indices_read(function: Callable[..., Any], arrays: Sequence[Any], *operands: Any) -> list[int]:
-    """Indices of the `arrays` that the result of `function(arrays, *operands)` may depend on."""
+    """Returns the indices of the `arrays` that the result of `function(arrays, *operands)` may depend on."""
     jaxpr = jax.make_jaxpr(function)(list(arrays), *operands).jaxpr
     used = {v for equation in jaxpr.eqns for v in equation.invars if isinstance(v, Var)}
     used.update(v for v in jaxpr.outvars if isinstance(v, Var))

@@ -1,4 +1,4 @@
-"""Counts a loaded model's parameters, and names how most of them are stored."""
+"""The number of a loaded model's parameters, and the storage format of most of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from jaxis.layers.module import named_modules, named_parameters
 
 
 def model_size(*models: nnx.Module) -> tuple[int, str]:
-    """(number of parameters, how most of them are stored) of a loaded model; shared parameters count once.
+    """Returns the number of parameters of a loaded model, and how most of them are stored.
 
-    Of a model in several pipeline stages, `models` are the models of the stages.
-
-    The second is a type such as "bfloat16" or "int8", or "4-bit" for codes that are no integers; "" for a model without
-    parameters.
+    `models` are the models of all pipeline stages. Shared parameters count once. The storage is a type such as
+    "bfloat16" or "int8", or "4-bit" for codes that are no integers; "" for a model without parameters.
     """
     by_name: dict[str, nnx.Param] = {}
     for model in models:
@@ -27,7 +25,7 @@ def model_size(*models: nnx.Module) -> tuple[int, str]:
         by_name |= {name: param for name, param in named_parameters(model) if names[id(param)] == name}
     modules = [module for model in models for _, module in named_modules(model)]
     layers = [module for module in modules if isinstance(module, JaxLinear | JaxEmbed)]
-    # Several devices may have copies of a layer's rows, those of key-value heads, or rows of zeros after a table's own.
+    # Devices may have copies of a layer's rows (of key-value heads), or rows of zeros after a table's own rows.
     num_rows = {id(layer.weight): layer.output_size for layer in layers}
     linear = [layer for layer in layers if isinstance(layer, JaxLinear)]
     num_rows |= {id(layer.bias): layer.output_size for layer in linear if layer.bias is not None}

@@ -1,4 +1,4 @@
-"""What a model's programs are traced and lowered for: its arrays on a mesh, its caches, its limits."""
+"""The context for which a model's programs are traced and lowered: arrays on a mesh, caches, limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.kv_cache import CacheStruct
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.rank_programs import RankPrograms
-from jaxis.engine.execution.step_inputs import StepInputs, StepShape
+from jaxis.engine.execution.step_inputs import StepInputs
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.kernels.platform import target_platform
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes
 from jaxis.parallel.stages import WHOLE, Stage
@@ -25,18 +26,18 @@ from jaxis.parallel.stages import WHOLE, Stage
 class ProgramContext:
     """A model, or one of its pipeline stages, on a mesh.
 
-    Programs are traced on other threads, at times when there may be no caches: from the caches' structs.
+    Programs are traced on other threads, at times when there may be no caches, so only the caches' structs are used.
 
     Attributes:
       model: The model's arrays, or their structs.
-      mesh: Its devices, those of other processes included.
-      caches: The shapes and shardings of the layers' caches.
-      layer_groups: The group of each cache, in which it shares a block table; see `CachePlan`.
-      num_draft_caches: How many of the caches, the last ones, are those of the layers that draft tokens.
+      mesh: The model's devices, those of other processes included.
+      caches: Shapes and shardings of the layers' caches.
+      layer_groups: Group of each cache, in which it shares a block table; see `CachePlan`.
+      num_draft_caches: Number of caches, the last ones, that belong to draft layers.
       max_num_seqs: Most sequences in a step (max R).
-      vocab_size: V.
-      stage: Which part of the model this is.
-      adapters: Of the model; None: there are none.
+      vocab_size: Size of the vocabulary (V).
+      stage: This part of the model.
+      adapters: The model's adapters; None if there are none.
     """
 
     model: ModelArrays
@@ -50,17 +51,17 @@ class ProgramContext:
     adapters: Adapters | None = None
 
     def arrays_of(self, shape: StepShape) -> list[jax.Array]:
-        """The arrays that the model's program of a step of this shape takes."""
+        """Returns the arrays that the model's program takes for a step of this shape."""
         return self.model.arrays if not shape.has_adapters or self.adapters is None else self.adapters.arrays
 
     def merge(self, arrays: list[jax.Array], shape: StepShape, step: StepInputs) -> GenerativeModel:
-        """The model of a step, inside its program, rebuilt from `arrays_of`."""
+        """Returns, inside a program, the model of a step, rebuilt from `arrays_of`."""
         if shape.adapter_parts is None or step.places is None or self.adapters is None:
             return self.model.merge(arrays)
         return self.adapters.merge(arrays, step.places, shape.adapter_parts)
 
     def head_arrays_of(self, adapter_parts: frozenset[str] | None) -> list[jax.Array]:
-        """The arrays that a program of logits takes; of adapters that change the head, if there are parts."""
+        """Returns the arrays of a program of logits: the adapters' if there are parts, otherwise the model's."""
         if adapter_parts is None or self.adapters is None:
             return self.model.head_arrays
         return self.adapters.head_arrays
@@ -68,34 +69,32 @@ class ProgramContext:
     def merge_head(
         self, head_arrays: list[jax.Array], adapter_parts: frozenset[str] | None, places: Sequence[jax.Array]
     ) -> GenerativeModel:
-        """Inside a program: the model rebuilt from `head_arrays_of`, with one array of its rows' places, if any."""
+        """Returns, inside a program, the model rebuilt from `head_arrays_of`; `places` has its rows' places, if any."""
         if adapter_parts is None or self.adapters is None:
             return self.model.merge_head(head_arrays)
         return self.adapters.merge_head(head_arrays, places[0], adapter_parts)
 
     @functools.cached_property
     def ranks(self) -> RankPrograms:
-        """Makes programs of all data ranks of the mesh from those of one."""
+        """The maker of programs of all data ranks of the mesh from programs of one."""
         return RankPrograms(self.mesh)
 
     @functools.cached_property
     def num_model_caches(self) -> int:
-        """Caches of the model's own layers, which come first."""
+        """The number of caches of the model's own layers, which come first."""
         return len(self.caches) - self.num_draft_caches
 
     @property
     def model_caches(self) -> list[CacheStruct]:
-        """The caches of the model's own layers."""
         return list(self.caches[: self.num_model_caches])
 
     @property
     def draft_caches(self) -> list[CacheStruct]:
-        """The caches of the layers that draft tokens."""
         return list(self.caches[self.num_model_caches :])
 
     @functools.cached_property
     def is_on_host(self) -> bool:
-        """Whether the host can read the devices' memory, as on CPU."""
+        """True if the host can read the devices' memory, as on CPU."""
         return self.mesh.devices.flat[0].platform == "cpu"
 
     @functools.cached_property
@@ -111,27 +110,27 @@ class ProgramContext:
         return groups
 
     def layers_of_group(self, group: int) -> list[int]:
-        """The indices of a group's caches; a pipeline stage may have none of them."""
+        """Returns the indices of a group's caches; a pipeline stage may have none of them."""
         return self._group_layers.get(group, [])
 
     def hidden_struct(self, num_tokens: int) -> jax.ShapeDtypeStruct:
-        """Hidden states of so many tokens of each data rank."""
+        """Returns the struct of hidden states of so many tokens of each data rank."""
         one = self.model.hidden_states
         return self.ranks.struct((num_tokens, *one.shape[1:]), one.dtype)
 
     def int32(self, *shape: int) -> jax.ShapeDtypeStruct:
-        """An int32 array that is whole on every device."""
+        """Returns the struct of an int32 array that is whole on every device."""
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.replicated)
 
     def divide(self, logits: jax.Array) -> jax.Array:
-        """Inside a program: on each device its own part of the vocabulary; the last one's may be smaller."""
+        """Keeps, inside a program, a part of the vocabulary on each device; the last one's may be smaller."""
         return _constrain(logits, PartitionSpec(None, MODEL_AXIS))
 
     def replicate(self, logits: jax.Array) -> jax.Array:
-        """Inside a program: whole rows of logits on every device, so that all devices sample the same tokens.
+        """Makes logits whole on every device, inside a program, so that all devices sample the same tokens.
 
-        Each device first computes its own part of the vocabulary: told only that the result is whole, XLA would gather
-        the head's weight and let every device multiply by all of it.
+        Each device first computes its own part of the vocabulary. Without that hint, XLA would gather the head's weight
+        and let every device multiply by all of it.
         """
         return _constrain(self.divide(logits), self.replicated.spec)
 
@@ -139,28 +138,27 @@ class ProgramContext:
 def _constrain(logits: jax.Array, spec: PartitionSpec) -> jax.Array:
     if MODEL_AXIS not in automatic_axes():
         return logits
-    # The spec alone: what XLA divides here may be one rank's part of the mesh.
+    # A spec without a mesh: XLA may divide only one rank's part of the mesh here.
     return jax.lax.with_sharding_constraint(logits, spec)
 
 
 def shardings_of(caches: Sequence[CacheStruct]) -> list[Any]:
-    """The sharding of each array of these caches."""
     return jax.tree.map(lambda struct: struct.sharding, list(caches))
 
 
 def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
-    """`jax.jit` with the compiler options of the current mesh's platform, unless other options are given."""
+    """Calls `jax.jit` with the compiler options of the current mesh's platform, unless other options are given."""
     return jax.jit(function, **{"compiler_options": _compiler_options(), **options})
 
 
 def _compiler_options() -> dict[str, int | bool] | None:
     platform = target_platform()
     if platform == "cpu":
-        # What is rounded to bfloat16 or float16 stays rounded. Otherwise, it depends on what XLA fuses in steps of one
-        # shape and not of another.
+        # Values rounded to bfloat16 or float16 stay rounded. Otherwise, results depend on the operations that XLA fuses
+        # in steps of one shape and not of another.
         return {"xla_allow_excess_precision": False}
     if platform != "gpu":
         return None
-    # XLA would compute the products of one input with several small weights as one product, of weights that each step
-    # first copies into one: those of queries, keys and values, of a feed-forward's halves, of a router.
+    # XLA would merge the products of one input with several small weights (queries, keys and values; a feed-forward's
+    # halves; a router), and copy these weights into one in every step.
     return {"xla_gpu_dot_merger_threshold_mb": 0}

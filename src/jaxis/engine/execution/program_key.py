@@ -18,7 +18,7 @@ Compiled = Callable[..., Any]
 
 
 class RunsOn(enum.Enum):
-    """Which pipeline stages a program runs on.
+    """The pipeline stages that a program runs on.
 
     EVERY_STAGE: All, one after the other; each takes the hidden states that the one before hands on.
     LAST_STAGE: The last one alone.
@@ -31,14 +31,13 @@ class RunsOn(enum.Enum):
 
 
 class ProgramKey(Hashable, Protocol):
-    """Names a program: equal keys are the same program.
+    """The name of a program: equal keys are the same program.
 
     Attributes:
       runs_on: The pipeline stages.
-      description: What a user reads while a step waits for it to compile, such as "the sampler".
-      num_tokens: The padded tokens of a data rank whose hidden states the program takes or leaves; 0 if it does
-        neither.
-      result_tree: A tree with a leaf for each array that `run` returns; None if it returns none.
+      description: Text for the user while a step waits for the program to compile, such as "the sampler".
+      num_tokens: Padded tokens of a data rank whose hidden states the program takes or leaves; 0 if it does neither.
+      result_tree: Tree with a leaf for each array that `run` returns; None if it returns none.
     """
 
     @property
@@ -59,15 +58,15 @@ class ProgramKey(Hashable, Protocol):
 
     @property
     def run(self) -> Callable[..., Any]:
-        """`run(program, state, *operands)` dispatches the program, and keeps on the devices what the next call needs.
+        """Function `run(program, state, *operands)` that dispatches the program and keeps arrays for the next call.
 
-        Its arguments: what `lower` gave, compiled; the `DeviceState` of the stage; and operands of the host, which are
-        int32 vectors, integers and None.
+        Its arguments: the compiled result of `lower`; the `DeviceState` of the stage, where arrays stay on the devices;
+        and operands of the host, which are int32 vectors, integers and None.
         """
         ...
 
 
 def lower(key: ProgramKey, context: ProgramContext) -> jax.stages.Lowered:
-    """The program of a key, traced and lowered."""
+    """Returns the program of a key, traced and lowered."""
     with jax.set_mesh(context.mesh):
         return key.lower(context)

@@ -26,7 +26,7 @@ CACHE_FOLDER = "jaxis/programs"
 
 
 def default_cache_dir() -> Path:
-    """Where compiled programs are kept unless JAX_COMPILATION_CACHE_DIR says otherwise."""
+    """Returns the folder of compiled programs unless JAX_COMPILATION_CACHE_DIR says otherwise."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / CACHE_FOLDER
 
@@ -42,17 +42,17 @@ def enable_disk_cache() -> None:
         logger.warning("compiled programs are not kept: %s cannot be made (%s)", folder, error.strerror)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # Also of a program that compiles in a fifth of a second, most is saved; a small model has only such.
+    # Programs of a small model compile in a fifth of a second, and the cache still saves most of that.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 class CompileWait(NamedTuple):
-    """When a step waited for a program to compile, as `time.monotonic` seconds.
+    """A step's wait for a program to compile, as `time.monotonic` seconds.
 
     Attributes:
-      started: When it began to wait.
-      ended: When it continued; None while it waits.
+      started: Time when the wait began.
+      ended: Time when the step continued; None while it waits.
     """
 
     started: float
@@ -62,14 +62,12 @@ class CompileWait(NamedTuple):
 class Programs:
     """The programs of an executor, by key.
 
-    Attributes:
-      executor: Compiles and runs them.
-      last_wait: The last wait for a program, if there was one. Other threads may read it at any time.
+    `on_wait(what)` is a context manager entered while a step waits for a program to compile; `what` is the description
+    of the program's key.
 
-    Args:
-      executor: Compiles and runs the programs.
-      on_wait: `on_wait(what)` is a context manager entered while a step waits for a program to compile; `what` is the
-        description of the program's key.
+    Attributes:
+      executor: Executor that compiles and runs them.
+      last_wait: The last wait for a program; None before the first. Other threads may read it at any time.
     """
 
     def __init__(self, executor: Executor, on_wait: Callable[[str], AbstractContextManager[None]]) -> None:
@@ -81,7 +79,7 @@ class Programs:
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
 
     def run(self, key: ProgramKey, *operands: Any) -> Any:
-        """Dispatches the program of a key, which compiles first if need be; see `ProgramKey.run`."""
+        """Dispatches the program of a key, compiled first if need be; see `ProgramKey.run`."""
         return self.executor.run(key, self.get(key), *operands)
 
     def precompile(self, key: ProgramKey) -> Future[Compiled]:
@@ -92,12 +90,12 @@ class Programs:
             return self._programs[key]
 
     def has(self, key: ProgramKey) -> bool:
-        """Whether the program of a key was compiled, or failed to be."""
+        """Returns whether the program of a key was compiled, or failed to be."""
         future = self._programs.get(key)
         return future is not None and future.done()
 
     def get(self, key: ProgramKey) -> Compiled:
-        """The program of a key; waits until it is compiled."""
+        """Returns the program of a key; waits until it is compiled."""
         future = self.precompile(key)
         if not future.done():
             self.last_wait = wait = CompileWait(time.monotonic())
@@ -112,7 +110,7 @@ class Programs:
             raise
 
     def close(self) -> None:
-        """Drops the programs, after waiting for those that are compiling, and frees what the executor has."""
+        """Drops the programs, after waiting for those that are compiling, and closes the executor."""
         self._workers.shutdown(wait=True, cancel_futures=True)
         self._programs.clear()
         self.executor.close()

@@ -18,14 +18,11 @@ from jaxis.parallel.mesh import DATA_AXIS, MESH_AXES, MODEL_AXIS, data_spec, put
 
 
 class RankPrograms:
-    """Makes programs of all data ranks from those of one. With one rank, they are the same.
+    """Makes programs of all data ranks of a mesh from those of one. With one rank, they are the same.
 
     Attributes:
-      num_ranks: D.
-      sharding: The sharding of arrays of which each rank has its own part.
-
-    Args:
-      mesh: The devices of all ranks.
+      num_ranks: Number of data ranks (D).
+      sharding: Sharding of arrays of which each rank has its own part.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -34,28 +31,24 @@ class RankPrograms:
         self.sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS) if self.num_ranks > 1 else PartitionSpec())
 
     def struct(self, shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """The arrays of all ranks together, of which each rank's has this shape."""
+        """Returns the struct of all ranks' arrays together; each rank's array has this shape."""
         first, *rest = shape
         return jax.ShapeDtypeStruct((self.num_ranks * first, *rest), dtype, sharding=self.sharding)
 
     def place(self, parts: np.ndarray) -> np.ndarray | jax.Array:
-        """All ranks' arrays as the argument of a program."""
+        """Returns all ranks' arrays as the argument of a program."""
         return parts if self.num_ranks == 1 else put(parts, self.sharding)
 
     def over_ranks(self, function: Callable[..., Any], operands: Any, results: Any) -> Callable[..., Any]:
-        """A function of all ranks together, made from a function of one rank.
+        """Returns a function of all ranks together, made from a function of one rank.
 
-        Inside, the axis "data" is manual, and XLA divides each rank's own part of the program over "model".
-
-        Args:
-          function: Of one rank.
-          operands: The arguments, arrays or structs, of all ranks: each rank gets its part of those that the sharding
-            divides over "data", and all of the others.
-          results: The shardings of the results of all ranks.
+        Inside, the axis "data" is manual, and XLA divides each rank's own part of the program over "model". Each rank
+        gets its part of the `operands` (arrays or structs of all ranks) that their sharding divides over "data", and
+        all of the others. `results` are the shardings of all ranks' results.
         """
         if self.num_ranks == 1:
             return function
-        # With nothing for XLA to divide, all axes are manual: XLA cannot divide a kernel, not even by one.
+        # If XLA has nothing to divide, all axes are manual: it cannot divide a kernel, not even by one.
         axes = {DATA_AXIS} if self._mesh.shape[MODEL_AXIS] > 1 else set(MESH_AXES)
         in_specs = tuple(jax.tree.map(lambda array: _spec(array.sharding), operand) for operand in operands)
         return jax.shard_map(
@@ -67,14 +60,10 @@ class RankPrograms:
         )
 
     def take(self, x: jax.Array, rows: jax.Array) -> jax.Array:
-        """Inside a program: rows of what all ranks have.
+        """Returns, inside a program, rows [R, ...] of all ranks' arrays on every rank.
 
-        Args:
-          x: This rank's part, [N, ...].
-          rows: i32 [R], counted through all parts; the same on every rank.
-
-        Returns:
-          [R, ...] on every rank.
+        `x` is this rank's part, [N, ...]. `rows`, i32 [R], are counted through all parts, and are the same on every
+        rank.
         """
         if self.num_ranks == 1:
             return x[rows]

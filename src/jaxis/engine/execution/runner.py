@@ -1,9 +1,9 @@
-"""The host half of a step: packs a scheduled batch, chooses the programs, has them called, returns the tokens.
+"""The host half of a step: packs a scheduled batch, chooses and calls its programs, and returns the tokens.
 
-A step is two programs, the model over T tokens and the sampler over S rows (one a sequence and one a draft), so that
-the few sampler adapters do not multiply with the many token counts. Only the greedy decode of a single sequence, whose
-fixed costs show most, is one program. Dispatch returns at once; the sampled tokens stay on the device for the next
-step, and are copied to the host when asked for.
+A step is two programs: the model over T tokens, and the sampler over S rows (one a sequence and one a draft). So the
+few variants of the sampler do not multiply with the many token counts. Only the greedy decode of a single sequence,
+whose fixed costs show most, is one program. Dispatch returns at once; the sampled tokens stay on the device for the
+next step, and are copied to the host when asked for.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.step_inputs import NO_INPUTS, InputFields, StepShape, StepShapes, pack_step
+from jaxis.engine.execution.step_inputs import pack_step
 from jaxis.engine.execution.step_logits import StepLogits, first_rows, parts_of_head, places_of_rows, token_rows
 from jaxis.engine.execution.step_programs import (
     ForwardKey,
@@ -31,6 +32,7 @@ from jaxis.engine.execution.step_programs import (
     SampleKey,
     WholeKey,
 )
+from jaxis.engine.execution.step_shapes import NO_INPUTS, InputFields, StepShape, StepShapes
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
@@ -50,9 +52,9 @@ class NewestStep(NamedTuple):
     """The step that was dispatched last.
 
     Attributes:
-      output: What was scheduled.
-      shape: What it was padded to.
-      packed: What the model was called with.
+      output: The scheduled step.
+      shape: Shape that it was padded to.
+      packed: Vector that the model was called with.
     """
 
     output: SchedulerOutput
@@ -64,9 +66,9 @@ class Runner:
     """Turns scheduled batches into calls of programs.
 
     Attributes:
-      programs: Those that are compiled.
-      executor: Runs them.
-      connector: What becomes of blocks beyond the devices.
+      programs: The model's programs.
+      executor: The executor of the programs.
+      connector: Connector to blocks beyond the devices; by default one that keeps none.
       num_ranks: Data ranks.
       num_stages: Pipeline stages.
       num_blocks: Blocks of a rank's KV cache for the layers of each span, the span that keeps most first.
@@ -74,19 +76,13 @@ class Runner:
       num_state_slots: Slots of a rank's recurrent states; None if no layer has any.
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
-      vocab_size: V.
-      adapters: Of the model; None: there are none.
-      inputs: Encodes what prompts have besides tokens; None: they have tokens only.
-      newest: The step that was dispatched last, while the devices have its hidden states; None if they do not.
-      inflight_rows: For each sequence that the newest step samples from, which of the sampled tokens is its own.
-      on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
-        default, computes no such logits.
-
-    Args:
-      vllm_config: The engine's configuration.
-      programs: Of its model.
-      connector: See above.
-      inputs: See above.
+      vocab_size: Size of the vocabulary (V).
+      adapters: The model's adapters; None if there are none.
+      inputs: Encoder of prompts' embedded inputs; None if prompts have tokens only.
+      newest: The step that was dispatched last, while the devices have its hidden states; otherwise None.
+      inflight_rows: For each sequence that the newest step samples from, the row of its sampled token.
+      on_step_logits: Callback for verification, with each step's output and its tokens' logits, float32 [T, V]. None,
+        the default, computes no such logits.
     """
 
     def __init__(
@@ -131,7 +127,7 @@ class Runner:
 
     @property
     def model(self) -> JaxModule:
-        """The model, with the weights that the runner has; of several pipeline stages, the part of this host's last."""
+        """The model, with its current weights; with several pipeline stages, the part of this host's last stage."""
         return self.executor.stages[-1].context.model.model
 
     @property
@@ -141,26 +137,24 @@ class Runner:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the model's arrays on all devices together, but those of pipeline stages of other hosts alone."""
+        """The bytes of the model's arrays on all devices, except pipeline stages that only other hosts have."""
         return sum(stage.context.model.num_bytes for stage in self.executor.stages)
 
     def bytes_by_weight(self) -> dict[str, int]:
-        """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""
+        """Returns the bytes of each of the model's arrays in memory, by its dotted name."""
         stages = self.executor.stages
         return {name: size for stage in stages for name, size in stage.context.model.bytes_by_name().items()}
 
     @property
     def last_compile_wait(self) -> CompileWait | None:
-        """When a step last waited for a program, if one did."""
+        """The last wait of a step for a program; None if no step has waited."""
         return self.programs.last_wait
 
     def precompile(self, num_tokens: int, *, greedy: bool, adapter_parts: frozenset[str] | None = None) -> None:
-        """Starts compiling, in the background, the programs for a step of this many tokens.
+        """Starts compiling, in the background, the programs for a step of this many tokens, one for each sequence.
 
-        Args:
-          num_tokens: One for each sequence.
-          greedy: Whether all sequences take the most likely tokens, with nothing else asked for.
-          adapter_parts: See `StepShape`.
+        `greedy` means that all sequences take the most likely tokens, with nothing else asked for. `adapter_parts` is
+        that of `StepShape`.
         """
         shape = self.step_shape(num_tokens, adapter_parts=adapter_parts)
         if greedy and adapter_parts is None and self._can_be_one_program(num_tokens):
@@ -170,23 +164,21 @@ class Runner:
         self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), parts_of_head(adapter_parts)))
 
     def padded(self, num_rows: int) -> int:
-        """What this many rows are padded to, for which there are programs."""
+        """Returns the number of rows that this many rows are padded to."""
         return self._step_shapes.padded(num_rows)
 
     def can_draft(self, num_tokens: int, *others: ProgramKey, starts: bool = True) -> bool:
-        """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, may start that.
+        """Returns whether the programs of a step with drafts, and the `others`, are compiled.
 
-        Args:
-          num_tokens: Drafts included.
-          others: Programs that make the drafts.
-          starts: Whether to compile what is not.
+        `num_tokens` counts the drafts; each token is followed by a sampled one. `starts` compiles missing programs in
+        the background.
         """
         shape = self.step_shape(num_tokens, num_tokens)
         keys = (ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()), *others)
         return self.is_compiled(*keys, starts=starts)
 
     def is_compiled(self, *keys: ProgramKey, starts: bool = True) -> bool:
-        """Whether these programs are compiled; if not, may start that."""
+        """Returns whether these programs are compiled; `starts` compiles missing ones in the background."""
         programs = self.programs
         if starts:
             for key in keys:
@@ -200,7 +192,7 @@ class Runner:
         adapter_parts: frozenset[str] | None = None,
         inputs: InputFields = NO_INPUTS,
     ) -> StepShape:
-        """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
+        """Returns the smallest compiled shape for this many tokens, `num_rows` of them followed by a sampled one."""
         of_layers = None if adapter_parts is None else adapter_parts - {HEAD}
         return self._step_shapes.of(num_tokens, num_rows, of_layers, inputs)
 
@@ -215,12 +207,12 @@ class Runner:
         return self.forward(output).sample(sampling)
 
     def _is_plain(self, output: SchedulerOutput) -> bool:
-        """Whether nothing but tokens goes into the step, and nothing but the next ones comes out."""
+        """Returns whether only tokens go into the step, and only the next ones come out."""
         has_inputs = InputFields.of(output, self._embedding_size) != NO_INPUTS
         return self.on_step_logits is None and self._adapter_parts(output) is None and not has_inputs
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
-        # The whole model is one program where it is on the same devices.
+        # The model and the sampler can be one program only if one stage has both.
         return self._is_native and num_tokens == 1 and self.num_stages == 1
 
     def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
@@ -279,12 +271,12 @@ class Runner:
         return self._step_logits.of_rows(shape.num_tokens, token_rows(output, shape.num_tokens))
 
     def whole_logits(self, token_ids: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """Logits, float32 [T, V], of one whole sequence without a cache; of these rows only, where given."""
+        """Returns logits, float32 [T, V], of one whole sequence without a cache; of these rows only, if given."""
         num_padded = self._whole(token_ids)
         return self._step_logits.of_rows(num_padded, np.arange(len(token_ids)) if rows is None else np.asarray(rows))
 
     def iterate_whole_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """As `whole_logits`, in parts of up to LOGITS_CHUNK_ROWS rows; until the last, nothing else may run."""
+        """Yields `whole_logits` in parts of up to LOGITS_CHUNK_ROWS rows; until the last, nothing else may run."""
         num_padded = self._whole(token_ids)
         yield from self._step_logits.in_chunks(num_padded, np.arange(len(token_ids)))
 
@@ -301,7 +293,7 @@ class Runner:
         return padded
 
     def make_scheduler(self) -> Scheduler | DataRanksScheduler:
-        """A scheduler of its blocks, all of which are free, for all data ranks.
+        """Returns a scheduler of the runner's blocks, all of which are free, for all data ranks.
 
         It replaces the one that was made before, whose counts of the prefix cache go on.
         """
@@ -337,11 +329,11 @@ class Runner:
         """Gives the programs other weights; no step may be in flight.
 
         Args:
-          models: Of each of this host's pipeline stages.
-          weights: See `BlockManager`.
+          models: The model of each of this host's pipeline stages.
+          weights: Name of the weights, as in `BlockManager`.
 
         Raises:
-          ConfigError: They are of other shapes or types; nothing has changed.
+          ConfigError: The weights have other shapes or types; nothing has changed.
         """
         for stage, model in zip(self.executor.stages, models, strict=True):
             stage.set_model(model)
@@ -354,7 +346,6 @@ class Runner:
         self.executor.recover()
 
     def close(self) -> None:
-        """Frees the caches, weights and programs."""
         self.programs.close()
 
     def _check_is_sampled(self) -> None:
@@ -372,7 +363,7 @@ class Runner:
     def _forward(
         self, output: SchedulerOutput, shape: StepShape, *, returns_experts: bool = False
     ) -> tuple[np.ndarray, Any]:
-        """Dispatches the model; returns what it was called with, and what it returns."""
+        """Dispatches the model; returns the packed step and the program's result."""
         self.connector.step_dispatching(output)
         packed = self._pack(output, shape)
         self._step_logits.num_replaced += 1
@@ -382,30 +373,25 @@ class Runner:
         return packed, returned
 
     def _adapter_parts(self, output: SchedulerOutput) -> frozenset[str] | None:
-        """See `StepShape`."""
         adapters = {entry.sequence.adapter for entry in output.scheduled if entry.sequence.adapter}
         if not adapters or self.adapters is None:
             return None
         return frozenset().union(*map(self.adapters.parts_of, adapters))
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
-        """The step of all data ranks, one after the other."""
         place_of = None if self.adapters is None else self.adapters.place_of
         return _joined(
             [pack_step(rank, shape, self.inflight_rows, place_of, self._embeddings) for rank in output.ranks]
         )
 
     def input_is_ready(self, item: EmbeddedInput) -> bool:
-        """See `InputEncoder.is_ready`."""
         return self.inputs is None or self.inputs.is_ready(item)
 
     def encode(self, awaited: Sequence[EmbeddedInput]) -> None:
-        """See `InputEncoder.go_on`."""
         if self.inputs is not None and awaited:
             self.inputs.go_on(awaited, self.programs)
 
     def wait_for_inputs(self) -> None:
-        """See `InputEncoder.wait`."""
         if self.inputs is not None:
             self.inputs.wait()
 
@@ -432,7 +418,7 @@ class Runner:
                 features = self._compiled_features.choose(num_rows, features)
                 parameters = self._sampling_packer.pack(of_ranks, num_rows, features)
         sampled = self._run_sampler(output, num_rows, features, parameters)
-        # How many of its drafts are right decides what follows a sequence: no step is dispatched ahead of that.
+        # The newest token depends on the number of right drafts: no step is dispatched ahead of a step with drafts.
         self.inflight_rows = {}
         if not output.has_drafts:
             self.inflight_rows = {
@@ -459,16 +445,14 @@ class Runner:
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
-    """Whether a step's logits are also wanted for the log-probabilities of the prompt."""
+    """Returns whether the step's logits are also needed for log-probabilities of the prompt."""
     sequence = entry.sequence
     return sequence.sampling_params.prompt_logprobs is not None and entry.start + 1 < sequence.num_prompt_tokens
 
 
 def _wants_experts(entry: ScheduledSequence) -> bool:
-    """Whether the experts of the entry's tokens are wanted."""
     return bool(entry.sequence.sampling_params.return_routed_experts)
 
 
 def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Vectors one after the other; of one rank, its own."""
     return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)

@@ -1,8 +1,9 @@
-"""Logits in, sampled tokens out: one jitted function for every mix of sampling parameters.
+"""Sampling: one jitted function from logits to tokens, for every mix of sampling parameters.
 
 The order is vLLM's. Raw log-probabilities are those of the model's own logits. Then come the grammar's mask, allowed
-tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw; or, in the
-place of both, a favored token that is among the likely ones. Processed log-probabilities are those that the draw has.
+tokens, biases and bans, and penalties. Then follows the arg-max, or temperature, min-p, top-k, top-p and a draw; a
+favored token that is among the likely ones takes the place of both. Processed log-probabilities are those of the draw's
+distribution.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from jaxis.kernels.sampling import (
 from jaxis.kernels.sampling.filters import TokenWeights
 from jaxis.sampling_params import LOGPROBS_MODES
 
-# Sampled if a row's logits contain NaN or infinity, or no allowed token.
+# The token sampled if a row's logits contain NaN or infinity, or no allowed token.
 INVALID_TOKEN_ID = -1
-# A favored token is taken if its logit, after all adjustments, is at most so much less than the greatest: if it is at
-# least a twentieth as likely as the most likely token.
+# Largest gap between the greatest logit and that of a favored token that is taken, after all adjustments: the token is
+# at least a twentieth as likely as the most likely one.
 FAVORED_MARGIN = math.log(20)
 _MODES = {mode: index for index, mode in enumerate(LOGPROBS_MODES)}
 
@@ -44,7 +45,7 @@ class SamplerOutput(NamedTuple):
 
     Attributes:
       token_ids: int32 [S]; INVALID_TOKEN_ID if there was no token to choose.
-      logprobs: Of the sampled tokens; None if not asked for.
+      logprobs: Log-probabilities of the sampled tokens; None if not asked for.
     """
 
     token_ids: jax.Array
@@ -85,14 +86,7 @@ def sample(logits: jax.Array, arrays: SamplingArrays[jax.Array], *, features: Sa
 def score(
     logits: jax.Array, token_ids: jax.Array, arrays: SamplingArrays[jax.Array], *, features: SamplerFeatures
 ) -> TokenLogprobs[jax.Array]:
-    """What `sample` returns as log-probabilities where it samples these tokens.
-
-    Args:
-      logits: As `sample` has them.
-      token_ids: int32 [R].
-      arrays: As `sample` has them.
-      features: As `sample` has them; they have modes.
-    """
+    """Returns the log-probabilities that `sample` returns if it samples these tokens; `features` have modes."""
     logits = logits.astype(jnp.float32)
     adjusted = adjust_logits(logits, arrays, features)
     weights = None if features.greedy_only else _weights(adjusted, arrays, features)
@@ -100,7 +94,7 @@ def score(
 
 
 def _weights(adjusted: jax.Array, arrays: SamplingArrays[jax.Array], features: SamplerFeatures) -> TokenWeights:
-    """What is drawn from; greedy rows are as if they had temperature 1 and no filters."""
+    """Returns the weights that tokens are drawn with; greedy rows count as temperature 1 without filters."""
     filters = TokenFilters(arrays.top_k, arrays.top_p, arrays.min_p) if features.has_filters else None
     return weights_of(adjusted, _temperature(arrays), filters)
 
@@ -117,15 +111,10 @@ def _logprobs_by_mode(
     arrays: SamplingArrays[jax.Array],
     features: SamplerFeatures,
 ) -> TokenLogprobs[jax.Array]:
-    """Each row's values in its own mode, and what share of the probability its filters keep.
+    """Returns each row's values in its own mode, and the share of the probability that its filters keep.
 
-    Args:
-      logits: float32 [R, V], the model's own.
-      adjusted: What `adjust_logits` made of them.
-      weights: Of `adjusted`; None if all rows are greedy.
-      token_ids: int32 [R].
-      arrays: Of the rows.
-      features: Those that the arrays were built for.
+    `logits` are the model's own, float32 [R, V]; `adjusted` is the result of `adjust_logits`. `weights` are those of
+    `adjusted`; None if all rows are greedy.
     """
     divided = kept = adjusted
     if weights is not None:
@@ -144,12 +133,9 @@ def _logprobs_by_mode(
 
 @partial(jax.jit, static_argnames="num_logprobs")
 def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int) -> TokenLogprobs[jax.Array]:
-    """Log-probabilities under softmax(logits).
+    """Returns log-probabilities under softmax(logits), with those of the `num_logprobs` most likely tokens, at most V.
 
-    Args:
-      logits: [R, V], any float dtype.
-      token_ids: int32 [R].
-      num_logprobs: N, how many of the most likely tokens to add; at most V are.
+    `logits` is [R, V] of any float dtype; `token_ids` is int32 [R].
     """
     logits = logits.astype(jnp.float32)
     return _token_logprobs(logits, logsumexp(logits), token_ids, num_logprobs)

@@ -1,4 +1,4 @@
-"""Packs the sampling parameters of each step: into vectors that are kept, since of long histories little is new."""
+"""The sampling parameters of a step's rows as arrays, and the features that the sampler needs for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.token_history import HistoryRows, TokenHistory
+from jaxis.engine.execution.token_history import TokenHistory
 from jaxis.errors import RequestError
 from jaxis.sampling_params import ALL_LOGPROBS, LOGPROBS_MODES, MAX_LOGPROBS, RAW_LOGPROBS, SamplingParams
 
 # Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
 MIN_WIDTH = 64
 WIDTH_GROWTH = 4
-# Above this all tokens are equally likely in float32, whose reciprocals soon underflow.
+# Above this temperature all tokens are equally likely in float32, and reciprocals soon underflow.
 MAX_TEMPERATURE = 1e30
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
@@ -30,15 +30,15 @@ class SamplerFeatures:
     """The sampling features that a step uses. Static: each distinct value is a compiled program.
 
     Attributes:
-      greedy_only: No row draws at random.
-      has_filters: Some row uses top-k, top-p or min-p.
+      greedy_only: True if no row draws at random.
+      has_filters: True if some row uses top-k, top-p or min-p.
       history_width: Token ids a row that penalties look at; 0 without penalties.
       bias_width: Biased or banned token ids a row; 0 without.
       allowed_width: Allowed token ids a row; 0 without.
       mask_width: Words of a token mask a row; 0 without structured output.
       num_logprobs: Most likely tokens to return a row (0: only the sampled one's log-probability); None for none.
-      has_logprobs_modes: Some row wants other values than the log-probabilities of the model's own logits.
-      has_favored: Some row has a token that is taken where it is among the likely ones.
+      has_logprobs_modes: True if some row needs other values than the log-probabilities of the model's own logits.
+      has_favored: True if some row has a token that is taken if it is among the likely ones.
     """
 
     greedy_only: bool = True
@@ -52,11 +52,11 @@ class SamplerFeatures:
     has_favored: bool = False
 
     def covers(self, other: SamplerFeatures) -> bool:
-        """Whether a program compiled for these features can do what the other features need."""
+        """Returns whether a program compiled for these features can do all that the other features need."""
         return self.join(other) == self
 
     def join(self, other: SamplerFeatures) -> SamplerFeatures:
-        """The features that both together need."""
+        """Returns the features that both together need."""
         counts = [count for count in (self.num_logprobs, other.num_logprobs) if count is not None]
         return SamplerFeatures(
             greedy_only=self.greedy_only and other.greedy_only,
@@ -87,7 +87,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
       presence_penalty: float32 [R].
       repetition_penalty: float32 [R].
       history_ids: int32 [R, history_width], distinct tokens of prompt and output.
-      history_counts: int32 [R, history_width], how often each was generated; 0 if it stands in the prompt only.
+      history_counts: int32 [R, history_width], the times that each was generated; 0 if it stands in the prompt only.
       bias_ids: int32 [R, bias_width].
       bias: float32 [R, bias_width], added to those tokens' logits; -inf bans.
       allowed_ids: int32 [R, allowed_width]; a row that starts with V allows all.
@@ -116,7 +116,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
 
     @staticmethod
     def greedy(num_rows: int, vocab_size: int) -> SamplingArrays[np.ndarray]:
-        """Rows that take the most likely token, with nothing else asked for."""
+        """Returns rows that take the most likely token, with nothing else asked for."""
         return SamplingArrays(
             temperature=np.zeros(num_rows, np.float32),
             top_k=np.full(num_rows, vocab_size, np.int32),
@@ -139,17 +139,14 @@ class SamplingArrays(NamedTuple, Generic[Array]):
 
     @staticmethod
     def packed_size(num_rows: int, features: SamplerFeatures) -> int:
-        """Length of the packed vector, in int32 words."""
+        """Returns the length of the packed vector, in int32 words."""
         return num_rows * sum(columns or 1 for columns, _ in _layout(features) if columns != 0)
 
     @staticmethod
     def unpack(packed: jax.Array, num_rows: int, features: SamplerFeatures) -> SamplingArrays[jax.Array]:
-        """The arrays in a packed vector, inside or outside a jitted function.
+        """Returns the arrays in a vector packed for these features, inside or outside a jitted function.
 
-        Args:
-          packed: int32 [packed_size(num_rows, features)].
-          num_rows: R, static.
-          features: Those that the vector was packed for, static.
+        `packed` is int32 [packed_size(num_rows, features)]; `num_rows` and `features` are static.
         """
         return SamplingArrays(
             *(
@@ -160,12 +157,12 @@ class SamplingArrays(NamedTuple, Generic[Array]):
 
     @staticmethod
     def views(packed: np.ndarray, num_rows: int, features: SamplerFeatures) -> SamplingArrays[np.ndarray]:
-        """As `unpack`, for the host: to write to these arrays is to write to the vector."""
+        """Returns the arrays of `unpack` as views on the host: writing to them writes to the vector."""
         return SamplingArrays(*(field.view(dtype) for field, dtype in _fields(packed, num_rows, features)))
 
 
 def _fields(packed: Array, num_rows: int, features: SamplerFeatures) -> Iterator[tuple[Array, type]]:
-    """Each field of the SamplingArrays in a packed vector, as int32 still, and its type."""
+    """Yields each field of the SamplingArrays in a packed vector, as int32 still, and its type."""
     start = 0
     for columns, dtype in _layout(features):
         shape = (num_rows,) if columns is None else (num_rows, columns)
@@ -175,7 +172,7 @@ def _fields(packed: Array, num_rows: int, features: SamplerFeatures) -> Iterator
 
 
 def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
-    """Columns (None for a vector) and dtype of each field of SamplingArrays, in order."""
+    """Returns the columns (None for a vector) and dtype of each field of SamplingArrays, in order."""
     return [
         (None, jnp.float32),
         (None, jnp.int32),
@@ -202,10 +199,10 @@ class SamplingBatch:
     """The rows that a rank samples in a step.
 
     Attributes:
-      arrays: The parameters of the R rows; the lists are as wide as the longest needs. Histories are not among them:
-        they are long, and only their differences are written to a step's vector.
-      histories: The history of each row that has a sequence, and the drafts that it is to count too.
-      features: What to compile the sampler for.
+      arrays: Parameters of the R rows; the lists are as wide as the longest needs. Histories are not among them: they
+        are long, and only their differences are written to a step's vector.
+      histories: History of each row that has a sequence, and the drafts to count as well.
+      features: Features to compile the sampler for.
     """
 
     arrays: SamplingArrays[np.ndarray]
@@ -220,17 +217,18 @@ def build_sampling_batch(
     num_inflight: Sequence[int] = (),
     drafts: Sequence[Sequence[int]] = (),
 ) -> SamplingBatch:
-    """What is sampled for each sequence's next token, row by row in the given order.
+    """Returns the parameters for sampling each sequence's next token, row by row in the given order.
 
     A sequence with drafts has a row for its next token and one for the token after each draft. A token after a draft is
     sampled as if the drafts before it were part of the output; it counts only if those drafts turn out right.
 
     Args:
-      sequences: The sampling states of at most R sequences; their live outputs tell where each stands.
+      sequences: Sampling states of at most R sequences. The length of a live output gives the position of its next
+        token.
       num_rows: R; rows past the sequences are greedy over whatever logits they hold, and change no other row.
-      vocab_size: V.
+      vocab_size: Size of the vocabulary (V).
       num_inflight: For each sequence, tokens sampled already that its live output does not hold yet; none by default.
-      drafts: For each sequence, its draft tokens; none by default, nor where tokens are in flight.
+      drafts: For each sequence, its draft tokens; none by default, and none while tokens are in flight.
     """
     num_inflight = num_inflight or [0] * len(sequences)
     drafts = drafts or [()] * len(sequences)
@@ -268,12 +266,9 @@ def build_sampling_batch(
 
 
 def scoring_batch(params: SamplingParams, num_rows: int, vocab_size: int) -> SamplingBatch:
-    """Rows that are all sampled with a request's parameters, but for what those say of tokens that came before.
+    """Returns R rows that all have a request's parameters, without those that depend on earlier tokens.
 
-    Args:
-      params: For which `check_scores` raises nothing.
-      num_rows: R.
-      vocab_size: V.
+    `check_scores` must accept `params`.
     """
     params = dataclasses.replace(params, logprobs=params.prompt_logprobs)
     row = SequenceSampling(params, prompt_token_ids=(), output_token_ids=[], vocab_size=vocab_size, seed=0)
@@ -284,8 +279,8 @@ def check_scores(params: SamplingParams) -> None:
     """Checks that a prompt can be scored as if it were sampled.
 
     Raises:
-      RequestError: `prompt_logprobs` are to be those after the parameters, some of which depend on the output, and a
-        prompt has none.
+      RequestError: `prompt_logprobs` should be those after all parameters, but some parameters depend on the output,
+        which a prompt does not have.
     """
     if params.prompt_logprobs is None or not (params.logprobs_mode or RAW_LOGPROBS).startswith("processed"):
         return
@@ -361,7 +356,6 @@ def _logprobs_modes(rows: Sequence[SamplingParams], num_rows: int) -> np.ndarray
 
 
 def _pad(rows: Sequence[np.ndarray], num_rows: int, fill: float, dtype: type) -> np.ndarray:
-    """Rows of different lengths as one array, wide enough for the longest."""
     padded = np.full((num_rows, _width(max(map(len, rows), default=0))), fill, dtype)
     if padded.size:
         for row, values in zip(padded, rows, strict=False):
@@ -370,76 +364,8 @@ def _pad(rows: Sequence[np.ndarray], num_rows: int, fill: float, dtype: type) ->
 
 
 def _width(longest: int) -> int:
-    """What a list of this length is padded to: 0, 64, 256, 1024, ..."""
+    """Returns the padded length of a list: 0, 64, 256, 1024, ..."""
     width = MIN_WIDTH if longest else 0
     while width < longest:
         width *= WIDTH_GROWTH
     return width
-
-
-# Packs the sampling parameters of each step: into vectors that are kept, since of long histories little is new.
-
-
-# Kinds of steps whose vectors are kept: those of decodes alone, and those with a prefill.
-MAX_KINDS = 2
-
-
-class SamplingPacker:
-    """Packs steps.
-
-    While a step's vector is written, devices may still read those of the steps in flight, and what differs from these
-    may still be sent to other hosts: each has a vector of its own.
-
-    Args:
-      vocab_size: V.
-      num_unread: Most steps whose tokens were not read yet when another step is packed.
-    """
-
-    def __init__(self, vocab_size: int, num_unread: int = 1) -> None:
-        self._vocab_size, self._num_unread = vocab_size, num_unread
-        # In order of use: the kind used last, and of each kind the vector written last, is the last one.
-        self._vectors: dict[tuple[int, int, SamplerFeatures], list[_Vector]] = {}
-
-    def pack(self, batches: Sequence[SamplingBatch], num_rows: int, features: SamplerFeatures) -> np.ndarray:
-        """A step's parameters as one int32 vector, floats by their bits, rank after rank.
-
-        Args:
-          batches: Of each data rank.
-          num_rows: R of each.
-          features: Those that the batches need, or more.
-
-        Returns:
-          The inverse of `SamplingArrays.unpack`, rank by rank; written again once `num_unread` other steps were packed.
-        """
-        kind = len(batches), num_rows, features
-        vectors = self._vectors.pop(kind, [])
-        vector = vectors.pop(0) if len(vectors) > self._num_unread else _Vector(*kind, self._vocab_size)
-        self._vectors[kind] = [*vectors, vector]
-        if len(self._vectors) > MAX_KINDS:
-            del self._vectors[next(iter(self._vectors))]
-        vector.write(batches)
-        return vector.packed
-
-
-class _Vector:
-    """A vector, and what it holds."""
-
-    def __init__(self, num_ranks: int, num_rows: int, features: SamplerFeatures, vocab_size: int) -> None:
-        size = SamplingArrays.packed_size(num_rows, features)
-        self.packed = np.empty(num_ranks * size, np.int32)
-        self._arrays = [SamplingArrays.views(part, num_rows, features) for part in self.packed.reshape(num_ranks, -1)]
-        self._histories = [HistoryRows(each.history_ids, each.history_counts, vocab_size) for each in self._arrays]
-        self._padding = {"bias_ids": vocab_size, "bias": 0.0, "allowed_ids": vocab_size, "token_mask": -1}
-        self._padding |= {"logprobs_mode": 0, "favored_ids": vocab_size}
-
-    def write(self, batches: Sequence[SamplingBatch]) -> None:
-        for batch, arrays, histories in zip(batches, self._arrays, self._histories, strict=True):
-            for name, field, value in zip(arrays._fields, arrays, batch.arrays, strict=True):
-                if name in self._padding:
-                    field[:, : value.shape[1]] = value
-                    field[:, value.shape[1] :] = self._padding[name]
-                elif name not in ("history_ids", "history_counts"):
-                    field[:] = value
-            for row, (history, drafts) in enumerate(batch.histories):
-                histories.write(row, history, drafts)
-            histories.clear_from(len(batch.histories))

@@ -26,8 +26,8 @@ class SequenceSampling:
       output_token_ids: The sequence's own list, which grows as tokens are generated.
       seed: 64-bit seed of its random numbers.
       allowed_ids: int32, the tokens it may generate; empty allows all.
-      grammar: Where the output stands in the grammar that it must match; None allows any output.
-      takes_argmax: Whether every token is simply the most likely one, with no log-probabilities asked for.
+      grammar: Matcher of the grammar, at the end of the output; None allows any output.
+      takes_argmax: True if every token is simply the most likely one, with no log-probabilities asked for.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class SequenceSampling:
           params: The sequence's parameters.
           prompt_token_ids: The prompt.
           output_token_ids: The sequence's live list of generated tokens.
-          vocab_size: V.
-          seed: From `sequence_seed`.
+          vocab_size: Size of the vocabulary (V).
+          seed: Seed from `sequence_seed`.
           eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
-          bad_words_token_ids: From `tokenize_bad_words`.
-          grammar: Follows the output, for `structured_outputs` and `thinking_token_budget`.
+          bad_words_token_ids: Token sequences from `tokenize_bad_words`.
+          grammar: Matcher that follows the output, for `structured_outputs` and `thinking_token_budget`.
 
         Raises:
           RequestError: A token id is not below V, or the parameters together leave no token to generate.
@@ -82,21 +82,20 @@ class SequenceSampling:
         self.takes_argmax = params.greedy and params.logprobs is None and not changes_logits
 
     def history(self) -> TokenHistory | None:
-        """The tokens that penalties apply to, up to the newest one of the output; None without penalties."""
+        """Returns the tokens that penalties apply to, up to the newest one of the output; None without penalties."""
         if self._history is not None:
             self._history.follow(self.output_token_ids)
         return self._history
 
     @property
     def needs_newest_token(self) -> bool:
-        """Whether the last token must be known on the host before the next one can be sampled."""
+        """True if the host must know the last token before the next one can be sampled."""
         return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
 
     def token_mask(self, drafts: tuple[int, ...] = ()) -> np.ndarray | None:
-        """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `Matcher.token_mask`; None allows all.
+        """Returns the tokens that the grammar allows next, as `Matcher.token_mask`, int32 [ceil(V / 32)]; None for all.
 
-        Args:
-          drafts: Taken to follow the output; from the first draft that cannot follow it, masks are arbitrary.
+        `drafts` count as output; from the first draft that cannot follow it, masks are arbitrary.
         """
         if self.grammar is None:
             return None
@@ -104,10 +103,9 @@ class SequenceSampling:
         return self._ahead(self.grammar, drafts).mask(drafts) if drafts else self.grammar.token_mask()
 
     def favored_token(self, drafts: tuple[int, ...] = ()) -> int | None:
-        """The token that is taken next if it is among the likely ones; None if none is favored.
+        """Returns the token that is taken next if it is among the likely ones; None if none is favored.
 
-        Args:
-          drafts: As `token_mask` has them.
+        `drafts` count as output, as in `token_mask`.
         """
         if self.grammar is None:
             return None
@@ -121,7 +119,7 @@ class SequenceSampling:
         return ahead
 
     def allowed_drafts(self, drafts: Sequence[int]) -> Sequence[int]:
-        """The drafts before the first one that cannot be sampled, by the vocabulary or the grammar."""
+        """Returns the drafts before the first one that the vocabulary or the grammar forbids."""
         for index, token_id in enumerate(drafts):
             mask = self.token_mask(tuple(drafts[:index]))
             if not 0 <= token_id < self._vocab_size or (mask is not None and not is_allowed(mask, token_id)):
@@ -137,7 +135,7 @@ class SequenceSampling:
         return self.grammar.is_complete and self._all_banned(set())
 
     def fault(self) -> RequestError | None:
-        """Why no token can come next, if the request itself is at fault; None otherwise."""
+        """Returns the error if the request itself leaves no token that can come next; None otherwise."""
         mask = self.token_mask()
         if self.grammar is None or mask is None:
             return None
@@ -152,14 +150,11 @@ class SequenceSampling:
         return RequestError(f"cannot be honoured: {reason}", param=self.grammar.param)
 
     def bias(self, num_inflight: int = 0, drafts: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """The biases for the next token: token ids int32 [W] and values float32 [W], -inf for a ban.
+        """Returns the biases for the next token: token ids int32 [W] and values float32 [W], -inf for a ban.
 
-        Bad words of several tokens are allowed where no other token could be generated, and every banned token is
-        allowed where the grammar allows no other.
-
-        Args:
-          num_inflight: Tokens sampled already that `output_token_ids` does not hold yet.
-          drafts: Taken to follow the output.
+        Bad words of several tokens are allowed if no other token could be generated. Every banned token is allowed if
+        the grammar allows no other. `num_inflight` tokens were sampled already that `output_token_ids` does not hold
+        yet; `drafts` count as output.
         """
         bans = set(self._banned)
         if len(self.output_token_ids) + num_inflight + len(drafts) < self.params.min_tokens:
@@ -205,7 +200,7 @@ class SequenceSampling:
 
 
 class _MasksAhead:
-    """What a grammar allows after drafts, each followed once, while the grammar itself stays where the output ends."""
+    """The grammar's masks after drafts: a fork follows each draft once, while the grammar stays at the output's end."""
 
     def __init__(self, grammar: Matcher, output_token_ids: Sequence[int]) -> None:
         self._fork = grammar.fork()
@@ -216,23 +211,21 @@ class _MasksAhead:
         self._is_stuck = False
 
     def covers(self, output_token_ids: Sequence[int], drafts: Sequence[int]) -> bool:
-        """Whether the masks are for this output, and these drafts do not contradict those seen before."""
+        """Returns whether the masks are for this output, and these drafts do not contradict those seen before."""
         seen = self._token_ids[self._num_output_tokens :]
         return self._num_output_tokens == len(output_token_ids) and all(map(operator.eq, seen, drafts))
 
     def mask(self, drafts: Sequence[int]) -> np.ndarray:
-        """The tokens allowed after these drafts."""
         self._follow(drafts)
         return self._masks[len(drafts)]
 
     def favored(self, drafts: Sequence[int]) -> int | None:
-        """The token favored after these drafts."""
         self._follow(drafts)
         return self._favored[len(drafts)]
 
     def _follow(self, drafts: Sequence[int]) -> None:
         for token_id in drafts[len(self._masks) - 1 :]:
-            # A matcher that is fed a token that it forbids, or one after its end, would mark the grammar as broken.
+            # A forbidden token, or one after the end, would mark the grammar as broken.
             self._is_stuck = self._is_stuck or not is_allowed(self._masks[-1], token_id)
             self._token_ids.append(token_id)
             if not self._is_stuck:
@@ -261,12 +254,9 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
 def tokenize_bad_words(
     bad_words: Sequence[str], encode: Callable[[str], Sequence[int]], vocab_size: int
 ) -> list[tuple[int, ...]]:
-    """The token sequences that spell the bad words, each at the start of a string and after a space.
+    """Returns the token sequences that spell the bad words, each at the start of a string and after a space.
 
-    Args:
-      bad_words: Non-empty strings.
-      encode: Text to token ids without special tokens.
-      vocab_size: V.
+    Each of `bad_words` is a non-empty string. `encode` turns strings into token ids without special tokens.
 
     Raises:
       RequestError: A word has no tokens, or one that the model does not have.
@@ -285,24 +275,18 @@ def tokenize_bad_words(
 
 
 def draw_seed(engine_seed: int, request_number: int) -> int:
-    """The seed of a request that brings none: below 2**53, which every reader of JSON keeps exactly.
+    """Returns the seed of a request that brings none: below 2**53, which every reader of JSON keeps exactly.
 
-    Args:
-      engine_seed: Makes such seeds reproducible.
-      request_number: Counts the engine's requests.
+    `engine_seed` makes such seeds reproducible; `request_number` counts the engine's requests.
     """
     return _hashed(f"engine {engine_seed} {request_number}") >> 11
 
 
 def sequence_seed(request_seed: int, completion_index: int = 0) -> int:
-    """The 64-bit seed of one completion.
+    """Returns the 64-bit seed of one of a request's `n` completions.
 
-    A request's seed is its first completion's. Further completions get one from a hash, so that no two sequences share
+    The first completion has the request's seed. Further completions get one from a hash, so that no two sequences share
     their random numbers.
-
-    Args:
-      request_seed: The request's own, or what was drawn for it.
-      completion_index: Which of the request's `n`.
     """
     if completion_index == 0:
         return request_seed & 0xFFFFFFFFFFFFFFFF

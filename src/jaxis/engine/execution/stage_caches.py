@@ -1,6 +1,7 @@
 """The caches of pipeline stages: as many blocks and slots in each, so that one block table serves all.
 
-Every host computes the plan of all stages, whose models it need not have, so that all hosts come to the same plan.
+Every host computes the plan of all stages, though it need not have their models, so that all hosts come to the same
+plan.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import CachePlan, on_devices, plan_caches, stage_share, unit_bytes
-from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.models.common.stage_model import cache_entries
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.mesh import MODEL_AXIS
@@ -35,12 +37,9 @@ Specs = Sequence[CacheSpec | StateCacheSpec]
 def stage_cache_specs(
     models: Sequence[JaxModule], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh]
 ) -> list[Specs]:
-    """The specs of the layers of each stage that cache something.
+    """Returns, for each stage, the specs of its layers that cache something.
 
-    Args:
-      models: Those of this host's stages.
-      vllm_config: The engine's configuration.
-      meshes: Of all stages.
+    `models` are those of this host's stages; `meshes` are those of all stages.
     """
     if len(meshes) == 1:
         return [on_devices(cache_specs(models[0], vllm_config), meshes[0])]
@@ -51,13 +50,9 @@ def stage_cache_specs(
 
 
 def most_cache_bytes(specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh]) -> int:
-    """Bytes that all caches of all hosts may take together, given the memory that this host has for its own part of
-    them.
+    """Returns the bytes that all caches of all hosts may take, given this host's memory for its own part of them.
 
-    Args:
-      specs: Of the caches of each stage.
-      vllm_config: The engine's configuration.
-      meshes: Of the stages.
+    `specs` and `meshes` are those of all stages.
     """
     of_all = unit_bytes(_joined(specs), vllm_config, meshes[0])
     own = [(caches, mesh) for caches, mesh in zip(specs, meshes, strict=True) if mesh.local_devices]
@@ -81,20 +76,13 @@ def most_cache_bytes(specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Se
 def plan_stage_caches(
     specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh], memory: int
 ) -> list[CachePlan]:
-    """Sizes the caches of all stages.
+    """Sizes the caches of all stages, for `memory` bytes of all caches on all hosts.
 
-    Args:
-      specs: Of the caches of each stage.
-      vllm_config: The engine's configuration.
-      meshes: Of the stages.
-      memory: Bytes of all caches on all hosts.
-
-    Returns:
-      Each stage's plan. A plan's structs are those of its stage; its bytes of blocks and slots are those of all stages
-      together.
+    Returns each stage's plan. A plan's structs are those of its stage; its bytes of blocks and slots are those of all
+    stages together.
 
     Raises:
-      EngineError: See `num_cache_blocks`.
+      EngineError: The memory does not suffice; see `num_cache_blocks`.
     """
     share = sum(len(mesh.local_devices) for mesh in meshes) / sum(mesh.shape[MODEL_AXIS] for mesh in meshes)
     whole = plan_caches(_joined(specs), vllm_config, meshes[0], memory, share)
@@ -114,6 +102,5 @@ def _joined(specs: Sequence[Specs]) -> list[CacheSpec | StateCacheSpec]:
 
 
 def _on(mesh: jax.sharding.Mesh, struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """An array of the same shape and sharding on other devices."""
     assert isinstance(struct.sharding, NamedSharding)
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=NamedSharding(mesh, struct.sharding.spec))

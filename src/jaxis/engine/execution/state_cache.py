@@ -1,4 +1,4 @@
-"""The recurrent states of running sequences and of kept prefixes: how many there is room for, and their shapes."""
+"""The cache of recurrent states, of running sequences and of kept prefixes: the number of slots, and their shapes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from jaxis.config import VllmConfig
 from jaxis.engine.scheduling.state_slots import DRAFT_SLOTS, MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
-from jaxis.layers.kv_cache_spec import StateCacheSpec
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
 
-# Slots for the states of ended conversations, beyond two for each running sequence: its own, and that of its newest
-# kept state.
+# Slots for the states of ended conversations. Each running sequence has two more: its own, and its newest kept state's.
 KEPT_SLOTS = 64
 # The share of the caches' memory that states may take if there are also layers with attention.
 STATE_SHARE = 0.5
 
 
 def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | AbstractMesh) -> int:
-    """Bytes of a slot over all layers and devices of a data rank; a state that cannot be divided is whole on each
-    device.
+    """Returns the bytes of a slot over all layers and devices of a data rank.
 
-    Args:
-      specs: One for each layer with a state.
-      dtype: Of the activations.
-      mesh: The devices, which need not be there.
+    A state that cannot be divided is whole on each device. The mesh's devices need not exist. `specs` has one spec for
+    each layer with a state; `dtype` is that of the activations.
     """
     structs = [struct for spec in specs for struct in state_structs(spec, 1, dtype, mesh)]
     shards = [(struct.sharding.shard_shape(struct.shape), struct.dtype.itemsize) for struct in structs]
@@ -38,7 +34,7 @@ def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | A
 
 
 def useful_slots(vllm_config: VllmConfig) -> int:
-    """The most slots that could be used."""
+    """Returns the most slots that could be used."""
     num_seqs = vllm_config.scheduler_config.max_num_seqs
     speculative = vllm_config.speculative_config
     drafts = speculative is not None and speculative.num_speculative_tokens > 0
@@ -49,24 +45,24 @@ def useful_slots(vllm_config: VllmConfig) -> int:
 
 
 def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *, attends: bool) -> int:
-    """How many slots to allocate; where they are fewer than `max_num_seqs`, sequences wait for one.
+    """Returns the number of slots to allocate. If it is less than `max_num_seqs`, sequences wait for a slot.
 
     Args:
-      vllm_config: Its sizes.
-      bytes_per_slot: Over all layers; 0 where none has a state, which needs no slots.
+      vllm_config: The engine's configuration, of which the sizes are read.
+      bytes_per_slot: Bytes of a slot over all layers; 0 if none has a state, which needs no slots.
       memory: Bytes of all caches of a data rank.
-      attends: Whether there are layers with attention, which need memory as well.
+      attends: True if there are layers with attention, which need memory as well.
 
     Raises:
-      EngineError: There is no room for a sequence.
+      EngineError: The memory does not suffice for a sequence.
     """
     if not bytes_per_slot:
         return 0
-    room = int(memory * STATE_SHARE) if attends else memory
-    slots = min(useful_slots(vllm_config), room // bytes_per_slot)
+    available = int(memory * STATE_SHARE) if attends else memory
+    slots = min(useful_slots(vllm_config), available // bytes_per_slot)
     if slots < MIN_SLOTS:
         raise EngineError(
-            f"the recurrent state of a sequence takes {human_bytes(bytes_per_slot)}, and {human_bytes(room)} are "
+            f"the recurrent state of a sequence takes {human_bytes(bytes_per_slot)}, and {human_bytes(available)} are "
             f"available for the {MIN_SLOTS} that are needed at least: free memory, or give a larger kv_cache_memory"
         )
     return slots
@@ -75,7 +71,7 @@ def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *
 def state_structs(
     spec: StateCacheSpec, num_slots: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes and shardings of a layer's state, [D * num_slots, ...] each for D data ranks."""
+    """Returns the shapes and shardings of a layer's state, [D * num_slots, ...] each for D data ranks."""
     all_slots = mesh.shape[DATA_AXIS] * num_slots
     return tuple(
         jax.ShapeDtypeStruct(

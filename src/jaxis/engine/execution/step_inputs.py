@@ -5,9 +5,7 @@ One vector makes one transfer per step instead of one per field. The layout depe
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,195 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.config import VllmConfig
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.execution.step_shapes import NO_INPUTS, STATE_FIELDS, StepShape
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, SequenceId
-from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.kernels.state_slots import StateSlots
 from jaxis.layers.attention_metadata import AttentionMetadata, BidirectionalTokens
 from jaxis.models.common.interfaces import LayerAdditions
 from jaxis.prompts import EmbeddedInput, rope_positions
 
-# The few shapes that steps are padded to, so that few programs have to be compiled.
-
-
-SMALLEST_PADDED_TOKENS = 8  # a single token is not padded
-
-
-@dataclass(frozen=True)
-class InputFields:
-    """What the inputs of prompts add to a step's vector.
-
-    Attributes:
-      embedding_size: Of a token's embedding with additions for layers, in a step in which some are computed from
-        something else than tokens (see `EmbeddedInput`); 0 of others.
-      has_bidirectional: Whether tokens see later ones.
-      has_rope_positions: Whether RoPE counts tokens by more than their position in the sequence.
-    """
-
-    embedding_size: int = 0
-    has_bidirectional: bool = False
-    has_rope_positions: bool = False
-
-    @classmethod
-    def of(cls, output: SchedulerOutput, embedding_size: int) -> InputFields:
-        """Those of a step, given the size of an embedding that is computed from something else; 0: none ever is."""
-        if not embedding_size:
-            return NO_INPUTS
-        with_inputs = [entry for entry in output.scheduled if entry.sequence.inputs]
-        inside = [item for entry in with_inputs for item in entry.inputs]
-        return cls(
-            embedding_size if inside else 0,
-            any(item.is_bidirectional for item in inside),
-            any(
-                item.grid is not None and item.start < entry.start + entry.num_tokens
-                for entry in with_inputs
-                for item in entry.sequence.inputs
-            ),
-        )
-
-
-NO_INPUTS = InputFields()
-
-
-class StepShapes:
-    """A step's number of tokens -> the shape it is padded to.
-
-    Args:
-      vllm_config: The engine's limits.
-      spans: What the layers keep of a sequence, the span that keeps most first.
-      max_model_len: Most tokens of a sequence.
-      has_states: Whether there are layers with a recurrent state.
-      compiles_fast: Whether programs compile fast enough to have more of them, as those do that only call native
-        kernels.
-    """
-
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        spans: Iterable[AttentionSpan],
-        max_model_len: int,
-        *,
-        has_states: bool = False,
-        compiles_fast: bool,
-    ) -> None:
-        self._block_size = vllm_config.cache_config.block_size
-        self._max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-        self._max_blocks = -(-max_model_len // self._block_size)
-        self._spans = tuple(spans)
-        self._has_states = has_states
-        self._compiles_fast = compiles_fast
-        self._shapes: dict[tuple[int, bool, frozenset[str] | None, InputFields], StepShape] = {}
-
-    def of(
-        self,
-        num_tokens: int,
-        num_rows: int = 1,
-        adapter_parts: frozenset[str] | None = None,
-        inputs: InputFields = NO_INPUTS,
-    ) -> StepShape:
-        """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
-        padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
-        num_seqs = min(padded, self._max_num_seqs)
-        samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, adapter_parts, inputs
-        if key not in self._shapes:
-            sizes = padded, num_seqs, self._max_blocks, self._block_size
-            self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, *key[1:])
-        return self._shapes[key]
-
-    def padded(self, num_tokens: int) -> int:
-        """Rounds up to a power of two, or 1.5 times one if programs compile fast."""
-        power = 1 << (num_tokens - 1).bit_length()
-        if self._compiles_fast:
-            return power * 3 // 4 if power > SMALLEST_PADDED_TOKENS and num_tokens <= power * 3 // 4 else power
-        return 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, power)
-
-
 NOT_IN_FLIGHT = -1
-_BIDIRECTIONAL_FIELDS = ("is_bidirectional", "segment_requests", "segment_ends")
-# The packed fields of a StateStep, and of the kernels' StateSlots.
-STATE_FIELDS = {name: f"state_{name}" for name in StateStep._fields}
-
 Array = TypeVar("Array", np.ndarray, jax.Array)
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """The shape a step is compiled for; the actual counts are at most these.
-
-    Attributes:
-      num_tokens: T.
-      num_seqs: R.
-      max_blocks: Blocks of the longest possible sequence.
-      block_size: B.
-      spans: What the layers keep of a sequence, each with its own block table.
-      has_states: Whether there are layers with a recurrent state.
-      samples_drafts: Whether a token may be sampled after every row, as for entries with drafts, not just one for each
-        sequence.
-      adapter_parts: The parts of the model that the adapters of sequences change in ways of their own, see
-        `Adapters.parts_of`; None: no sequence has an adapter.
-      inputs: What the inputs of prompts add.
-    """
-
-    num_tokens: int
-    num_seqs: int
-    max_blocks: int
-    block_size: int
-    spans: tuple[AttentionSpan, ...]
-    has_states: bool = False
-    samples_drafts: bool = False
-    adapter_parts: frozenset[str] | None = None
-    inputs: InputFields = NO_INPUTS
-
-    @property
-    def has_adapters(self) -> bool:
-        """Whether sequences have an adapter."""
-        return self.adapter_parts is not None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that are sampled from (S)."""
-        return self.num_tokens if self.samples_drafts else self.num_seqs
-
-    def table_width(self, span: AttentionSpan) -> int:
-        """Entries of a sequence's block table that are packed: as many as a step may read."""
-        return span.max_step_blocks(self.max_blocks, self.block_size, self.num_tokens)
-
-    @functools.cached_property
-    def fields(self) -> dict[str, slice]:
-        """Where each field lies in the packed vector."""
-        sizes = {
-            "input_ids": self.num_tokens,
-            "positions": self.num_tokens,
-            "seq_lens": self.num_seqs,
-            "query_start_loc": self.num_seqs + 1,
-            "request_distribution": 3,
-            "inflight_rows": self.num_seqs,
-            "logits_rows": self.num_rows,
-        }
-        for i, span in enumerate(self.spans):
-            sizes[f"block_tables_{i}"] = self.num_seqs * self.table_width(span)
-            sizes[f"first_blocks_{i}"] = self.num_seqs
-        if self.has_states:
-            sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
-        if self.has_adapters:
-            sizes["places"] = self.num_seqs
-        if size := self.inputs.embedding_size:
-            sizes |= {"is_embedded": self.num_tokens, "embeddings": self.num_tokens * size}
-        if self.inputs.has_bidirectional:
-            sizes |= dict.fromkeys(_BIDIRECTIONAL_FIELDS, self.num_tokens)
-            sizes |= {"segment_starts": self.num_tokens + 1, "num_segments": 1}
-        if self.inputs.has_rope_positions:
-            sizes["rope_positions"] = 3 * self.num_tokens
-        stops = itertools.accumulate(sizes.values())
-        return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
-
-    @property
-    def packed_size(self) -> int:
-        return max(field.stop for field in self.fields.values())
 
 
 @dataclass(frozen=True)
@@ -212,12 +32,12 @@ class StepInputs:
 
     Attributes:
       input_ids: i32 [T].
-      attention_metadata: For the model.
-      logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last one,
-        and where it has drafts, the one before each of them.
-      places: i32 [T], the place of each token's adapter; None: there are no adapters.
-      is_embedded: bool [T], which tokens have embeddings of their own; None: none.
-      embeddings: float32 [T, E], theirs; [T, E * (1 + n)] if the first n layers get additions.
+      attention_metadata: Metadata for the model.
+      logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last row,
+        and with drafts, also the row before each of them.
+      places: i32 [T], the place of each token's adapter; None if there are no adapters.
+      is_embedded: bool [T], true for tokens with embeddings of their own; None for no such tokens.
+      embeddings: float32 [T, E], these tokens' embeddings; [T, E * (1 + n)] if the first n layers get additions.
     """
 
     input_ids: jax.Array
@@ -228,7 +48,7 @@ class StepInputs:
     embeddings: jax.Array | None = None
 
     def embed(self, embed: Callable[[jax.Array], jax.Array]) -> jax.Array | None:
-        """The embeddings [T, E] of all tokens, given what embeds others; None where all are embedded like that."""
+        """Returns the embeddings [T, E] of all tokens, `embed` computing the usual ones; None if all are usual."""
         if self.is_embedded is None or self.embeddings is None:
             return None
         others = embed(self.input_ids)
@@ -236,7 +56,7 @@ class StepInputs:
         return jnp.where(self.is_embedded[:, None], own.astype(others.dtype), others)
 
     def layer_additions(self, hidden_size: int) -> LayerAdditions | None:
-        """What of `embeddings` is added after the first layers of a model with this E; None: nothing."""
+        """Returns the part of `embeddings` to add after the first layers of a model with this E; None for nothing."""
         if self.is_embedded is None or self.embeddings is None or self.embeddings.shape[-1] == hidden_size:
             return None
         return LayerAdditions(self.is_embedded, self.embeddings[:, hidden_size:])
@@ -249,15 +69,15 @@ def pack_step(
     place_of: Callable[[bytes], int] | None = None,
     embeddings_of: Callable[[EmbeddedInput], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """The step as one int32 vector.
+    """Packs a step into one int32 vector.
 
     Args:
-      output: What to run, decodes first; those with drafts wait for no token in flight.
-      shape: At least as large.
+      output: The step, decodes first; entries with drafts wait for no token in flight.
+      shape: Shape at least as large as the step.
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
-      place_of: The place of an adapter, where the shape has adapters.
-      embeddings_of: The embeddings of an input, float32 [rows, E], where the shape has inputs.
+      place_of: Function that returns an adapter's place, if the shape has adapters.
+      embeddings_of: Function that returns an input's embeddings, float32 [rows, E], if the shape has inputs.
     """
     # Lists, not arrays: a step is packed while the devices run the one before, with caches full of weights, and every
     # small NumPy operation then takes some microseconds from the threads of a CPU.
@@ -339,7 +159,7 @@ def _pack_rope_positions(output: SchedulerOutput, shape: StepShape, packed: np.n
 
 
 def _pack_bidirectional(output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
-    """Cuts the rows into segments where an input whose tokens see each other begins or ends."""
+    """Cuts the rows into segments at the beginning and end of each input whose tokens see each other."""
     fields = {name: packed[field] for name, field in shape.fields.items()}
     requests: list[int] = []
     ends: list[int] = []
@@ -364,7 +184,7 @@ def _pack_bidirectional(output: SchedulerOutput, shape: StepShape, packed: np.nd
 
 
 def _input_tokens(output: SchedulerOutput, inflight_rows: Mapping[SequenceId, int]) -> tuple[list[int], list[int]]:
-    """The step's tokens, 0 for those in flight, and for each sequence the row that samples it, or NOT_IN_FLIGHT."""
+    """Returns the step's tokens, 0 for those in flight, and each sequence's row in flight or NOT_IN_FLIGHT."""
     token_ids: list[int] = []
     rows: list[int] = []
     for entry in output.scheduled:
@@ -397,7 +217,7 @@ def _pack_block_tables(
 
 
 def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> StepInputs:
-    """The step's fields, inside a jitted function; input tokens in flight are taken from `last_tokens` [max R]."""
+    """Unpacks a step, inside a jitted function; input tokens in flight are taken from `last_tokens` [max R]."""
     fields = _split(packed, shape)
     # Only decodes wait for a token in flight, and they come first: sequence i's token is row i.
     rows = min(shape.num_seqs, shape.num_tokens)
@@ -447,16 +267,16 @@ def _bidirectional_tokens(fields: Mapping[str, jax.Array]) -> BidirectionalToken
 
 
 def _places_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> jax.Array:
-    """i32 [T]: the place of each token's sequence; 0 for padding."""
+    """Returns the place of each token's sequence, i32 [T]; 0 for padding."""
     starts, tokens = fields["query_start_loc"], jnp.arange(shape.num_tokens, dtype=jnp.int32)
     sequences = jnp.searchsorted(starts[1:], tokens, side="right")
     return jnp.where(tokens < starts[-1], fields["places"][jnp.minimum(sequences, shape.num_seqs - 1)], 0)
 
 
 def _block_tables(fields: Mapping[str, jax.Array], shape: StepShape, index: int) -> jax.Array:
-    """The tables of a span, i32 [R, max_blocks].
+    """Returns the tables of a span, i32 [R, max_blocks].
 
-    The entries around the packed ones repeat the first packed block: a kernel that reads more than it uses then reads
+    The entries around the packed ones repeat the first packed block, so a kernel that reads more than it uses reads
     only the sequence's own values.
     """
     packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_seqs, -1)

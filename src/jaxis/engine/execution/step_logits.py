@@ -1,4 +1,4 @@
-"""Logits of the hidden states that a step leaves on the devices: to compare them, and to score prompts."""
+"""Logits of the hidden states that a step leaves on the devices, for comparing them and for scoring prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxis.engine.execution.adapters import HEAD, Adapters
 from jaxis.engine.execution.programs import Programs
-from jaxis.engine.execution.sampling_batch import SamplingPacker, scoring_batch
+from jaxis.engine.execution.sampling_batch import scoring_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.step_programs import LOGITS_CHUNK_ROWS, LogitsKey
 from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
@@ -16,15 +17,10 @@ from jaxis.sampling_params import RAW_LOGPROBS
 
 
 class StepLogits:
-    """Takes logits of the newest hidden states, of which all rows but the first ones are padding.
+    """Computes logits of the newest hidden states, whose rows after the step's tokens are padding.
 
     Attributes:
-      num_replaced: How often the hidden states were replaced, counted by the runner, which replaces them.
-
-    Args:
-      programs: Of the model.
-      vocab_size: V.
-      adapters: Of the model; None: there are none.
+      num_replaced: Number of times that the runner has replaced the hidden states.
     """
 
     def __init__(self, programs: Programs, vocab_size: int, adapters: Adapters | None) -> None:
@@ -38,7 +34,7 @@ class StepLogits:
         adapter_parts: frozenset[str] | None = None,
         places: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Logits, float32 [len(rows), V]; the arguments are those of `in_chunks`."""
+        """Returns logits, float32 [len(rows), V]; the arguments are those of `in_chunks`."""
         return np.concatenate(list(self.in_chunks(num_padded, rows, adapter_parts, places)))
 
     def in_chunks(
@@ -48,13 +44,10 @@ class StepLogits:
         adapter_parts: frozenset[str] | None = None,
         places: np.ndarray | None = None,
     ) -> Iterator[np.ndarray]:
-        """Logits in parts of up to LOGITS_CHUNK_ROWS rows.
+        """Yields logits of these rows of the hidden states in parts of up to LOGITS_CHUNK_ROWS rows.
 
-        Args:
-          num_padded: Rows of the hidden states.
-          rows: Which of them.
-          adapter_parts: See `LogitsKey`.
-          places: Of the rows' adapters.
+        `num_padded` is the number of all rows. `adapter_parts` are those of `LogitsKey`; `places` are those of the
+        rows' adapters.
 
         Raises:
           RuntimeError: The hidden states were replaced before the last part was taken.
@@ -68,12 +61,9 @@ class StepLogits:
             yield np.asarray(logits)[: len(rows) - start]
 
     def prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
-        """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too.
+        """Returns log-probabilities of the prompt token after each of the entry's prompt tokens.
 
-        Args:
-          num_padded: Rows of the hidden states.
-          entry: Of the step that left them.
-          first_row: The first of its rows.
+        The entry's step left the `num_padded` hidden states, of which `first_row` is the entry's first.
         """
         targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
         features, parameters = None, []
@@ -95,14 +85,14 @@ class StepLogits:
 
 
 def parts_of_head(adapter_parts: frozenset[str] | None) -> frozenset[str] | None:
-    """The parts that programs of logits are for; None: no adapter changes the head."""
+    """Returns the parts that programs of logits are compiled for; None if no adapter changes the head."""
     return adapter_parts if adapter_parts is not None and HEAD in adapter_parts else None
 
 
 def places_of_rows(
     adapters: Adapters | None, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int
 ) -> np.ndarray:
-    """The places of rows, int32 [num_rows]: of the sequences' adapters, so many rows of each; then 0."""
+    """Returns adapter places, int32 [num_rows]: of each entry's sequence as often as it has rows, then 0."""
     places = np.zeros(num_rows, np.int32)
     if adapters is not None:
         of_rows = [place for entry, n in entries for place in [adapters.place_of(entry.sequence.adapter)] * n]
@@ -111,7 +101,7 @@ def places_of_rows(
 
 
 def first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:
-    """Each entry, and its first row of the hidden states of all data ranks, of which each has `num_padded`."""
+    """Yields each entry with its first row in the hidden states of all data ranks, `num_padded` rows a rank."""
     for index, rank in enumerate(output.ranks):
         row = index * num_padded
         for entry in rank.scheduled:
@@ -120,13 +110,11 @@ def first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[Sched
 
 
 def token_rows(output: SchedulerOutput, num_padded: int) -> np.ndarray:
-    """The rows of a step's tokens."""
     parts = [np.arange(first, first + entry.num_tokens) for entry, first in first_rows(output, num_padded)]
     return np.concatenate(parts)
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:
-    """The first LOGITS_CHUNK_ROWS values, padded with zeros."""
     chunk = np.zeros(LOGITS_CHUNK_ROWS, values.dtype)
     chunk[: min(len(values), LOGITS_CHUNK_ROWS)] = values[:LOGITS_CHUNK_ROWS]
     return chunk

@@ -1,4 +1,4 @@
-"""The programs that make up a step: what each computes, for which shapes it is compiled, and how it is called.
+"""The programs that make up a step: their computations, the shapes they are compiled for, and their calls.
 
 Each program takes the flat list of the model's arrays and rebuilds the model inside.
 """
@@ -19,7 +19,8 @@ from jaxis.engine.execution.program_context import ProgramContext, jit, sharding
 from jaxis.engine.execution.program_key import Compiled, RunsOn
 from jaxis.engine.execution.sampler import SamplerOutput, sample, score, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
-from jaxis.engine.execution.step_inputs import StepInputs, StepShape, unpack_step
+from jaxis.engine.execution.step_inputs import StepInputs, unpack_step
+from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -34,18 +35,18 @@ LOGITS_CHUNK_ROWS = 64
 
 @dataclass(frozen=True)
 class ForwardKey:
-    """The model over a step; keeps its hidden states.
+    """The model over a step; its hidden states stay on the devices.
 
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], those to sample from
-    [S, E], auxiliary hidden states, experts or None). The caches are donated; those of layers that draft are not among
-    them. Of several data ranks, all but the arrays lie one after the other.
+    [S, E], auxiliary hidden states, experts or None). The caches are donated; draft layers' caches are not among them.
+    The arrays apart, the values of several data ranks lie one after the other.
 
-    Of pipeline stages, those after the first take hidden states in the place of the last tokens, and those before the
-    last return the hidden states that they hand on, without rows to sample from.
+    Pipeline stages after the first take hidden states in the place of the last tokens. Those before the last return the
+    hidden states that they hand on, without rows to sample from.
 
     Attributes:
-      shape: What the step is padded to.
-      returns_experts: Whether `run` returns the experts that routers choose; there is one stage then.
+      shape: Shape that the step is padded to.
+      returns_experts: True if `run` returns the experts that routers choose; there is one stage then.
     """
 
     shape: StepShape
@@ -55,27 +56,23 @@ class ForwardKey:
 
     @property
     def result_tree(self) -> Any:
-        """See `ProgramKey`."""
         return 0 if self.returns_experts else None
 
     @property
     def num_tokens(self) -> int:
-        """See `ProgramKey`."""
         return self.shape.num_tokens
 
     @property
     def description(self) -> str:
-        """See `ProgramKey`."""
         return f"a step of {self.num_tokens} tokens"
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
         stage, ranks = context.stage, context.ranks
 
         def forward(
             arrays: list[jax.Array], caches: list[Any], given: jax.Array, packed: jax.Array
         ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array], jax.Array | None]:
-            # All but the first stage take no tokens, in flight or not.
+            # Only the first stage takes tokens.
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
             model = context.merge(arrays, self.shape, step)
@@ -105,15 +102,9 @@ class ForwardKey:
         return jit(run, donate_argnums=1, out_shardings=shardings).lower(*operands)
 
     def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> jax.Array | None:
-        """See `ProgramKey`.
+        """Runs the model; returns None or, with `returns_experts`, uint16 [T of all ranks, layers with experts, k].
 
-        Args:
-          program: The compiled program.
-          state: Where the hidden states are kept.
-          packed: By `pack_step`, of each data rank, one after the other.
-
-        Returns:
-          With `returns_experts`, uint16 [T of all ranks, layers with experts, k]; otherwise None.
+        `packed` has the vectors of `pack_step` of all data ranks, one after the other.
         """
         state.forget_hidden()
         ranks = state.context.ranks
@@ -126,16 +117,16 @@ class ForwardKey:
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Logits and sampling of S rows, one for each sequence and one more for each draft, of the last hidden states.
+    """Logits and sampling of S rows of the last hidden states: one for each sequence and one more for each draft.
 
     (head arrays, hidden states [S, E], packed sampling arrays or None[, places]) -> (SamplerOutput, last tokens i32
-    [max R]). Of several data ranks, all but the arrays lie one after the other.
+    [max R]). The arrays apart, the values of several data ranks lie one after the other.
 
     Attributes:
-      num_rows: S.
-      features: What the sampler does.
-      adapter_parts: The parts of the model that sequences' adapters change, if these change the head; then there are
-        the places of the rows, i32 [S]. None: they do not.
+      num_rows: Number of rows (S).
+      features: Features of the sampler.
+      adapter_parts: Parts of the model that sequences' adapters change, if these change the head; the program then
+        takes the places of the rows, i32 [S]. Otherwise None.
     """
 
     num_rows: int
@@ -147,7 +138,6 @@ class SampleKey:
     num_tokens = 0
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
         ranks, num_rows, features = context.ranks, self.num_rows, self.features
         parameters = None
         if features != SamplerFeatures():
@@ -166,23 +156,17 @@ class SampleKey:
         places = [] if self.adapter_parts is None else [ranks.struct((num_rows,), jnp.int32)]
         head_arrays = context.head_arrays_of(self.adapter_parts)
         operands = (head_arrays, context.hidden_struct(num_rows), parameters, *places)
-        # The tokens of all ranks are read by the host, which has one device of them, or more.
+        # The host reads the tokens of all ranks, though it may have only one of the devices.
         shardings = (context.replicated, ranks.sharding)
         return jit(ranks.over_ranks(run, operands, ranks.sharding), out_shardings=shardings).lower(*operands)
 
     def run(
         self, program: Compiled, state: DeviceState, parameters: np.ndarray | None, *places: np.ndarray
     ) -> SamplerOutput:
-        """See `ProgramKey`.
+        """Returns the tokens that the sequences sampled, rank by rank.
 
-        Args:
-          program: The compiled program.
-          state: Has the hidden states.
-          parameters: By `SamplingPacker`; None if every sequence takes its most likely token.
-          places: The rows', int32 [S], if adapters change the head; otherwise none.
-
-        Returns:
-          What the sequences sampled, rank by rank.
+        `parameters` come from `SamplingPacker`; None if every sequence takes its most likely token. `places` are the
+        rows', int32 [S], if adapters change the head; otherwise there are none.
         """
         context = state.context
         placed = None if parameters is None else context.ranks.place(parameters)
@@ -197,7 +181,6 @@ class SampleKey:
 
     @property
     def result_tree(self) -> SamplerOutput:
-        """See `ProgramKey`."""
         logprobs = None if self.features.num_logprobs is None else _logprobs_tree(self.features)
         return cast(Any, SamplerOutput)(0, logprobs)
 
@@ -207,8 +190,8 @@ class GreedyStepKey:
     """The model and the arg-max over the decode of one sequence: a ForwardKey and a greedy SampleKey in one program.
 
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, SamplerOutput, last tokens, hidden states
-    [1, E] and auxiliary ones). The caches are donated. The hidden states are returned only if layers draft, which read
-    them.
+    [1, E] and auxiliary ones). The caches are donated. The hidden states are returned only if there are draft layers,
+    which read them.
     """
 
     shape: StepShape
@@ -218,24 +201,20 @@ class GreedyStepKey:
 
     @property
     def num_tokens(self) -> int:
-        """See `ProgramKey`."""
         return self.shape.num_tokens
 
     @property
     def description(self) -> str:
-        """See `ProgramKey`."""
         return ForwardKey(self.shape).description
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
-
         def greedy_step(
             arrays: list[jax.Array], caches: list[Any], last_tokens: jax.Array, packed: jax.Array
         ) -> tuple[list[Any], SamplerOutput, jax.Array, list[jax.Array]]:
             step = unpack_step(packed, self.shape, last_tokens)
             model = context.model.merge(arrays)
             caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata)
-            # Rounded as where another program reads them: a sequence's tokens do not depend on what samples them.
+            # Rounded as if another program read them: a sequence's tokens must not depend on the program that samples.
             rows = materialize(hidden[step.logits_rows])
             return caches, *_sample_greedily(context, model, rows), [rows, *aux] if context.num_draft_caches else []
 
@@ -246,7 +225,6 @@ class GreedyStepKey:
         return jitted.lower(context.model.arrays, context.model_caches, last_tokens, packed)
 
     def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> SamplerOutput:
-        """See `ProgramKey`; the operands are those of `ForwardKey.run`."""
         state.forget_hidden()
         caches, sampled, state.last_tokens, states = program(
             state.context.model.arrays, state.model_caches, state.last_tokens, packed
@@ -260,7 +238,7 @@ class GreedyStepKey:
 
 @dataclass(frozen=True)
 class WholeKey:
-    """The model over one whole sequence, without a cache; keeps its hidden states.
+    """The model over one whole sequence, without a cache; its hidden states stay on the devices.
 
     (arrays, token ids i32 [T], number of tokens) -> hidden states [T, E]. All data ranks compute the same. Pipeline
     stages after the first take hidden states [T, E] in the place of token ids.
@@ -273,8 +251,6 @@ class WholeKey:
     result_tree = None
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
-
         def whole(arrays: list[jax.Array], given: jax.Array, num_tokens: jax.Array) -> jax.Array:
             input_ids = given if context.stage.is_first else jnp.zeros(self.num_tokens, jnp.int32)
             metadata = AttentionMetadata(
@@ -294,14 +270,7 @@ class WholeKey:
         return jit(run, out_shardings=ranks.sharding).lower(*operands)
 
     def run(self, program: Compiled, state: DeviceState, input_ids: np.ndarray, num_tokens: int) -> None:
-        """See `ProgramKey`.
-
-        Args:
-          program: The compiled program.
-          state: Where the hidden states are kept.
-          input_ids: int32 [T], padded.
-          num_tokens: Without the padding.
-        """
+        """Runs the model over `input_ids`, int32 [T], of which all after the first `num_tokens` are padding."""
         state.forget_hidden()
         given = input_ids if state.handed_on is None else state.handed_on
         state.hidden = program(state.context.model.arrays, given, np.int32(num_tokens))
@@ -309,12 +278,12 @@ class WholeKey:
 
 @dataclass(frozen=True)
 class LogitsKey:
-    """Logits of a chunk of the rows of the hidden states that are kept, or their log-probabilities of given tokens.
+    """Logits of a chunk of rows of the newest hidden states, or their log-probabilities of given tokens.
 
     (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]][, places]) -> float32
     [LOGITS_CHUNK_ROWS, V], or TokenLogprobs. Rows count through the hidden states of all data ranks. With `features`,
-    log-probabilities are those that the sampler returns for rows with these parameters. With `adapter_parts`, see
-    `SampleKey`, there are the rows' places.
+    log-probabilities are those that the sampler returns for rows with these parameters. With `adapter_parts`, as in
+    `SampleKey`, the program takes the rows' places.
     """
 
     num_tokens: int
@@ -326,7 +295,6 @@ class LogitsKey:
     description = "logits of many rows"
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
         ranks = context.ranks
 
         def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, *places: jax.Array) -> jax.Array:
@@ -368,37 +336,31 @@ class LogitsKey:
     def run(
         self, program: Compiled, state: DeviceState, rows: np.ndarray, *more: np.ndarray
     ) -> jax.Array | TokenLogprobs[jax.Array]:
-        """See `ProgramKey`.
+        """Returns the logits of `rows`, int32 [LOGITS_CHUNK_ROWS], or their log-probabilities of given tokens.
 
-        Args:
-          program: The compiled program.
-          state: Has the hidden states.
-          rows: int32 [LOGITS_CHUNK_ROWS], counted through the hidden states of all data ranks.
-          more: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits; and, with
-            `features`, the rows' parameters by `SamplingPacker`; and their places, int32 [LOGITS_CHUNK_ROWS], if
-            adapters change the head.
+        `more` begins with these tokens, int32 [LOGITS_CHUNK_ROWS], if log-probabilities are wanted; with `features`,
+        the rows' parameters by `SamplingPacker` follow; if adapters change the head, the rows' places, int32
+        [LOGITS_CHUNK_ROWS], come last.
         """
         return program(state.context.head_arrays_of(self.adapter_parts), state.hidden, rows, *more)
 
     @property
     def result_tree(self) -> Any:
-        """See `ProgramKey`."""
         return _logprobs_tree(self.features) if self.targets else 0
 
 
 def _logprobs_tree(features: SamplerFeatures | None) -> TokenLogprobs[int]:
-    """A leaf for each array of log-probabilities."""
     has_mass = features is not None and features.has_logprobs_modes
     return TokenLogprobs(0, 0, 0, 0, 0 if has_mass else None)
 
 
 def _handed_on(context: ProgramContext, hidden: jax.Array) -> dict[str, JaxIntermediateTensors]:
-    """The model's argument for what the stage before it hands on, if there is one."""
+    """Returns the model's argument for the previous stage's hidden states, if there is a previous stage."""
     return {} if context.stage.is_first else {"intermediate_tensors": JaxIntermediateTensors(hidden_states=hidden)}
 
 
 def _embedded(step: StepInputs, model: GenerativeModel, stage: Stage) -> dict[str, Any]:
-    """The model's argument for embeddings, where a step has some that are not those of its tokens."""
+    """Returns the model's arguments for embeddings, if some of the step's are not those of its tokens."""
     if step.is_embedded is None or not stage.is_first:
         return {}
     embeds = step.embed(cast(CausalLM, model).decoder.embed)
@@ -411,14 +373,14 @@ def _embedded(step: StepInputs, model: GenerativeModel, stage: Stage) -> dict[st
 def _sample_greedily(
     context: ProgramContext, model: GenerativeModel, rows: jax.Array
 ) -> tuple[SamplerOutput, jax.Array]:
-    """Each row's most likely token, for which devices only exchange those of their own parts of the vocabulary."""
+    """Samples each row's most likely token; devices exchange only the best of their own parts of the vocabulary."""
     arrays = jax.tree.map(jnp.asarray, SamplingArrays.greedy(rows.shape[0], context.vocab_size))
     sampled = sample(context.divide(model.compute_logits(rows)), arrays, features=SamplerFeatures())
     return sampled, _last_tokens(context, sampled)
 
 
 def _last_tokens(context: ProgramContext, sampled: SamplerOutput) -> jax.Array:
-    """The tokens as the next step takes them, i32 [max R]."""
+    """Returns the tokens as the next step takes them, i32 [max R]."""
     # More rows than sequences: a step with drafts, whose tokens are known before the next step is dispatched.
     tokens = sampled.token_ids[: context.max_num_seqs]
     return jnp.zeros(context.max_num_seqs, jnp.int32).at[: tokens.shape[0]].set(tokens)

@@ -1,4 +1,4 @@
-"""The tokens that penalties apply to: of one sequence as its output grows, and of a step's rows in arrays that stay."""
+"""The tokens that penalties apply to: a sequence's history as its output grows, and a step's rows of histories."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy as np
 
 
 class TokenHistory:
-    """Distinct tokens of a sequence and how often each was generated. A token keeps its place once it has one.
+    """The distinct tokens of a sequence and their counts. A token keeps its place once it has one.
+
+    The prompt's tokens count as seen, though not as generated. Tokens outside the vocabulary are left out.
 
     Attributes:
       ids: int32, at least `len(self)` elements; the first ones are the tokens.
-      counts: int32, as many: how often each was generated; 0 if it stands in the prompt only.
+      counts: int32, as many: the times that each was generated; 0 if it stands in the prompt only.
       places: The place of each generated token, in their order.
-
-    Args:
-      prompt_token_ids: Tokens that count as seen, though not as generated.
-      vocab_size: V; other tokens are left out.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int) -> None:
@@ -32,7 +30,7 @@ class TokenHistory:
         return len(self._place_of)
 
     def find(self, token_id: int) -> int | None:
-        """The token's place; None if it has none."""
+        """Returns the token's place; None if it has none."""
         return self._place_of.get(token_id)
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
@@ -48,15 +46,15 @@ class TokenHistory:
             self.places.append(place)
 
     def num_with(self, drafts: Sequence[int]) -> int:
-        """Distinct tokens, those of drafts included."""
+        """Returns the number of distinct tokens, those of drafts included."""
         return len(self) + len({token_id for token_id in drafts if token_id not in self._place_of})
 
 
 class _Held(NamedTuple):
-    """What a row holds.
+    """The contents of a row.
 
     Attributes:
-      history: Of the row's sequence; None: the row is empty.
+      history: History of the row's sequence; None if the row is empty.
       num_generated: The sequence's generated tokens when the row was written.
       drafted: Places that count drafts too.
     """
@@ -70,12 +68,10 @@ _NOTHING = _Held(None, 0, ())
 
 
 class HistoryRows:
-    """The histories of R rows, of which a step writes only what is new.
+    """The histories of R rows, of which a step writes only new entries.
 
-    Args:
-      ids: int32 [R, W], to be written to: the tokens of each row, padded with V.
-      counts: int32 [R, W], the same for how often each was generated, padded with 0.
-      vocab_size: V.
+    They are written into `ids`, int32 [R, W], the tokens of each row, padded with V, and into `counts`, int32 [R, W],
+    the times that each was generated, padded with 0.
     """
 
     def __init__(self, ids: np.ndarray, counts: np.ndarray, vocab_size: int) -> None:

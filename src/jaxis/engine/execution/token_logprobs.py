@@ -20,7 +20,7 @@ class TokenLogprobs(NamedTuple, Generic[Array]):
       top_logprobs: float32 [R, N], most likely first.
       top_ids: int32 [R, N].
       kept_mass: float32 [R]; the probability, after temperature, of the tokens that top-k, top-p and min-p keep. None
-        where all rows are of the model's own logits.
+        if all rows are of the model's own logits.
     """
 
     logprobs: Array
@@ -30,7 +30,7 @@ class TokenLogprobs(NamedTuple, Generic[Array]):
     kept_mass: Array | None = None
 
     def each(self, function: Callable[[Array], Other]) -> TokenLogprobs[Other]:
-        """With a function of each array in its place."""
+        """Applies a function to each array."""
         mass = None if self.kept_mass is None else function(self.kept_mass)
         return TokenLogprobs(
             function(self.logprobs), function(self.ranks), function(self.top_logprobs), function(self.top_ids), mass
@@ -38,7 +38,7 @@ class TokenLogprobs(NamedTuple, Generic[Array]):
 
 
 def joined_logprobs(parts: Sequence[TokenLogprobs[np.ndarray]], number: int) -> TokenLogprobs[np.ndarray]:
-    """The first `number` of the parts' rows, one part after the other."""
+    """Returns the first `number` of the parts' rows, one part after the other."""
 
     def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(arrays)[:number]

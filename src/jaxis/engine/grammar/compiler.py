@@ -76,11 +76,11 @@ class _Compilation:
         """Waits for the grammar.
 
         Args:
-          limit_seconds: How long it may take from its beginning; None is no limit.
+          limit_seconds: Time limit from the beginning; None is no limit.
 
         Raises:
-          TimeoutError: It takes longer.
-          Exception: What the compilation raised.
+          TimeoutError: The compilation takes longer.
+          Exception: The compilation raised this error.
         """
         self._begun.wait()
         if limit_seconds is None:
@@ -96,7 +96,7 @@ class _Compilation:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the grammar must be compiled again."""
+        """Returns whether the grammar must be compiled again."""
         return self.future.done() and self.future.exception() is None and self.future.result().is_broken
 
 
@@ -104,12 +104,13 @@ class GrammarCompiler:
     """Compiles grammars for one model's tokens, each once. May be used from several threads.
 
     Args:
-      tokenizer: The checkpoint's; None compiles nothing.
-      vocab_size: V, the model's; ids beyond the tokenizer's own are never allowed.
+      tokenizer: The checkpoint's tokenizer; None compiles nothing.
+      vocab_size: V, of the model; ids beyond the tokenizer's own are never allowed.
       eos_token_ids: Tokens that end a completion.
 
     Attributes:
-      tokenizer, vocab_size: See above.
+      tokenizer: The checkpoint's tokenizer.
+      vocab_size: V.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -123,9 +124,9 @@ class GrammarCompiler:
         self._compilations: OrderedDict[tuple[str, str], _Compilation] = OrderedDict()
 
     def prepare(self) -> None:
-        """Begins to prepare the vocabulary in another thread, which takes seconds if it is large.
+        """Starts to prepare the vocabulary in another thread, which takes seconds if it is large.
 
-        Without this call, the first grammar's compilation begins by it.
+        Without this call, the first compilation prepares it.
         """
         if (tokenizer := self.tokenizer) is None:
             return
@@ -143,8 +144,8 @@ class GrammarCompiler:
 
         Args:
           spec: The grammar.
-          limited: Whether to give up after COMPILE_SECONDS, which count from when its compilation begins, and not to
-            queue more than MAX_WAITING.
+          limited: True gives up after COMPILE_SECONDS, which count from when its compilation begins, and does not queue
+            more than MAX_WAITING.
 
         Raises:
           RequestError: The grammar is invalid, uses something unsupported, or takes too long to compile.
@@ -167,7 +168,7 @@ class GrammarCompiler:
             raise copy.copy(error) from None  # others wait for the same compilation, and get one of their own
 
     def _start(self, spec: StructuredOutputs, tokenizer: Tokenizer, *, limited: bool) -> _Compilation:
-        """The compilation of this grammar, queued now unless there is one."""
+        """Returns the compilation of this grammar, queued now unless there is one."""
         key = spec.kind, spec.source
         with self._lock:
             compilation = self._compilations.get(key)
@@ -233,7 +234,6 @@ class CompiledGrammar:
         eos_token_ids: Collection[int],
         special_token_ids: Collection[int],
     ) -> None:
-        """Made by `GrammarCompiler`."""
         self.is_broken = False
         self._matcher = matcher
         self._vocab_size = vocab_size
@@ -241,22 +241,22 @@ class CompiledGrammar:
         self._special_token_ids = frozenset(special_token_ids)
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> GrammarMatcher:
-        """Follows one completion from its start.
+        """Returns a matcher that follows one completion from its start.
 
         Args:
-          stop_token_ids: The request's. Special ones end it as end-of-sequence does, where the grammar may end. Others
-            are allowed where they are part of the text.
+          stop_token_ids: The request's stop tokens. Special ones end it as end-of-sequence does, where the grammar may
+            end. Others are allowed where they are part of the text.
         """
         ends = self._eos_token_ids | (self._special_token_ids & frozenset(stop_token_ids))
         return GrammarMatcher(self, self._matcher.deep_copy(), self._vocab_size, ends)
 
 
 class GrammarMatcher:
-    """Where one completion stands in its grammar.
+    """Position of one completion in its grammar.
 
     Attributes:
       param: The request's parameter at fault if no token can come next.
-      error: Why the grammar cannot be followed any further; None while it can.
+      error: Reason why the grammar cannot be followed any further; None while it can.
     """
 
     param = "structured_outputs"
@@ -264,7 +264,6 @@ class GrammarMatcher:
     def __init__(
         self, grammar: CompiledGrammar, matcher: llguidance.LLMatcher, vocab_size: int, end_token_ids: Collection[int]
     ) -> None:
-        """Made by `CompiledGrammar`."""
         self.error: str | None = None
         self._grammar = grammar
         self._matcher = matcher
@@ -277,7 +276,6 @@ class GrammarMatcher:
         self._take_error()
 
     def fork(self) -> GrammarMatcher:
-        """Another matcher that stands where this one does."""
         fork = copy.copy(self)
         fork._matcher = self._matcher.deep_copy()
         return fork
@@ -299,23 +297,21 @@ class GrammarMatcher:
         return self._has_ended or (self.error is None and self._matcher.is_stopped())
 
     def token_mask(self) -> np.ndarray:
-        """Which tokens may come next: int32 [ceil(V / 32)], bit i % 32 of word i / 32 for token i."""
         if self._mask is None:
             self._mask = self._compute_mask()
         return self._mask
 
     def favored_token(self) -> int | None:
-        """None: see `Matcher.favored_token`."""
         return None
 
     @property
     def vocabulary_mask(self) -> np.ndarray:
-        """Every token, as in `token_mask`."""
+        """Returns a mask of every token, as in `token_mask`."""
         return pack_token_ids(range(self._vocab_size), self._vocab_size)
 
     @property
     def end_mask(self) -> np.ndarray:
-        """The tokens that end a completion, as in `token_mask`."""
+        """Returns a mask of the tokens that end a completion, as in `token_mask`."""
         return self._ends
 
     def _compute_mask(self) -> np.ndarray:
@@ -360,7 +356,7 @@ class _Vocabulary:
 
 
 def _one_line(message: str) -> str:
-    """The message and position of an error, without the quoted source."""
+    """Returns the message and position of an error, without the quoted source."""
     lines = [" ".join(line.split()) for line in message.splitlines()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
     line = _PREFIX.sub("", line)

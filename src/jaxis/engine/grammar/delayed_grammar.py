@@ -18,13 +18,13 @@ _GAPS = ("\n\n", "\n", " ")
 
 
 class DelayedGrammar:
-    """A compiled grammar for what follows the reasoning, unless an alternative begins there.
+    """A compiled grammar for the text after the reasoning, unless an alternative begins there.
 
     Args:
       grammar: The grammar.
-      tokenizer: The model's.
-      marks: How to recognize what comes before the grammar; None if nothing does.
-      alternatives: Tokens that may come instead of the grammar's first one; what follows them is unconstrained.
+      tokenizer: The model's tokenizer.
+      marks: Marks around the text before the grammar; None if there is no such text.
+      alternatives: Tokens that may replace the grammar's first one; the tokens after them are unconstrained.
     """
 
     def __init__(
@@ -40,17 +40,16 @@ class DelayedGrammar:
         self._tokens = None if marks is None else MarkTokens(marks, tokenizer)
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> DelayedMatcher:
-        """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
         return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._tokens, self.alternatives)
 
 
 class MarkTokens:
-    """The tokens that may spell the marks around what comes before a grammar.
+    """Tokens that may spell the marks around the text before a grammar.
 
     Attributes:
-      gap: Tokens of white space or of markers, one of which may come between it and the grammar.
-      interruptions: Tokens that end it and belong to what comes next.
-      unfit: Tokens that would end it and also hold the beginning of what comes next.
+      gap: Tokens of white space or of markers, one of which may come between that text and the grammar.
+      interruptions: Tokens that end the text and belong to what follows.
+      unfit: Tokens that would end the text and also hold the beginning of what follows.
     """
 
     def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer) -> None:
@@ -67,11 +66,11 @@ class MarkTokens:
         self.unfit = frozenset(i for closing in self._closings for i in self._prefixes.beyond_inner(closing))
 
     def new_tracker(self) -> MarkTracker:
-        """Follows one completion from its start."""
+        """Returns a tracker that follows one completion from its start."""
         return MarkTracker(self.marks, self._tokenizer)
 
     def opening(self, text: bytes) -> Iterator[int]:
-        """The tokens that bring a completion of this text nearer to an opening, as the model writes it."""
+        """Yields the tokens that bring a completion of this text nearer to an opening, as the model writes it."""
         for mark, token_id in self._opening_ids.items():
             if token_id is not None:
                 yield from () if text else (token_id,)
@@ -79,7 +78,7 @@ class MarkTokens:
                 yield from self._prefixes.toward(mark[len(text) :])
 
     def unfit_after(self, text: bytes) -> Iterator[int]:
-        """The tokens that are like `unfit` after this text."""
+        """Yields the tokens that are like `unfit` after this text."""
         for closing in self._closings:
             for length in range(1, len(closing)):
                 if text.endswith(closing[:length]):
@@ -87,9 +86,9 @@ class MarkTokens:
 
 
 class DelayedMatcher:
-    """Where one completion stands: before its grammar, or in it. A `Matcher`.
+    """Position of one completion: before its grammar, or in it. A `Matcher`.
 
-    Within its reasoning, a completion can end only by reaching its greatest length.
+    Within its reasoning, a completion can end only by reaching its maximum length.
     """
 
     def __init__(self, matcher: GrammarMatcher, tokens: MarkTokens | None, alternatives: Collection[int]) -> None:
@@ -112,12 +111,10 @@ class DelayedMatcher:
 
     @property
     def param(self) -> str:
-        """The request's parameter at fault if no token can come next."""
         return self._matcher.param
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot be followed any further; None while it can."""
         return self._matcher.error
 
     @property
@@ -126,14 +123,12 @@ class DelayedMatcher:
         return self._grammar_start is not None and not self._is_alternative and self._matcher.is_complete
 
     def fork(self) -> DelayedMatcher:
-        """Another matcher that stands where this one does."""
         fork = copy.copy(self)
         fork._matcher, fork._tracker = self._matcher.fork(), copy.copy(self._tracker)
         fork._early = None if self._early is None else self._early.fork()
         return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
-        """Takes in the tokens generated since the last call."""
         if self._grammar_start is None:
             self._find_start(output_token_ids)
         self._num_followed = len(output_token_ids)
@@ -159,7 +154,7 @@ class DelayedMatcher:
                 self._early.follow(token_ids[: count + 1])
 
     def _start_after(self, end: int, token_ids: Sequence[int], tokens: MarkTokens, tracker: MarkTracker) -> int | None:
-        """Where the grammar begins if what comes before it has ended; None if only the next token will tell."""
+        """Returns where the grammar begins if the text before it has ended; None if only the next token shows it."""
         if token_ids[end - 1] in tokens.interruptions:
             return end - 1
         if tracker.rest:
@@ -167,7 +162,6 @@ class DelayedMatcher:
         return None if end == len(token_ids) else end + (token_ids[end] in tokens.gap)
 
     def token_mask(self) -> np.ndarray:
-        """Which tokens may come next, int32 [ceil(V / 32)] as `Matcher.token_mask`."""
         if self._is_alternative:
             return self._all_tokens
         if self._grammar_start is not None:
@@ -187,7 +181,6 @@ class DelayedMatcher:
         return mask if self._num_followed else mask | self._alternatives_mask
 
     def favored_token(self) -> int | None:
-        """None: see `Matcher.favored_token`."""
         return None
 
     def _pack(self, token_ids: Collection[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Translates `StructuredOutputs` into the grammars that llguidance compiles."""
+"""Translation of `StructuredOutputs` into the grammars that llguidance compiles."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SCHEMA = "structured_outputs.json_schema"
 
 
 def grammar_source(spec: StructuredOutputs) -> str:
-    """The grammar in llguidance's dialect of Lark; compiling may still find it invalid.
+    """Returns the grammar in llguidance's dialect of Lark; compiling may still find it invalid.
 
     Raises:
-      RequestError: It uses something unsupported.
+      RequestError: The grammar uses something unsupported.
     """
     if spec.kind == "json_schema":
         schema = json.loads(spec.source)
@@ -49,7 +49,7 @@ def grammar_source(spec: StructuredOutputs) -> str:
 
 
 def _rewritten(schema: object, name: str) -> Schema:
-    """The schema as llguidance reads it; the log names what it does not ensure."""
+    """Returns the schema as llguidance reads it; logs the keywords that it does not ensure."""
     result, ignored = rewritten(schema, name)
     if ignored:
         _logger.info("%s has %s, which the answer is not held to", name, ", ".join(sorted(ignored)))
@@ -61,7 +61,7 @@ def _json_grammar(schema: Schema) -> str:
 
 
 def _with_options(schema: Schema) -> str:
-    """The schema's text, with llguidance's options added at its end, where they do not move other keys."""
+    """Returns the schema's text, with llguidance's options added at its end, where they do not move other keys."""
     keys = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
     return json.dumps({**keys, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False, separators=(",", ":"))
 
@@ -71,7 +71,7 @@ def _regex_grammar(regex: str) -> str:
 
 
 def _lark_grammar(text: str) -> str:
-    """The grammar, with the options of all schemas added to those that it embeds."""
+    """Returns the grammar, with the options of all schemas added to those that it embeds."""
     pieces, at = [], 0
     for match in _EMBEDDED_SCHEMA.finditer(text):
         try:
@@ -96,5 +96,5 @@ def _lark_grammar(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """A regular expression that matches exactly this string."""
+    """Returns a regular expression that matches exactly this string."""
     return "".join(c if c.isalnum() or ord(c) > 0x7F else f"\\x{{{ord(c):x}}}" for c in text)

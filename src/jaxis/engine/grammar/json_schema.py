@@ -1,8 +1,8 @@
-"""JSON schemas, rewritten into what llguidance compiles.
+"""Rewriting of JSON schemas for llguidance.
 
-What constrains nothing is left out, and what llguidance has no keyword for is said in others where it can be. Only
-schemas are read: never the data in `const`, `enum`, `default` or `examples`. The result is of draft 2020-12, and its
-references lead to `$defs` of its own.
+Keywords that constrain nothing are left out. Keywords that llguidance lacks are expressed by others where possible.
+Only schemas are read: never the data in `const`, `enum`, `default` or `examples`. The result is of draft 2020-12, and
+its references lead to `$defs` of its own.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minPrope
 
 
 def rewritten(schema: Any, name: str) -> tuple[Schema, set[str]]:
-    """The schema that says the same, and the names of what it does not ensure, such as "uniqueItems".
+    """Returns an equivalent schema, and the names of keywords that it does not ensure, such as "uniqueItems".
 
     Args:
-      schema: As parsed from JSON.
+      schema: Schema, parsed from JSON.
       name: The request's parameter, for errors.
 
     Raises:
-      RequestError: It is invalid, or says what a grammar cannot.
+      RequestError: The schema is invalid, or a grammar cannot express it.
     """
     rewriter = _Rewriter(schema, name)
     return rewriter.document(), rewriter.ignored
 
 
 class _Rewriter:
-    """Rewrites the schemas of one document."""
+    """Rewriter of the schemas of one document."""
 
     def __init__(self, root: Any, name: str) -> None:
         self.ignored: set[str] = set()
@@ -65,7 +65,6 @@ class _Rewriter:
         self.references = References(root)
 
     def document(self) -> Schema:
-        """The whole schema."""
         result = self.schema(self._root, "#")
         while self._waiting:
             name, target = self._waiting.pop()
@@ -80,11 +79,9 @@ class _Rewriter:
         return result
 
     def error(self, message: str) -> RequestError:
-        """An error about the document."""
         return RequestError(f": {message}", param=self._name)
 
     def schema(self, node: Any, place: str) -> Schema:
-        """A schema, rewritten."""
         if isinstance(node, bool):
             return node
         if not isinstance(node, Mapping):
@@ -101,7 +98,7 @@ class _Rewriter:
         return out
 
     def _keyword(self, key: str, value: Any, node: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """A keyword that llguidance knows, in its place; the others are `RULES`."""
+        """Rewrites a keyword that llguidance knows, in its place; `RULES` rewrite the others."""
         match key:
             case "type" | "required":
                 return {key: value}
@@ -133,7 +130,7 @@ class _Rewriter:
         return {key: value}
 
     def _inner(self, key: str, value: Any, node: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """A keyword whose value is made of schemas; nothing for one that is not known."""
+        """Rewrites a keyword whose value is made of schemas; returns nothing for an unknown one."""
         match key:
             case "allOf" | "anyOf" | "oneOf" | "prefixItems":
                 return {key: self._listed(value, place)}
@@ -154,7 +151,6 @@ class _Rewriter:
         return {}
 
     def map(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
-        """The items of an object."""
         if not isinstance(value, Mapping):
             raise self.error(f"{place} must be an object")
         return value.items()
@@ -175,14 +171,14 @@ class _Rewriter:
         return next(iter(searches))
 
     def searches(self, pattern: str, place: str) -> tuple[str, ...]:
-        """A pattern in the syntax of Rust: all of these have to be found."""
+        """Returns patterns in the syntax of Rust: all of them must be found."""
         try:
             return rust_searches(pattern)
         except PatternError as error:
             raise self.error(f"{place}={_shown(pattern)} cannot be honoured: {error} is not supported") from None
 
     def _bound(self, key: str, bound: Any, *, is_integer: bool) -> Any:
-        """A bound, or the next one inward that llguidance reads as it is: it converts to float64, and to 64 bits."""
+        """Returns a bound, or the next one inward that survives llguidance's conversion to float64, and to 64 bits."""
         if not _is_number(bound) or bound != math.floor(bound):
             return bound
         sign = 1 if key in ("minimum", "exclusiveMinimum") else -1

@@ -1,4 +1,4 @@
-"""Follows a completion's reasoning by the marks in its text, however many tokens a mark has."""
+"""Tracker of a completion's reasoning by the marks in its text; a mark may have any number of tokens."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from jaxis.tokenizer import Tokenizer
 
 
 class MarkTracker:
-    """Where one completion stands in its reasoning.
+    """Position of one completion in its reasoning.
 
     Attributes:
-      in_reasoning: The newest token is part of the reasoning, which has not ended.
-      num_tokens: Its tokens so far, with those of its marks.
-      num_thought: Its tokens so far without those that open it.
-      opening: The index of the marks' opening that the newest reasoning began with; 0 if the prompt opened it.
-      is_over: No reasoning can come any more.
-      end: How many tokens the completion had when the newest reasoning ended; None if none has.
+      in_reasoning: True if the newest token is part of reasoning that has not ended.
+      num_tokens: Tokens of the reasoning so far, marks included.
+      num_thought: Tokens of the reasoning so far, without those that open it.
+      opening: Index of the opening mark of the newest reasoning; 0 if the prompt opened it.
+      is_over: True if no more reasoning can come.
+      end: Length of the completion, in tokens, when the newest reasoning ended; None if none has.
       closing: The mark that ended it.
-      rest: The text that its last token has after that mark.
+      rest: Text of its last token after that mark.
     """
 
     def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer) -> None:
@@ -41,7 +41,7 @@ class MarkTracker:
 
     @property
     def text(self) -> bytes:
-        """The end of the text, as far as a mark may have begun in it."""
+        """The end of the text, back to the first possible beginning of a mark."""
         return self._text
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
@@ -90,7 +90,7 @@ class MarkTracker:
             self.is_over = True
 
     def _num_covering(self, num_bytes: int) -> int:
-        """How many of the newest tokens hold the newest bytes."""
+        """Returns how many of the newest tokens hold the newest bytes."""
         count = 0
         while num_bytes > 0 and count < len(self._sizes):
             count += 1

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever constrains a completion's tokens."""
+"""Interfaces between the engine and the constraints on a completion's tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Matcher(Protocol):
-    """Where one completion stands in what it must match."""
+    """Position of one completion in its constraint."""
 
     @property
     def param(self) -> str:
@@ -18,7 +18,7 @@ class Matcher(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why it cannot be followed any further; None while it can."""
+        """Reason why it cannot be followed any further; None while it can."""
         ...
 
     @property
@@ -27,28 +27,28 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> Matcher:
-        """Another matcher that stands where this one does."""
+        """Returns another matcher at the same position."""
         ...
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in the tokens generated since the last call."""
 
     def token_mask(self) -> np.ndarray:
-        """Which tokens may come next: int32 [ceil(V / 32)], bit i % 32 of word i / 32 for token i."""
+        """Returns the tokens that may come next: int32 [ceil(V / 32)], bit i % 32 of word i / 32 for token i."""
         ...
 
     def favored_token(self) -> int | None:
-        """The token that is taken if it is among the likely ones; None if none is favored."""
+        """Returns the token that is taken if it is among the likely ones; None if none is favored."""
         ...
 
 
 class Grammar(Protocol):
-    """What the completions of a request must match."""
+    """Constraint on the completions of a request."""
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> Matcher:
-        """Follows one completion from its start.
+        """Returns a matcher that follows one completion from its start.
 
         Args:
-          stop_token_ids: The request's.
+          stop_token_ids: The request's stop tokens.
         """
         ...

@@ -1,4 +1,4 @@
-"""The opposite of a JSON schema, where schemas without `not` can say it."""
+"""The negation of a JSON schema, where schemas without `not` can express it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MAX_CHARACTERS = 2000  # of strings that are excluded
 
 
 def negated(schema: Schema) -> Schema | None:
-    """A schema of the values that are not valid under this one; None if it cannot be said.
+    """Returns a schema of the values that are not valid under this one; None if no schema can express it.
 
     Args:
-      schema: Rewritten, so that it has no keywords without effect.
+      schema: Rewritten schema, without keywords that have no effect.
     """
     if isinstance(schema, bool) or not schema:
         return schema is False
@@ -69,7 +69,7 @@ def _negated_keyword(key: str, value: Any) -> Schema | None:
 
 
 def _none_of(values: Sequence[Any]) -> Schema | None:
-    """Values other than these: null, booleans and strings."""
+    """Returns a schema of other values than these: null, booleans and strings."""
     strings = [value for value in values if isinstance(value, str)]
     flags = [value for value in values if isinstance(value, bool)]
     if len(strings) + len(flags) + (None in values) * values.count(None) != len(values):
@@ -84,7 +84,7 @@ def _none_of(values: Sequence[Any]) -> Schema | None:
 
 
 def _other_text(strings: Sequence[str]) -> str:
-    """A regular expression of the strings that are not these."""
+    """Returns a regular expression of the strings that are not these."""
     if not strings:
         return "(?s:.*)"
     firsts = sorted({text[0] for text in strings if text})

@@ -1,4 +1,4 @@
-"""The grammar of a request that brings none: all that constrains its tokens, made from its parameters."""
+"""The grammar of a request that brings none: all constraints on its tokens, made from its parameters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxis.sampling_params import SamplingParams
 
 
 class RequestGrammars:
-    """Makes the grammars of an engine's requests.
+    """Maker of the grammars of an engine's requests.
 
     Args:
-      compiler: The engine's.
-      model_type: From the model's configuration.
+      compiler: Compiler of the engine.
+      model_type: Model type in the model's configuration.
     """
 
     def __init__(self, compiler: GrammarCompiler, model_type: str | None) -> None:
@@ -25,15 +25,15 @@ class RequestGrammars:
         self._model_type = model_type
 
     def make(self, params: SamplingParams, prompt: str | None, prompt_token_ids: Sequence[int]) -> Grammar | None:
-        """The grammar of a request; None if all tokens are allowed everywhere. This may take seconds.
+        """Returns the grammar of a request; None if all tokens are allowed everywhere. This may take seconds.
 
         Args:
-          params: The request's.
+          params: Parameters of the request.
           prompt: The prompt's text, if it is known.
           prompt_token_ids: The prompt.
 
         Raises:
-          RequestError: A parameter cannot be honoured.
+          RequestError: A parameter is not supported.
         """
         grammar: Grammar | None = None
         if params.structured_outputs is not None:

@@ -1,4 +1,4 @@
-"""References of a JSON schema: where they lead, by JSON pointers, anchors and `$id`s of the same document."""
+"""Targets of references in a JSON schema, by JSON pointers, anchors and `$id`s of the same document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MORE = frozenset({"type", "const", "enum", "pattern", "allOf", "anyOf", "oneOf"
 
 
 class References:
-    """What references lead to.
+    """Targets of a document's references.
 
     Args:
       root: The document.
@@ -24,7 +24,7 @@ class References:
         self._resources: dict[str, Any] | None = None
 
     def target(self, reference: str, node: Mapping[str, Any]) -> Any:
-        """What a reference leads to; None if there is nothing."""
+        """Returns the target of a reference; None if there is none."""
         if self._resources is None:
             self._resources = {"": self._root}
             self._index(self._root, "", self._resources)
@@ -70,7 +70,7 @@ class References:
                     left.append((value, base))
 
     def followed(self, node: Any) -> Any:
-        """A schema, or what it refers to if it does no more than that."""
+        """Returns a schema, or the target of its reference if it has no other keyword."""
         seen: set[int] = set()
         while isinstance(node, Mapping) and isinstance(reference := node.get("$ref"), str) and id(node) not in seen:
             seen.add(id(node))

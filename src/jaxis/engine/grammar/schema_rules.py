@@ -1,6 +1,6 @@
-"""Keywords of JSON schemas that llguidance has not, said in those that it has.
+"""Keywords of JSON schemas that llguidance lacks, expressed by those that it has.
 
-Each rule reads one schema, and either returns another that has to hold too, or changes what has been written of it.
+Each rule reads one schema. It either returns another schema that must hold too, or changes the rewritten keywords.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 class Rewriter(Protocol):
-    """Rewrites the schemas of one document."""
+    """Rewriter of the schemas of one document."""
 
     ignored: set[str]
     references: References
 
     def schema(self, node: Any, place: str) -> Schema:
-        """A schema, rewritten."""
+        """Rewrites a schema."""
         ...
 
     def map(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
-        """The items of an object."""
+        """Returns the items of an object."""
         ...
 
     def searches(self, pattern: str, place: str) -> tuple[str, ...]:
-        """A pattern, in the syntax of Rust."""
+        """Returns patterns in the syntax of Rust: all of them must be found."""
         ...
 
     def error(self, message: str) -> RequestError:
-        """An error about the document."""
+        """Returns an error about the document."""
         ...
 
 
@@ -49,10 +49,10 @@ class Spot:
     """One schema of a document.
 
     Attributes:
-      rewriter: Of the document.
+      rewriter: Rewriter of the document.
       node: The schema.
-      out: Its keywords that llguidance has, rewritten; rules may change them.
-      place: Where it is, for errors.
+      out: Rewritten keywords that llguidance has; rules may change them.
+      place: Place in the document, for errors.
     """
 
     rewriter: Rewriter
@@ -61,7 +61,7 @@ class Spot:
     place: str
 
     def unsupported(self, key: str) -> RequestError:
-        """An error about a keyword."""
+        """Returns an error about a keyword."""
         return self.rewriter.error(f"{key} of {self.place} is not supported with this value: say it otherwise, or not")
 
 
@@ -77,7 +77,7 @@ def _alternatives(at: Spot) -> Schema | None:
 
 
 def _are_disjoint(first: Any, second: Any, references: References, depth: int) -> bool:
-    """Whether it is certain that no value is valid under both schemas."""
+    """Returns whether certainly no value is valid under both schemas."""
     first, second = references.followed(first), references.followed(second)
     if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > _MAX_DEPTH:
         return False
@@ -96,7 +96,7 @@ def _are_disjoint(first: Any, second: Any, references: References, depth: int) -
 
 
 def _type_names(schema: Mapping[str, Any]) -> Set[str]:
-    """The types that a schema allows at most; integers are numbers."""
+    """Returns the types that a schema allows at most; integers are numbers."""
     if "type" not in schema:
         return set(_TYPES)
     names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -236,7 +236,7 @@ def _unevaluated(at: Spot) -> Schema | None:
 
 
 def _evaluated(references: References, node: Any, seen: set[int]) -> dict[str, None] | None:
-    """The properties that a schema names, with what it refers to; None if they depend on the object."""
+    """Returns the properties that a schema and its references name; None if they depend on the object."""
     if not isinstance(node, Mapping) or id(node) in seen:
         return {}
     seen.add(id(node))
@@ -255,7 +255,7 @@ def _evaluated(references: References, node: Any, seen: set[int]) -> dict[str, N
 
 
 def _few_properties(at: Spot) -> None:
-    """Refuses a least number that needs properties without a name: they may be repeated, and parsers keep one."""
+    """Refuses a minimum that needs properties without a name: they may be repeated, and parsers keep one."""
     least, required = at.out.get("minProperties"), at.out.get("required")
     if isinstance(least, int) and least > (len(required) if isinstance(required, list) else 0) + 1:
         raise at.rewriter.error(
@@ -299,7 +299,7 @@ def _without(name: str) -> dict[str, Any]:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """The values that a schema allows at most, if it lists them."""
+    """Returns the values that a schema allows at most, if it lists them."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:

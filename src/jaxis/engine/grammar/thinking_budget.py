@@ -1,4 +1,4 @@
-"""Thinking budgets: after so many tokens of reasoning, the model's own words end it.
+"""Thinking budgets: after a number of tokens of reasoning, the model's own closing mark ends it.
 
 A budget is a matcher like that of a grammar: all that it does is in the masks of tokens that may come next. So it is
 batched, follows drafts, and combines with a grammar, whose masks it restricts further. A budget with a grace period
@@ -29,16 +29,16 @@ _NUM_LAST_TOKENS = 64  # of a prompt: more than any mark of reasoning has
 
 
 class ThinkingBudget:
-    """A budget for one request's completions, and the grammar that they follow besides.
+    """A budget for one request's completions, and the grammar that they follow too.
 
     Args:
-      marks: How their reasoning is marked.
-      num_tokens: How many tokens may follow what opens it.
-      tokenizer: The model's.
+      marks: Marks of their reasoning.
+      num_tokens: Number of tokens that may follow the opening.
+      tokenizer: The model's tokenizer.
       vocab_size: V.
       grammar: None if they follow none.
-      grace: How many tokens more may follow before the end of the reasoning is forced. Within them, that end is taken
-        where it is among the likely tokens.
+      grace: Number of further tokens before the end of the reasoning is forced. Within them, that end is taken where it
+        is among the likely tokens.
 
     Raises:
       RequestError: The model's tokens do not spell the end of its reasoning.
@@ -63,7 +63,6 @@ class ThinkingBudget:
         self._ends = [_end_token_ids(end, marks, tokenizer, vocab_size) for end in marks.ends]
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> BudgetMatcher:
-        """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
         refused = None
         if self.marks.refused is not None:
             token_ids = _tokens_toward(self.marks.refused[1], self._tokenizer)
@@ -81,9 +80,9 @@ class ThinkingBudget:
 
 
 class BudgetMatcher:
-    """Where one completion stands in its budget, and in its grammar. A `Matcher`.
+    """Position of one completion in its budget, and in its grammar. A `Matcher`.
 
-    A grammar that does not allow what the budget demands goes first.
+    If a grammar does not allow the tokens that the budget demands, the grammar goes first.
     """
 
     def __init__(
@@ -97,7 +96,6 @@ class BudgetMatcher:
         all_tokens: np.ndarray,
         refused_mask: np.ndarray | None,
     ) -> None:
-        """Made by `ThinkingBudget`."""
         self._matcher, self._tracker = matcher, tracker
         self._num_tokens = num_tokens
         self._grace = grace
@@ -108,12 +106,10 @@ class BudgetMatcher:
 
     @property
     def param(self) -> str:
-        """The request's parameter at fault if no token can come next."""
         return "thinking_token_budget" if self._matcher is None else self._matcher.param
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot be followed any further; None while it can."""
         return None if self._matcher is None else self._matcher.error
 
     @property
@@ -122,21 +118,18 @@ class BudgetMatcher:
         return self._matcher is not None and self._matcher.is_complete
 
     def fork(self) -> BudgetMatcher:
-        """Another matcher that stands where this one does."""
         fork = copy.copy(self)
         fork._tracker = copy.copy(self._tracker)
         fork._matcher = None if self._matcher is None else self._matcher.fork()
         return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
-        """Takes in the tokens generated since the last call."""
         if self._matcher is not None:
             self._matcher.follow(output_token_ids)
         self._tracker.follow(output_token_ids)
         self._newest = tuple(output_token_ids[-max(map(len, self._ends)) :])
 
     def token_mask(self) -> np.ndarray:
-        """Which tokens may come next, int32 [ceil(V / 32)] as `Matcher.token_mask`."""
         mask = self._all_tokens if self._matcher is None else self._matcher.token_mask()
         allowed = self._allowed()
         if allowed is None:
@@ -145,7 +138,7 @@ class BudgetMatcher:
         return both if both.any() else mask
 
     def _allowed(self) -> np.ndarray | None:
-        """What the budget allows next; None allows all."""
+        """Returns the tokens that the budget allows next; None allows all."""
         tracker = self._tracker
         if tracker.num_thought < self._num_tokens:
             return None
@@ -158,14 +151,14 @@ class BudgetMatcher:
         return None
 
     def favored_token(self) -> int | None:
-        """See `Matcher.favored_token`: what comes next in the end of the reasoning, from the budget on."""
+        """Returns the next token of the end of the reasoning, once the budget is reached."""
         tracker = self._tracker
         if self._grace and tracker.in_reasoning and tracker.num_thought >= self._num_tokens:
             return self._next_of_end()
         return None
 
     def _next_of_end(self) -> int:
-        """The token that comes next in the end of the reasoning, of which the newest tokens may be the beginning."""
+        """Returns the next token of the end of the reasoning; the newest tokens may be its beginning."""
         end = self._ends[self._tracker.opening]
         longest = min(len(end) - 1, self._tracker.num_thought)
         for length in range(longest, 0, -1):
@@ -182,18 +175,19 @@ def with_thinking_budget(
     prompt_token_ids: Sequence[int],
     compiler: GrammarCompiler,
 ) -> Grammar | None:
-    """A request's grammar with its thinking budget.
+    """Returns a request's grammar with its thinking budget.
 
     Args:
       grammar: The grammar; None if there is none.
-      params: The request's, which have a budget.
-      parser: Of the model's reasoning.
-      prompt: As rendered; a template may have opened the reasoning, or closed it. None reads it from its tokens.
+      params: The request's parameters, which have a budget.
+      parser: Parser of the model's reasoning.
+      prompt: The rendered prompt; a template may have opened the reasoning, or closed it. None reads it from its
+        tokens.
       prompt_token_ids: The prompt.
-      compiler: The model's, which knows its tokens.
+      compiler: Compiler of the model, which knows its tokens.
 
     Raises:
-      RequestError: Nothing is known of the model's reasoning.
+      RequestError: The model's reasoning format is unknown.
     """
     num_tokens = params.thinking_token_budget
     assert num_tokens is not None
@@ -226,7 +220,7 @@ def _end_token_ids(end: str, marks: ReasoningMarks, tokenizer: Tokenizer, vocab_
 
 @functools.lru_cache(maxsize=4)
 def _tokens_toward(word: str, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens with which text may begin that, without white space at its start, begins with a word."""
+    """Returns the tokens with which text may begin that, after white space, begins with a word."""
     found = set()
     for token_id in range(tokenizer.vocab_size):
         text = tokenizer.token_text(token_id)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def pack_token_ids(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
-    """A mask with these tokens' bits set.
+    """Returns a mask with these tokens' bits set.
 
     Args:
       token_ids: Ids of V and above are ignored.
@@ -24,5 +24,5 @@ def pack_token_ids(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
 
 
 def is_allowed(mask: np.ndarray, token_id: int) -> bool:
-    """Whether a token's bit is set in a mask of `pack_token_ids`."""
+    """Returns whether a token's bit is set in a mask of `pack_token_ids`."""
     return bool(mask[token_id // 32] >> token_id % 32 & 1)

@@ -1,13 +1,9 @@
-"""Sends batches of events to subscribers, and again to those that have missed some: ZeroMQ, as vLLM does.
+"""Publishes batches of cache events to subscribers, and resends those that they missed: ZeroMQ, as vLLM does.
 
-A reader subscribes to a PUB socket: (topic, number, batch), the number in 8 bytes, big-endian, from 0. Where it finds a
-gap, it asks the ROUTER socket for all batches from a number on, and gets (topic, number, batch) for each that is still
-kept, and (nothing, -1, nothing) after the last. Before version 0.26, vLLM answered without the topic
+A reader subscribes to a PUB socket and gets (topic, number, batch), the number in 8 bytes, big-endian, from 0. A reader
+that finds a gap asks the ROUTER socket for all batches from a number on. It gets (topic, number, batch) for each batch
+that is still kept, and (nothing, -1, nothing) after the last. Before version 0.26, vLLM answered without the topic
 (https://github.com/vllm-project/vllm/pull/45177).
-
-vLLM's format of KV cache events: MessagePack, a batch as an array, and each event in it as a map with a `type`.
-
-Since version 0.23 vLLM writes events as maps (https://github.com/vllm-project/vllm/pull/42892); before, as arrays.
 """
 
 from __future__ import annotations
@@ -16,146 +12,37 @@ import contextlib
 import itertools
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import zmq
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.kv_events import KVEventsConfig
 from jaxis.engine.kv_connector import KVConnector
-from jaxis.engine.kv_events.recorder import BlocksRemoved, BlocksStored, CacheEvent, CacheEventRecorder
+from jaxis.engine.kv_events.event_format import EventEncoder
+from jaxis.engine.kv_events.recorder import CacheEvent, CacheEventRecorder
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.errors import ConfigError
-from jaxis.host.channel import encode
 
-# vLLM's word for the memory of the device, whatever the device is.
-MEDIUM = "GPU"
 NO_MORE = (-1).to_bytes(8, "big", signed=True)
-_LINGER_MS = 500  # for what is not sent yet when the publisher is closed
+_LINGER_MS = 500  # longest wait of `close` for unsent batches
 _logger = logging.getLogger(__name__)
 
 
-class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """Consecutive blocks were stored; field by field as vLLM has it.
-
-    Attributes:
-      block_hashes: The blocks' names.
-      parent_block_hash: The name of the block before them.
-      token_ids: Their tokens.
-      block_size: Tokens of a block.
-      lora_id, lora_name: No adapter.
-      medium: Where they are.
-      extra_keys: For each block, what else its name depends on: the salt of a first block.
-      group_idx: Which layers' blocks they are.
-      kv_cache_spec_kind: How these layers attend.
-      kv_cache_spec_sliding_window: Over how many tokens; None is all.
-    """
-
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str
-    lora_name: str | None
-    extra_keys: list[list[str] | None]
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
-class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks were removed."""
-
-    block_hashes: list[int]
-    medium: str
-    group_idx: int | None = None
-
-
-class AllBlocksCleared(msgspec.Struct, tag=True):
-    """All blocks were removed."""
-
-
-class EventBatch(msgspec.Struct, array_like=True):
-    """The events of a step.
-
-    Attributes:
-      ts: Seconds since 1970.
-      events: In their order.
-      data_parallel_rank: Whose they are.
-    """
-
-    ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    data_parallel_rank: int = 0
-
-
-class EventEncoder:
-    """Writes batches.
-
-    Args:
-      spans: How the layers of each group attend.
-      block_size: Tokens of a block.
-      rank: The data rank whose events they are.
-    """
-
-    def __init__(self, spans: Sequence[AttentionSpan], block_size: int, rank: int = 0) -> None:
-        self._spans = tuple(spans)
-        self._block_size, self._rank = block_size, rank
-
-    def encode(self, events: Iterable[CacheEvent]) -> bytes:
-        """A batch that happens now."""
-        return encode(EventBatch(time.time(), [self._event(event) for event in events], self._rank))
-
-    def _event(self, event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
-        if isinstance(event, BlocksStored):
-            span = self._spans[event.group]
-            first = [event.cache_salt] if event.cache_salt is not None and event.parent is None else None
-            return BlockStored(
-                block_hashes=[block_hash(digest) for digest in event.digests],
-                parent_block_hash=None if event.parent is None else block_hash(event.parent),
-                token_ids=event.token_ids,
-                block_size=self._block_size,
-                lora_id=None,
-                medium=MEDIUM,
-                lora_name=None,
-                extra_keys=[first, *[None] * (len(event.digests) - 1)],
-                group_idx=event.group,
-                kv_cache_spec_kind=_kind(span),
-                kv_cache_spec_sliding_window=span.sliding_window,
-            )
-        if isinstance(event, BlocksRemoved):
-            return BlockRemoved([block_hash(digest) for digest in event.digests], MEDIUM, event.group)
-        return AllBlocksCleared()
-
-
-def block_hash(digest: bytes) -> int:
-    """The last 64 bits of a block's digest, which is all that every reader takes; as vLLM does by default."""
-    return int.from_bytes(digest[-8:], "big")
-
-
-def _kind(span: AttentionSpan) -> str:
-    if span.attention_chunk_size is not None:
-        return "chunked_local_attention"
-    return "full_attention" if span.sliding_window is None else "sliding_window"
-
-
 class EventPublisher:
-    """Publishes events. Sending never waits: what a slow reader has no room for is lost to it, which it can see.
+    """Publishes events. Sending never waits: a slow reader loses batches, which it can see by their numbers.
 
     Attributes:
-      endpoint: Where events are published; of an address with a free port, the one that was found.
-      replay_endpoint: The same for batches that were missed; None: nowhere.
+      endpoint: Address where events are published; its port is the real one if a free port was asked for.
+      replay_endpoint: Address for missed batches; None: there is none.
 
     Args:
-      config: Where, and how much is kept.
-      spans: How the layers of each group attend.
+      config: Addresses, and number of batches that are kept.
+      spans: Attention spans of the layers of each group.
       block_size: Tokens of a block.
-      rank: The data rank whose blocks they are.
+      rank: Data rank of the blocks.
 
     Raises:
       ConfigError: An address cannot be used.
@@ -181,7 +68,7 @@ class EventPublisher:
             raise
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Sends the events of a step as a batch, if there are any; one thread at a time may call this."""
+        """Sends the events of a step as a batch, if there are any. Not safe for several threads."""
         if not events:
             return
         batch = self._encoder.encode(events)
@@ -191,7 +78,7 @@ class EventPublisher:
         self._socket.send_multipart((self._topic, number, batch), zmq.DONTWAIT)
 
     def close(self) -> None:
-        """Ends publishing; waits shortly for what is not sent yet."""
+        """Ends publishing; waits up to half a second for unsent batches."""
         if not self._socket.closed:
             self._socket.close(linger=_LINGER_MS)
             self._context.term()
@@ -208,7 +95,7 @@ class EventPublisher:
         return socket
 
     def _replay(self, socket: zmq.Socket[bytes]) -> None:
-        """Answers requests, in a thread that has the socket to itself, until the context ends."""
+        """Answers requests for missed batches until the context ends. The socket belongs to its thread."""
         with socket:
             socket.linger = 0
             while True:
@@ -232,11 +119,11 @@ class EventPublisher:
 
 
 class CacheEvents(KVConnector):
-    """Publishes what happens in the prefix cache of each data rank, as a stream of its own.
+    """Publishes the events of the prefix cache of each data rank, each rank as a stream of its own.
 
     Args:
-      config: Where.
-      spans: How the layers of each group of blocks attend.
+      config: Addresses, and number of batches that are kept.
+      spans: Attention spans of the layers of each group of blocks.
       block_size: Tokens of a block.
       num_ranks: Number of data ranks.
 
@@ -256,16 +143,14 @@ class CacheEvents(KVConnector):
             opened.pop_all()
 
     def block_connectors(self, num_ranks: int) -> list[CacheEventRecorder]:
-        """See `KVConnector`."""
         self._recorders = [CacheEventRecorder(self._num_groups, self._block_size) for _ in range(num_ranks)]
         return self._recorders
 
     def begin(self, scheduler: Scheduler | DataRanksScheduler) -> None:  # noqa: ARG002
-        """Publishes that the caches are empty."""
         self.step_done()
 
     def step_done(self) -> None:
-        """Publishes what was recorded since the last time."""
+        """Publishes the events recorded since the last call."""
         for recorder, publisher in zip(self._recorders, self.publishers, strict=False):  # none after `close`
             publisher.publish(recorder.take())
 

@@ -1,4 +1,4 @@
-"""What happens to the blocks of the prefix cache, for readers outside the engine."""
+"""Events of the prefix cache's blocks, for readers outside the engine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class BlocksStored(NamedTuple):
     """Consecutive blocks of a sequence can be found from now on.
 
     Attributes:
-      group: The number of their group of layers; see `BlockManager`.
-      digests: Their names.
-      parent: The name of the block before the first; None: the first one begins the sequence.
-      token_ids: What they hold, `block_size` tokens each.
-      cache_salt: The sequence's.
+      group: Number of their group of layers, as in `BlockManager`.
+      digests: Digests of the blocks.
+      parent: Digest of the block before the first; None if the first one begins the sequence.
+      token_ids: Tokens of the blocks, `block_size` each.
+      cache_salt: Salt of the sequence.
     """
 
     group: int
@@ -28,14 +28,14 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """Blocks of a group cannot be found any more."""
+    """Blocks of a group can no longer be found."""
 
     group: int
     digests: list[bytes]
 
 
 class BlocksCleared(NamedTuple):
-    """No block can be found any more, in any group."""
+    """No block of any group can be found any more."""
 
 
 CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared
@@ -44,26 +44,24 @@ CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared
 class CacheEventRecorder(BlockConnector):
     """Collects the events of a data rank in their order.
 
-    A pool knows only the names of its blocks. A block that was registered is recorded once its sequence, and so its
-    tokens, are known.
+    A pool knows only the digests of its blocks. A registered block is recorded once its sequence, and so its tokens,
+    are known.
 
     Args:
-      num_groups: Groups of layers that attend; what other pools register is not recorded.
+      num_groups: Number of groups with attention; blocks of other pools are not recorded.
       block_size: Tokens of a block.
     """
 
     def __init__(self, num_groups: int, block_size: int) -> None:
         self._num_groups, self._block_size = num_groups, block_size
         self._events: list[CacheEvent] = [BlocksCleared()]
-        self._registered: set[tuple[int, bytes]] = set()  # and not recorded yet
+        self._registered: set[tuple[int, bytes]] = set()  # registered blocks that are not recorded yet
 
     def registered(self, group: int, digest: bytes, block_id: int) -> None:  # noqa: ARG002
-        """See `BlockConnector`."""
         if group < self._num_groups:
             self._registered.add((group, digest))
 
     def unregistered(self, group: int, digest: bytes, block_id: int, *, evicted: bool) -> None:  # noqa: ARG002
-        """See `BlockConnector`."""
         if (group, digest) in self._registered:
             self._registered.remove((group, digest))
         elif group < self._num_groups:
@@ -80,12 +78,11 @@ class CacheEventRecorder(BlockConnector):
         loads: AbstractSequence[LoadedBlock],
         num_missing: int,  # noqa: ARG002
     ) -> None:
-        """Records the blocks that are loaded."""
         if loads:
             self.computed(sequence, 0, num_blocks)
 
     def computed(self, sequence: Sequence, first: int, stop: int) -> None:
-        """Records which of the sequence's blocks from `first` up to `stop` were registered and are not recorded."""
+        """Records the sequence's blocks from `first` up to `stop` that were registered and are not recorded yet."""
         if not self._registered:
             return
         digests = sequence.block_digests
@@ -98,18 +95,17 @@ class CacheEventRecorder(BlockConnector):
                 self._registered.difference_update((group, digest) for digest in digests[start:end])
 
     def cleared(self) -> None:
-        """Records that the cache is empty, which says all about what happened before."""
+        """Records that the cache is empty, which replaces all earlier events."""
         self._registered.clear()
         self._events = [BlocksCleared()]
 
     def take(self) -> list[CacheEvent]:
-        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
 
 def _runs(indices: list[int]) -> list[tuple[int, int]]:
-    """Rising numbers as ranges [first, stop) of consecutive ones."""
+    """Groups rising numbers into ranges [first, stop) of consecutive ones."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and runs[-1][1] == index:

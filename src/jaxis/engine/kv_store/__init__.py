@@ -1,1 +1,1 @@
-"""Blocks of the KV cache beyond the devices: in the host's memory, and on disk."""
+"""Storage of KV cache blocks beyond the devices: in host memory, on disk, and exchanged with other engines."""

@@ -1,7 +1,8 @@
-"""The bytes of a block, on an engine's own devices and on the way to an engine with another number of them.
+"""The layout of a block's bytes: on an engine's own devices, and as engines exchange it.
 
-A block in the store has the values of all devices, heads in their order. So engines whose devices share the heads
-differently have the same bytes, except where there are more devices than heads: those repeat each head.
+A block in the store has the values of all devices, in the order of the heads. Engines whose devices share the heads
+differently therefore have the same bytes. The exception is an engine with more devices than heads, which repeats each
+head.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import numpy as np
 
 
 class BlockArray(NamedTuple):
-    """One of the arrays that a block has a part of, such as a layer's keys and values.
+    """A block's part of one array, such as the keys and values of a layer.
 
     Attributes:
-      shape: Of the part.
-      item_bytes: Of an element.
-      head_axis: Of the shape: that of the heads.
-      num_heads: How many there are along it, repeated ones included.
-      copies: How often each is repeated, one after the other.
+      shape: Shape of the part.
+      item_bytes: Size of an element.
+      head_axis: Axis of the heads in `shape`.
+      num_heads: Length of that axis, repeated heads included.
+      copies: Number of consecutive copies of each head.
     """
 
     shape: tuple[int, ...]
@@ -32,32 +33,31 @@ class BlockArray(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the part."""
         return math.prod(self.shape) * self.item_bytes
 
     @property
     def once(self) -> BlockArray:
-        """The same with each head once."""
+        """The same array with each head once."""
         shape = list(self.shape)
         if self.copies > 1:
             shape[self.head_axis] //= self.copies
         return self._replace(shape=tuple(shape), num_heads=self.num_heads // self.copies, copies=1)
 
     def heads(self, data: np.ndarray) -> np.ndarray:
-        """Its bytes, uint8 [N], as [before, num_heads, bytes of a head]."""
+        """Returns the part's bytes, uint8 [N], as [before, num_heads, bytes of a head]."""
         before = math.prod(self.shape[: self.head_axis])
         return data.reshape(before, self.num_heads, -1)
 
 
 class StoredBlockLayout:
-    """Converts blocks between their layout here and the one in which engines exchange them, with each head once.
+    """Converts blocks between the layout of this engine and the exchanged one, which has each head once.
 
     Attributes:
-      shared_bytes: Bytes of an exchanged block of each group.
-      repeats: Whether the layout here is another one.
+      shared_bytes: Size of an exchanged block of each group.
+      repeats: True if this engine's layout differs from the exchanged one.
 
     Args:
-      groups: The arrays of each group, in the order in which a block has them.
+      groups: Arrays of each group, in the order in which a block has them.
     """
 
     def __init__(self, groups: Sequence[Sequence[BlockArray]]) -> None:
@@ -66,7 +66,7 @@ class StoredBlockLayout:
         self.repeats = any(array.copies > 1 for group in groups for array in group)
 
     def to_shared(self, group: int, block: np.ndarray) -> np.ndarray:
-        """A block as it is here, uint8 [N], as it is exchanged."""
+        """Converts a block, uint8 [N], from this engine's layout to the exchanged one."""
         if not self.repeats:
             return block
         parts, start = [], 0
@@ -77,7 +77,7 @@ class StoredBlockLayout:
         return np.concatenate(parts)
 
     def from_shared(self, group: int, data: np.ndarray) -> np.ndarray:
-        """A block as it is exchanged, uint8 [N], as it is here."""
+        """Converts a block, uint8 [N], from the exchanged layout to this engine's."""
         if not self.repeats:
             return data
         parts, start = [], 0

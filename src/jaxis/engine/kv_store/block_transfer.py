@@ -1,4 +1,4 @@
-"""Copies blocks between a model's caches and a store, in the order of its programs' calls."""
+"""Copies of blocks between a model's caches and a store, in the order of the programs' calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Block = TypeVar("Block", bound=SavedBlock | LoadedBlock)
 
 
 class _Saved(NamedTuple):
-    """Blocks of each data rank on their way to the store, and the store's epoch when they left."""
+    """Blocks of each data rank on their way to the store, and the store's epoch when they were copied."""
 
     of_ranks: Sequence[Sequence[SavedBlock]]
     arrays: list[Any]
@@ -30,17 +30,14 @@ class _Saved(NamedTuple):
 
 
 class BlockTransfer:
-    """Makes the moves of each step.
+    """Carries out the block moves of each step.
 
-    A copy off the devices is dispatched before the step that overwrites the block, so it is of the old contents. It
-    goes into the store once that step was read: had a step before it failed, so would have the reading.
-
-    Attributes:
-      store: Where blocks go.
+    A copy off the devices is dispatched before the step that overwrites the block, so it has the old contents. It
+    enters the store once that step was read. By then, all earlier steps are known to have succeeded.
 
     Args:
-      programs: Of the model with the caches.
-      store: See above.
+      programs: Programs of the model with the caches.
+      store: Store of the blocks.
     """
 
     def __init__(self, programs: Programs, store: KVStore) -> None:
@@ -52,7 +49,7 @@ class BlockTransfer:
         self._pending: deque[tuple[SchedulerOutput | None, list[_Saved]]] = deque()
 
     def dispatch(self, output: SchedulerOutput) -> None:
-        """Dispatches a step's moves; the step itself is to follow."""
+        """Dispatches a step's moves, right before the step itself."""
         moves = [rank.moves for rank in output.ranks]
         held, self._held = self._held or [()] * len(moves), ()
         saves = [(*earlier, *each.saves) for earlier, each in zip(held, moves, strict=True)]
@@ -61,32 +58,33 @@ class BlockTransfer:
             self._load(LoadKey(group, number), of_ranks)
 
     def dispatch_filled(self, blocks: Sequence[Sequence[SavedBlock]]) -> None:
-        """Dispatches the copies of blocks, of each data rank, that the step fills which was dispatched just now."""
+        """Dispatches copies of blocks that the newest dispatched step fills.
+
+        Args:
+          blocks: Blocks of each data rank.
+        """
         if not any(blocks):
             return
         if self._layers_draft:
-            # Layers that draft see a step later, but before the next one.
+            # Layers that draft read a step after it, and before the next one: copies wait until then.
             self._held = blocks
             return
         _, saved = self._pending[-1]
         saved += self._dispatch_saves(blocks)
 
     def finish(self, saves: Sequence[Sequence[SavedBlock]]) -> None:
-        """Saves blocks of each rank with no step to follow, and puts in the store all that was saved.
-
-        Waits for the devices.
-        """
+        """Saves blocks of each rank when no step follows; puts all saved ones into the store. Waits for the devices."""
         self._held = ()  # the caller saves them too, if another engine waits for them
         self._pending.append((None, self._dispatch_saves(saves)))
         self._commit(None)
 
     def commit(self, output: SchedulerOutput) -> None:
-        """Puts in the store what was saved up to a step that was read."""
+        """Puts blocks into the store that were saved up to a step that was read."""
         if any(step is output for step, _ in self._pending):
             self._commit(output)
 
     def drop(self) -> None:
-        """Drops all that is not in the store yet: of steps that were not read."""
+        """Drops all blocks that are not in the store yet, since their steps were not read."""
         self._held = ()
         self._pending.clear()
         self.store.forget_promises()
@@ -113,7 +111,7 @@ class BlockTransfer:
                 rows[row] = block.data[start : start + rows.shape[1]]
             start += rows.shape[1]
             arrays.append(array)
-        # Ids past all blocks, where a rank has fewer to load than others.
+        # A rank with fewer blocks than others gets ids past all blocks.
         padding = np.iinfo(np.int32).max - np.arange(key.num_blocks, dtype=np.int32)
         block_ids = _ids(of_ranks, key.num_blocks, padding)
         self._programs.run(key, block_ids, iter(jax.tree.unflatten(treedef, arrays)))
@@ -139,7 +137,7 @@ class BlockTransfer:
 
 
 def _ids(of_ranks: Sequence[Sequence[SavedBlock | LoadedBlock]], number: int, padding: np.ndarray) -> np.ndarray:
-    """The ids of `number` blocks of each rank, int32 [D * number]; where there are fewer, of the padding [number]."""
+    """Returns the ids of `number` blocks of each rank, int32 [D * number], completed from the padding [number]."""
     block_ids = np.tile(padding, len(of_ranks))
     for row, block in _rows(of_ranks, number):
         block_ids[row] = block.block_id
@@ -151,16 +149,15 @@ def _keys(of_ranks: Sequence[Sequence[SavedBlock]]) -> list[BlockKey]:
 
 
 def _rows(of_ranks: Sequence[Sequence[Block]], number: int) -> Iterator[tuple[int, Block]]:
-    """Each block and its row in arrays that have `number` rows of each rank."""
     for rank, blocks in enumerate(of_ranks):
         yield from enumerate(blocks, start=rank * number)
 
 
 def _calls(of_ranks: Sequence[Sequence[Block]]) -> Iterator[tuple[int, int, Sequence[Sequence[Block]]]]:
-    """Blocks by group, in as many of each rank at a time as there are programs for.
+    """Groups blocks into the calls of programs.
 
     Yields:
-      The group, the number of the program, and at most as many blocks of each rank.
+      The group, the program's number of blocks per rank, and at most that many blocks of each rank.
     """
     for group in sorted({block.group for blocks in of_ranks for block in blocks}):
         left = [[block for block in blocks if block.group == group] for blocks in of_ranks]

@@ -1,4 +1,4 @@
-"""An engine's KV cache blocks beyond its devices: what it saves, fetches, and hands to other engines."""
+"""The KV connector of an engine with a store: saves blocks, fetches them, and hands them to other engines."""
 
 from __future__ import annotations
 
@@ -38,51 +38,49 @@ _logger = logging.getLogger(__name__)
 
 
 class BlockStore(Protocol):
-    """What `StoredBlocks` needs of a store; see `KVStore`.
+    """The part of a store that `StoredBlocks` uses.
 
-    Other threads may add and evict blocks at any time: what `has` has said need not be there for `find`.
+    Other threads may add and evict blocks at any time: a block that `has` reports may be gone when `find` looks for it.
 
     Attributes:
-      saves_registered: Whether a block is to be saved as soon as it is registered, not only when it is evicted.
+      saves_registered: True if a block is to be saved as soon as it is registered; False if only when it is evicted.
     """
 
     saves_registered: bool
 
-    def has(self, group: int, digest: bytes) -> bool:
-        """Whether the block is there."""
-        ...
+    def has(self, group: int, digest: bytes) -> bool: ...
 
     def find(self, group: int, digest: bytes) -> np.ndarray | None:
-        """The block's bytes, which nobody writes to; None if it is not there."""
+        """Returns the block's bytes, which nobody writes to; None if it is not there."""
         ...
 
     def note_admitted(self, loaded: Iterable[tuple[int, bytes]], num_missing: int) -> None:
-        """Notes that a sequence was admitted.
+        """Records that a sequence was admitted.
 
         Args:
-          loaded: The groups and digests of the blocks that it takes from here.
+          loaded: Groups and digests of the blocks that it takes from here.
           num_missing: Full blocks of its prompt that were found nowhere.
         """
         ...
 
     def remove(self, digests: Iterable[bytes]) -> None:
-        """Removes the blocks of these digests, whatever their groups, and those on their way here."""
+        """Removes the blocks of these digests in all groups, including those on their way here."""
         ...
 
     def clear(self) -> None:
-        """Removes all blocks, and those on their way here."""
+        """Removes all blocks, including those on their way here."""
         ...
 
 
 class StoredBlocks(BlockConnector):
-    """The blocks in a store, for the block manager of a data rank; collects the moves of its next step.
+    """The block connector between a store and the block manager of a data rank. It collects the moves of the next step.
 
-    A block that is evicted still has its contents until the next step runs, and that step's moves come before it.
+    An evicted block keeps its contents until the next step runs, and the moves of that step come before it.
 
     Args:
-      store: Where blocks are saved to.
-      state_group: The group of recurrent states, which are superseded too often to save each; None if there is none.
-      inner: Told of the same.
+      store: Store to which blocks are saved.
+      state_group: Group of recurrent states, which are replaced too often to save each; None if there is none.
+      inner: Another connector that gets the same calls.
     """
 
     def __init__(self, store: BlockStore, state_group: int | None, inner: BlockConnector = NO_CONNECTOR) -> None:
@@ -91,21 +89,19 @@ class StoredBlocks(BlockConnector):
         self._loads: list[LoadedBlock] = []
 
     def has(self, group: int, digest: bytes) -> bool:
-        """See `BlockConnector`."""
         return self._store.has(group, digest)
 
     def find(self, group: int, digest: bytes) -> np.ndarray | None:
-        """See `BlockConnector`."""
         return self._store.find(group, digest)
 
     def registered(self, group: int, digest: bytes, block_id: int) -> None:
-        """Saves a block that is to outlive the process."""
+        """Saves the block if the store has a disk."""
         self._inner.registered(group, digest, block_id)
         if self._store.saves_registered and group != self._state_group:
             self.save(group, digest, block_id)
 
     def unregistered(self, group: int, digest: bytes, block_id: int, *, evicted: bool) -> None:
-        """Saves a block that is evicted."""
+        """Saves the block if it is evicted."""
         self._inner.unregistered(group, digest, block_id, evicted=evicted)
         if evicted:
             self.save(group, digest, block_id)
@@ -119,16 +115,14 @@ class StoredBlocks(BlockConnector):
         self._inner.allocated(sequence, num_blocks, loads, num_missing)
         keys = [(load.group, load.digest) for load in loads]
         for key in keys:
-            self._saves.pop(key, None)  # if the store has just evicted it: saves come before loads
+            self._saves.pop(key, None)  # queued if the store had evicted the block; it would run before the load
         self._loads += loads
         self._store.note_admitted(keys, num_missing)
 
     def computed(self, sequence: ScheduledSequence, first: int, stop: int) -> None:
-        """See `BlockConnector`."""
         self._inner.computed(sequence, first, stop)
 
     def take_moves(self) -> BlockMoves:
-        """See `BlockConnector`."""
         if not self._saves and not self._loads:
             return NO_MOVES
         saves = tuple(SavedBlock(group, digest, block_id) for (group, digest), block_id in self._saves.items())
@@ -137,12 +131,10 @@ class StoredBlocks(BlockConnector):
         return moves
 
     def removed(self, digests: Iterable[bytes]) -> None:
-        """See `BlockConnector`."""
         self._inner.removed(digests)
         self._store.remove(digests)
 
     def cleared(self) -> None:
-        """See `BlockConnector`."""
         self._inner.cleared()
         self._store.clear()
 
@@ -157,8 +149,8 @@ class _Transfer:
     """A prompt that is computed for another engine.
 
     Attributes:
-      keys: Of the blocks that the other engine needs: of layers with a window or a state, only the end.
-      num_copied: Leading blocks of the sequence that were copied off the devices as far as they are needed.
+      keys: Keys of the blocks that the other engine needs. Layers with a window or a state need only the last blocks.
+      num_copied: Leading blocks of the sequence whose needed copies were dispatched.
     """
 
     keys: list[BlockKey]
@@ -166,17 +158,13 @@ class _Transfer:
 
 
 class StoreConnector(KVConnector):
-    """An engine's blocks in its store, and the ways into it and out of it.
-
-    Attributes:
-      store: Has the blocks.
-      peers: Other engines that blocks go to or come from; None: there are none.
+    """The KV connector of an engine with a store, and possibly with other engines.
 
     Args:
-      programs: Of the model with the caches.
-      store: See above.
-      peers: See above.
-      inner: Told of the same.
+      programs: Programs of the model with the caches.
+      store: Store of the blocks.
+      peers: Other engines that blocks go to or come from; None: there are none.
+      inner: Another connector that gets the same calls.
     """
 
     def __init__(self, programs: Programs, store: KVStore, peers: Peers | None, inner: KVConnector) -> None:
@@ -192,25 +180,22 @@ class StoreConnector(KVConnector):
 
     @property
     def stats(self) -> dict[str, TierStats]:
-        """See `KVConnector`."""
         stats = {**self._inner.stats, **self.store.stats}
         return stats if self.peers is None else stats | {"peer": self.peers.stats}
 
     def block_connectors(self, num_ranks: int) -> list[StoredBlocks]:
-        """See `KVConnector`."""
         inner = self._inner.block_connectors(num_ranks)
         self._stored = [StoredBlocks(self.store, self._state_group, blocks) for blocks in inner]
         return self._stored
 
     def begin(self, scheduler: Scheduler | DataRanksScheduler) -> None:
-        """Drops what was on its way to the store: of steps that were not read."""
+        """Drops copies on their way to the store, whose steps were not read."""
         self._inner.begin(scheduler)
         self._scheduler = scheduler
         self._ranks = [(rank.block_manager, blocks) for rank, blocks in zip(scheduler.ranks, self._stored, strict=True)]
         self._transfer.drop()
 
     def fetches(self, params: SamplingParams) -> bool:
-        """See `KVConnector`."""
         if self._fetcher is None or params.computes_whole_prompt:
             return False
         return self.store.has_disk or (params.kv_transfer is not None and params.kv_transfer.peer is not None)
@@ -222,18 +207,16 @@ class StoreConnector(KVConnector):
         params: SamplingParams,
         deadline: Deadline | None = None,
     ) -> None:
-        """Fetches what the disk or another engine has of a prompt; see `KVConnector`."""
         if self._fetcher is not None and self.fetches(params):
             blocks = self._scheduler.block_manager
             self._fetcher.fetch(blocks, prompt_token_ids, cache_salt, params.kv_transfer, deadline)
 
     def check(self, params: SamplingParams) -> None:
-        """See `KVConnector`."""
         if self.peers is None:
             super().check(params)
 
     def request_added(self, sequence: ScheduledSequence) -> None:
-        """Has a prompt's blocks saved as they are computed, if they are for another engine."""
+        """Marks the blocks of a prompt for another engine, so that they are saved as they are computed."""
         self._inner.request_added(sequence)
         wants = sequence.sampling_params.kv_transfer
         if self.peers is None or not self.peers.hands_over or wants is None or not wants.do_remote_decode:
@@ -245,30 +228,29 @@ class StoreConnector(KVConnector):
         self.store.expect(keys, wants.transfer_id)
 
     def step_dispatching(self, output: SchedulerOutput) -> None:
-        """Dispatches the step's moves."""
         self._inner.step_dispatching(output)
         self._transfer.dispatch(output)
 
     def step_dispatched(self, output: SchedulerOutput) -> None:
-        """Dispatches the copies of blocks that the step fills, and that another engine needs."""
+        """Dispatches copies of blocks that the step fills and another engine needs."""
         self._inner.step_dispatched(output)
         if self._transfers:
             parts = zip(self._ranks, output.ranks, strict=True)
             self._transfer.dispatch_filled([self._filled(blocks, part) for (blocks, _), part in parts])
 
     def step_read(self, output: SchedulerOutput) -> None:
-        """What was saved up to the step can be found from now on."""
+        """Puts blocks into the store that were saved up to the step."""
         self._inner.step_read(output)
         self._transfer.commit(output)
 
     def step_done(self) -> None:
-        """Finishes the saves that another engine waits for, if no step follows."""
+        """Finishes the saves that another engine waits for if no step follows."""
         self._inner.step_done()
         if self.store.is_awaited and not self._scheduler.has_unfinished:
             self.idle()
 
     def request_done(self, sequence: ScheduledSequence, *, answered: bool) -> dict[str, Any] | None:
-        """Keeps the blocks of a prompt that was computed for another engine; see `KVConnector`."""
+        """Keeps the blocks of a prompt that was computed for another engine."""
         kv_transfer_params = self._inner.request_done(sequence, answered=answered)
         transfer = self._transfers.pop(sequence.seq_id.request_id, None)
         if transfer is None:
@@ -278,7 +260,7 @@ class StoreConnector(KVConnector):
         return kv_transfer_params
 
     def idle(self) -> None:
-        """Saves what was computed since the last step."""
+        """Saves the blocks computed since the last step."""
         self._inner.idle()
         if not self.store.saves_registered and not self.store.is_awaited:
             return
@@ -289,7 +271,7 @@ class StoreConnector(KVConnector):
         self._transfer.finish([stored.take_moves().saves for _, stored in self._ranks])
 
     def close(self) -> None:
-        """Saves what is left, and waits until it is on disk, for a while."""
+        """Saves the remaining blocks, and waits a limited time until they are on disk."""
         if self.peers is not None:
             self.peers.close()
         try:
@@ -300,7 +282,7 @@ class StoreConnector(KVConnector):
         self._inner.close()
 
     def _filled(self, blocks: BlockManager, part: SchedulerOutput) -> list[SavedBlock]:
-        """What a rank's part of a step has computed that another engine needs and the store does not have."""
+        """Returns the blocks of a rank's part of a step that another engine needs and the store does not have."""
         found: list[SavedBlock] = []
         for entry in part.scheduled[part.num_decodes :]:
             transfer = self._transfers.get(entry.sequence.seq_id.request_id)
@@ -316,7 +298,7 @@ class StoreConnector(KVConnector):
         return found
 
     def _hand_over(self, sequence: ScheduledSequence) -> dict[str, Any] | None:
-        """Keeps the blocks of a prompt, which are in the store but for those that had no room, for another engine."""
+        """Keeps the blocks of a prompt for another engine. They are in the store, except those that did not fit."""
         assert self.peers is not None
         known = [(_known_prompt(blocks, sequence), blocks, stored) for blocks, stored in self._ranks]
         keys, blocks, stored = max(known, key=lambda of_rank: len(of_rank[0]))
@@ -330,7 +312,7 @@ class StoreConnector(KVConnector):
 
 
 def _known_prompt(blocks: BlockManager, sequence: ScheduledSequence) -> list[BlockKey]:
-    """What another sequence with the same prompt would find."""
+    """Returns the blocks that another sequence with the same prompt would find."""
     digests = blocks.prompt_digests(sequence)
     num_blocks, _ = blocks.search.longest(digests, blocks.is_known)
     return [(group, digests[index]) for group, index in blocks.search.blocks_of(num_blocks)]

@@ -1,6 +1,6 @@
 """Blocks in files of a folder, which outlive the process and may be shared by several.
 
-A file is a header that says which block it is, its bytes, and a checksum of both.
+A file consists of a header that names the block, the block's bytes, and a checksum of both.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
 
-# Bytes of blocks that wait to be written; while there are more, others are not written.
+# Largest size of the blocks that wait to be written; beyond it, new ones are not written.
 MAX_QUEUED_BYTES = 1 << 30
 CLOSE_SECONDS = 5.0
-# A file's time of use is not renewed more often.
+# Shortest time between two updates of a file's time of use.
 TOUCH_SECONDS = 600.0
-# What is left of the budget when old files were removed, and of it what is written until the folder is looked at again.
+# Share of the budget to which a removal of old files shrinks the folder.
 ROOM_SHARE = 0.9
+# Share of the budget that is written between two scans of the folder.
 SCAN_SHARE = 0.05
 _SUFFIX = ".kv"
 _logger = logging.getLogger(__name__)
@@ -43,16 +44,16 @@ OVERHEAD_BYTES = _HEADER.size + _CHECKSUM_BYTES
 
 
 class DiskTier:
-    """A file for each block, in a folder for each namespace, which only this user can read.
+    """One file per block, in a folder per namespace, which only this user can read.
 
-    No error of the disk is an error of a request: what cannot be written or read is computed anew, and counted. The
-    folder is the only index, so several processes may share it; each keeps all namespaces within its own budget, by
-    removing what was used least recently.
+    An error of the disk is never an error of a request: blocks that cannot be written or read are computed anew, and
+    counted. The folder is the only index, so several processes may share it. Each keeps the files of all namespaces
+    within its own budget by removing the least recently used ones.
 
     Args:
-      folder: For all namespaces.
-      namespace: Names what this engine's blocks depend on; a name of a folder.
-      max_bytes: Of all files together.
+      folder: Folder of all namespaces.
+      namespace: Folder name that stands for all that this engine's blocks depend on.
+      max_bytes: Largest size of all files together.
 
     Raises:
       ConfigError: The folder cannot be made or written to.
@@ -91,16 +92,16 @@ class DiskTier:
 
     @property
     def stats(self) -> TierStats:
-        """What was done so far."""
+        """Counters since the start, as a copy."""
         with self._lock:
             return dataclasses.replace(self._stats)
 
     def has(self, key: BlockKey) -> bool:
-        """Whether there is a file for a block; it may turn out to be damaged."""
+        """Returns whether there is a file for a block; it may turn out to be damaged."""
         return os.path.exists(self._path(key))
 
     def read(self, key: BlockKey, num_bytes: int) -> np.ndarray | None:
-        """The block, uint8 [N], in memory of its own; None if it is not there, or its file is damaged."""
+        """Returns the block, uint8 [N], in memory of its own; None if it is not there or its file is damaged."""
         path = self._path(key)
         try:
             block = read_block(path, *key, num_bytes)
@@ -119,7 +120,7 @@ class DiskTier:
         return block
 
     def write(self, key: BlockKey, block: np.ndarray) -> None:
-        """Has a block, uint8 [N], written by another thread, unless too many wait for that."""
+        """Queues a block, uint8 [N], for the writing thread, unless the queue is full."""
         with self._lock:
             if self._queued_bytes + block.nbytes > MAX_QUEUED_BYTES:
                 self._stats.failed_blocks += 1
@@ -128,7 +129,7 @@ class DiskTier:
             self._queue.put((key, block, self._epoch))
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Notes that blocks were used, in this order, as far as they are here."""
+        """Records that these blocks, as far as they are here, were used in this order."""
         now = time.time()
         for key in keys:
             path = self._path(key)
@@ -137,7 +138,7 @@ class DiskTier:
                     os.utime(path)
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Removes blocks, and does not write those that wait."""
+        """Removes blocks. Blocks that wait to be written are dropped, too."""
         with self._lock:
             self._epoch += 1
             for key in keys:
@@ -145,7 +146,7 @@ class DiskTier:
                     self._path(key).unlink()
 
     def clear(self) -> None:
-        """Removes all blocks of the namespace, and does not write those that wait."""
+        """Removes all blocks of the namespace. Blocks that wait to be written are dropped, too."""
         with self._lock:
             self._epoch += 1
             aside = self._folder.with_name(f".{self._folder.name}.{os.getpid()}.{self._epoch}.tmp")
@@ -159,7 +160,7 @@ class DiskTier:
         threading.Thread(target=shutil.rmtree, args=(aside, True), name="jaxis-kv-remove", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the writing, once what waits is written, or after a while."""
+        """Ends the writing thread once its queue is empty, or after `CLOSE_SECONDS`."""
         self._queue.put(None)
         self._writer.join(CLOSE_SECONDS)
 
@@ -202,7 +203,7 @@ class DiskTier:
         self._unscanned_bytes += num_bytes
 
     def _scan(self, num_bytes: int = 0) -> None:
-        """Looks at all files and, if there is no room for so many bytes, removes those used least recently."""
+        """Measures the size of all files. If `num_bytes` more do not fit, it removes the least recently used files."""
         files, used = [], 0
         for path in self._root.glob(f"*/*{_SUFFIX}"):
             with contextlib.suppress(OSError):
@@ -233,20 +234,14 @@ class DiskTier:
 
 
 class DamagedFileError(Exception):
-    """A file is not the block that its name says, or not all of it."""
+    """A file is incomplete, or is not the block that its name says."""
 
 
 def write_block(path: Path, group: int, digest: bytes, block: np.ndarray) -> None:
-    """Writes a file aside and renames it, so that nobody finds half of one.
-
-    Args:
-      path: The file.
-      group: The block's group.
-      digest: What it is found by.
-      block: uint8 [N].
+    """Writes a block, uint8 [N], under a temporary name and renames it, so that nobody finds a part of a file.
 
     Raises:
-      OSError: It cannot be written.
+      OSError: The file cannot be written.
     """
     header = _HEADER.pack(_MAGIC, group, digest, block.nbytes)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -263,17 +258,11 @@ def write_block(path: Path, group: int, digest: bytes, block: np.ndarray) -> Non
 
 
 def read_block(path: Path, group: int, digest: bytes, num_bytes: int) -> np.ndarray:
-    """The block, uint8 [N], in memory of its own.
-
-    Args:
-      path: The file.
-      group: The block's group.
-      digest: What it is found by.
-      num_bytes: Its bytes.
+    """Reads a block, uint8 [num_bytes], into memory of its own.
 
     Raises:
-      OSError: It cannot be read; FileNotFoundError if it is not there.
-      DamagedFileError: It is something else.
+      OSError: The file cannot be read; FileNotFoundError if it is not there.
+      DamagedFileError: The file is not this block.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())

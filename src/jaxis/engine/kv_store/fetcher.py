@@ -1,4 +1,4 @@
-"""Brings what disk or other engines have of a prompt's blocks into memory, before the prompt is scheduled."""
+"""Fetching of a prompt's blocks from disk or other engines into memory, before the prompt is scheduled."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.store import KVStore
+from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksBlocks
-from jaxis.engine.scheduling.prefix_search import extend_digests
 from jaxis.host.threads import Deadline, run_in_daemon
 from jaxis.kv_transfer_params import KVTransferParams
 
 if TYPE_CHECKING:
     from jaxis.engine.kv_store.peer_client import PeerClient
 
-# What has not arrived by then is computed.
+# Longest wait of a prompt; blocks that have not arrived by then are computed.
 FETCH_SECONDS = 10.0
-# Most of them wait for another engine that still computes their prompt.
+# Most prompts at a time; most of them wait for another engine that still computes their prompt.
 MAX_FETCHES = 32
 _TURN_SECONDS = 0.25
 _logger = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class BlockFetcher:
     """Fetches the blocks of a few prompts at a time; safe for several threads.
 
     Args:
-      store: Of the blocks.
-      client: Asks other engines; None: they are not asked.
-      seconds: How long a prompt waits for them, at most.
+      store: Store of the blocks.
+      client: Client of other engines; None: these are not asked.
+      seconds: Longest wait of a prompt.
     """
 
     def __init__(self, store: KVStore, client: PeerClient | None = None, seconds: float = FETCH_SECONDS) -> None:
@@ -52,20 +52,20 @@ class BlockFetcher:
         source: KVTransferParams | None = None,
         deadline: Deadline | None = None,
     ) -> None:
-        """Returns when what there is of a prompt's blocks is in memory, or at the deadline.
+        """Fetches the available blocks of a prompt into memory. Returns when they are there, or at the deadline.
 
         Args:
-          blocks: Know what needs no fetching.
-          prompt_token_ids: The prompt, which need not have been checked.
-          cache_salt: Its salt.
-          source: Names another engine that has computed it, or does; None: no engine does.
-          deadline: A caller that does not want the blocks any more ends it. None is `seconds` from now.
+          blocks: Block manager, which knows the blocks that need no fetching.
+          prompt_token_ids: The prompt, which may be unchecked.
+          cache_salt: Salt of the prompt.
+          source: Name of another engine that has computed the prompt, or computes it; None: there is none.
+          deadline: End of the wait, which a caller that no longer wants the blocks moves to now. None is `seconds` from
+            now.
         """
         deadline = deadline or Deadline(self._seconds)
         if not self._places.acquire(timeout=deadline.left):
             return
-        # A disk or a DNS server may never answer: a thread of its own waits for it, and keeps its place of `_places`
-        # until then.
+        # A disk or a DNS server may never answer: a separate thread waits for it, and gives its place back only then.
         work = functools.partial(self._fetch, blocks, list(prompt_token_ids), cache_salt, source, deadline)
         done = run_in_daemon(work, "jaxis-kv-fetch")
         done.add_done_callback(lambda _: self._places.release())
@@ -105,7 +105,7 @@ class BlockFetcher:
             self._ask(self._client, source, blocks, digests, deadline)
 
     def _read(self, blocks: BlockManager | DataRanksBlocks, digests: list[bytes], deadline: Deadline) -> None:
-        """Reads from disk the longest prefix that is somewhere here."""
+        """Reads from disk the longest prefix that disk and memory have together."""
 
         def is_anywhere(group: int, digest: bytes) -> bool:
             return blocks.is_known(group, digest) or self._store.on_disk((group, digest))
@@ -124,7 +124,7 @@ class BlockFetcher:
         digests: list[bytes],
         deadline: Deadline,
     ) -> None:
-        """Fetches from another engine what makes the longest prefix together with what is here."""
+        """Fetches from another engine the blocks that, with those of this one, make the longest prefix."""
         known_here, _ = blocks.search.longest(digests, blocks.is_known)
         if known_here == len(digests) or source.peer is None:
             return
@@ -152,5 +152,5 @@ class BlockFetcher:
             return True
 
         client.fetch(source.peer, digests, choose, put, deadline, source.transfer_id)
-        if not deadline.left:  # their request has stopped waiting
+        if not deadline.left:  # the request has stopped waiting for them
             self._store.release(arrived)

@@ -1,4 +1,4 @@
-"""Blocks in the host's memory, least recently used ones making room for others."""
+"""Blocks in host memory. Beyond its limit, the least recently used ones are dropped."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Iterable
 import numpy as np
 
 BlockKey = tuple[int, bytes]
-"""The group of a block, and its digest."""
+"""Group and digest of a block."""
 
 
 class HostTier:
-    """A bounded number of bytes of blocks. Not safe for several threads; `KVStore` has the lock.
+    """Blocks in host memory, up to a number of bytes. Not safe for several threads: `KVStore` holds a lock.
 
     Attributes:
-      max_bytes: Of all blocks together.
-      num_bytes: What they take.
+      num_bytes: Current size of all blocks.
 
     Args:
-      max_bytes: See above.
+      max_bytes: Largest size of all blocks together.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -36,20 +35,19 @@ class HostTier:
         return len(self._blocks) + len(self._pinned)
 
     def find(self, key: BlockKey) -> np.ndarray | None:
-        """A block's bytes; None if it is not here."""
         block = self._blocks.get(key)
         return self._pinned.get(key) if block is None else block
 
     def put(self, key: BlockKey, block: np.ndarray, *, pinned: bool = False) -> bool:
-        """Adds a block, as the one used last, unless there is no room beside those that are pinned.
+        """Adds a block as the most recently used one. Drops unpinned blocks, oldest first, until it fits.
 
         Args:
-          key: What it is found by.
+          key: Key of the block.
           block: uint8 [N], memory of its own that nobody writes to.
-          pinned: See `pin`.
+          pinned: True to pin the block, as `pin` does.
 
         Returns:
-          Whether there was room.
+          True if the block was added; False if it does not fit beside the pinned blocks.
         """
         self.remove(key)
         if block.nbytes > self.max_bytes - self._pinned_bytes:
@@ -64,34 +62,32 @@ class HostTier:
         return True
 
     def pin(self, key: BlockKey) -> None:
-        """Keeps a block, if it is here, from making room for others."""
+        """Protects a block, if it is here, from being dropped."""
         block = self._blocks.pop(key, None)
         if block is not None:
             self._pinned[key] = block
             self._pinned_bytes += block.nbytes
 
     def unpin(self, key: BlockKey) -> None:
-        """Lets a pinned block make room for others again; it is now the one used last."""
+        """Allows a pinned block to be dropped again, as the most recently used one."""
         block = self._pinned.pop(key, None)
         if block is not None:
             self._blocks[key] = block
             self._pinned_bytes -= block.nbytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Makes blocks those used last."""
+        """Makes blocks the most recently used ones, the last of `keys` the newest."""
         for key in keys:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
 
     def remove(self, key: BlockKey) -> None:
-        """Removes a block if it is here."""
         self.unpin(key)
         block = self._blocks.pop(key, None)
         if block is not None:
             self.num_bytes -= block.nbytes
 
     def clear(self) -> None:
-        """Removes all blocks."""
         self._blocks.clear()
         self._pinned.clear()
         self.num_bytes = self._pinned_bytes = 0

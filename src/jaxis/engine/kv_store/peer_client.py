@@ -1,4 +1,4 @@
-"""Fetches blocks that another engine has computed."""
+"""The client side of the exchange of blocks between engines."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from jaxis.engine.kv_store.peer_protocol import (
 from jaxis.host.threads import Deadline
 
 CONNECT_SECONDS = 2.0
-# Of an engine that computes what was asked for, something is heard more often.
+# Longest wait for a message; a producer that still computes the blocks sends one more often.
 PATIENCE_SECONDS = 10.0
-# An engine that could not be reached, or did not answer, is not asked again for so long.
+# Time for which an engine is not asked again after it could not be reached or did not answer.
 AVOID_SECONDS = 5.0
 MAX_AVOIDED = 256
 _logger = logging.getLogger(__name__)
 
 Place = tuple[int, int]
-"""The group of a block, and the index of its digest."""
+"""Group of a block, and index of its digest."""
 
 
 class PeerClient:
-    """Asks other engines for the blocks of a prompt. Several threads may.
+    """Fetches the blocks of prompts from other engines. Several threads may use it at once.
 
-    No error of another engine is an error of a request: what does not arrive is computed, and counted.
+    An error of another engine is never an error of a request: blocks that do not arrive are computed, and counted.
 
     Args:
-      namespace: What the bytes of blocks depend on, besides their tokens.
-      layout: How blocks are exchanged.
-      tls: Of connections; None: only engines on this machine are asked, without TLS.
-      stats: Counts what has arrived as loaded, what the others did not have as missed, and what did not arrive for
-        another reason as failed.
+      namespace: Digest of all that the bytes of blocks depend on, besides their tokens.
+      layout: Converter to the layout of exchanged blocks.
+      tls: TLS settings of connections; None: only engines on this machine are asked, without TLS.
+      stats: Counters. Blocks that arrive count as loaded, blocks that the other engine does not have as missed, and
+        blocks that do not arrive for another reason as failed.
     """
 
     def __init__(self, namespace: str, layout: StoredBlockLayout, tls: ssl.SSLContext | None, stats: TierStats) -> None:
@@ -74,15 +74,17 @@ class PeerClient:
         deadline: Deadline,
         transfer_id: str | None = None,
     ) -> None:
-        """Fetches blocks of a prompt, as far as they arrive, those that are still being computed included.
+        """Fetches blocks of a prompt as far as they arrive, including blocks that are still being computed.
 
         Args:
-          address: The other engine's host and port.
-          digests: Of the prompt's blocks.
-          choose: From which blocks it has, bool [groups, digests], to those to fetch, in order.
-          put: Gets each block, uint8 [N], in memory of its own; False: no more are wanted.
-          deadline: When to give up. It is put off while the other engine computes what is next.
-          transfer_id: Of the other engine's request; with one, it may come after this.
+          address: Host and port of the other engine.
+          digests: Digests of the prompt's blocks.
+          choose: Function that gets the other engine's blocks, bool [groups, digests], and returns the places to fetch,
+            in order.
+          put: Function that gets each block, uint8 [N], in memory of its own; it returns False to end the transfer.
+          deadline: Time at which to give up. It is put off while the other engine computes the next block.
+          transfer_id: Id of the transfer at the other engine, whose request may arrive there after this call; None if
+            it came before.
         """
         wanted: list[Place] = []
         num_arrived = 0
@@ -109,7 +111,7 @@ class PeerClient:
             reason = f"{address[0]}:{address[1]}: {error}"
             with self._lock:
                 self._stats.failed_blocks += max(1, len(wanted) - num_arrived)
-                # Each reason once: a proxy may name an engine that has ended with every request.
+                # Logs each reason once: every request of a proxy may name the same engine that has ended.
                 is_new = reason not in self._reasons and len(self._reasons) < MAX_AVOIDED
                 if is_new:
                     self._reasons.add(reason)

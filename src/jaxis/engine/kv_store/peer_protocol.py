@@ -1,4 +1,4 @@
-"""What engines say to each other that hand over blocks.
+"""The messages by which engines hand over blocks.
 
     producer                              consumer
     Ready(namespace)                 ->
@@ -7,10 +7,10 @@
                                      <-   Want(which of these)
     Block, Block, ...                ->
 
-A producer that still computes the prompt has what it will have, too: it sends each block as soon as it is there, and
-Coming in between, so that the consumer knows that it still computes.
+`Have` includes the blocks of a prompt that the producer still computes. It sends each such block as soon as it is
+there, and `Coming` in between, so that the consumer knows that it is still at work.
 
-Between machines, both sides show certificates, and TLS encrypts and checks all that they send; see `host.tls`.
+Between machines, both sides show certificates, and TLS encrypts and authenticates all messages; see `host.tls`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import numpy as np
 from jaxis.host.channel import Channel, ChannelClosedError
 from jaxis.host.threads import Deadline
 
-# Of what an engine sends that hands out no blocks: the digests of a million tokens.
+# Largest message of a consumer: the digests of a million tokens.
 MAX_ASK_BYTES = 4 << 20
 DIGEST_BYTES = hashlib.sha256().digest_size
-# Of a message around the bytes of a block.
+# Largest size of a message beside the bytes of its block.
 OVERHEAD_BYTES = 1 << 10
 _TURN_SECONDS = 0.25
-# How long a block may be computed, at most.
+# Longest wait for a block that is being computed.
 MAX_COMING_SECONDS = 120.0
 
 
@@ -42,21 +42,21 @@ class PeerError(Exception):
 
 
 class PeerTimeoutError(PeerError):
-    """It is too slow."""
+    """The other side is too slow."""
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The first message, of the side that has blocks: what their bytes depend on, besides their tokens."""
+    """The producer's first message: a digest of all that the bytes of its blocks depend on, besides their tokens."""
 
     namespace: str
 
 
 class Ask(msgspec.Struct, tag="ask"):
-    """Which of these blocks are there?
+    """The consumer's question which of these blocks are there.
 
     Attributes:
-      digests: Of a prompt's blocks, one after the other.
-      transfer_id: Of the request that computes the prompt, which may come after this; empty: it came before.
+      digests: Digests of a prompt's blocks, one after the other.
+      transfer_id: Id of the request that computes the prompt, which may arrive later; empty if it came before.
     """
 
     digests: bytes
@@ -64,19 +64,19 @@ class Ask(msgspec.Struct, tag="ask"):
 
 
 class Have(msgspec.Struct, tag="have"):
-    """Which blocks are there, or coming: bits for each group and digest, `numpy.packbits` of bool [groups, digests]."""
+    """The blocks that are there or coming, `numpy.packbits` of bool [groups, digests]."""
 
     known: bytes
 
 
 class Want(msgspec.Struct, tag="want"):
-    """Which blocks to send, in this order: int32 [n, 2], of groups and indices of digests."""
+    """The blocks to send, in this order: int32 [n, 2], groups and indices of digests."""
 
     places: bytes
 
 
 class Block(msgspec.Struct, tag="block"):
-    """A block; without data, if it is no longer there."""
+    """A block; without data if it is no longer there."""
 
     group: int
     index: int
@@ -93,10 +93,10 @@ MESSAGES = msgspec.msgpack.Decoder(Ready | Ask | Have | Want | Block | Coming)
 
 
 def split_digests(data: bytes) -> list[bytes]:
-    """The digests of an `Ask`.
+    """Returns the digests of an `Ask`.
 
     Raises:
-      ValueError: A part is missing.
+      ValueError: The last digest is incomplete.
     """
     if len(data) % DIGEST_BYTES:
         raise ValueError(f"{len(data)} bytes of digests")
@@ -104,12 +104,12 @@ def split_digests(data: bytes) -> list[bytes]:
 
 
 def pack_places(places: Sequence[tuple[int, int]]) -> bytes:
-    """Groups and indices as the bytes of a `Want`."""
+    """Encodes groups and indices as the bytes of a `Want`."""
     return np.array(places, "<i4").tobytes()
 
 
 def unpack_places(data: bytes, num_groups: int, num_digests: int) -> list[tuple[int, int]]:
-    """The groups and indices of a `Want`.
+    """Decodes the groups and indices of a `Want`.
 
     Raises:
       ValueError: There are no such blocks, or one comes twice.
@@ -125,15 +125,15 @@ def unpack_places(data: bytes, num_groups: int, num_digests: int) -> list[tuple[
 
 
 def pack_known(known: np.ndarray) -> bytes:
-    """bool [groups, digests] as the bytes of a `Have`."""
+    """Encodes bool [groups, digests] as the bytes of a `Have`."""
     return np.packbits(known).tobytes()
 
 
 def unpack_known(data: bytes, num_groups: int, num_digests: int) -> np.ndarray:
-    """The bool [groups, digests] of a `Have`.
+    """Decodes the bool [groups, digests] of a `Have`.
 
     Raises:
-      ValueError: It is of another size.
+      ValueError: The message has another size.
     """
     count = num_groups * num_digests
     if len(data) != -(-count // 8):
@@ -145,10 +145,10 @@ class PeerChannel:
     """Sends and receives messages until a deadline. For one thread.
 
     Args:
-      connection: Connected, with TLS or without.
-      max_bytes: Of a message that is received.
-      deadline: When all must be over. A thread that ends it early waits for a fraction of a second.
-      patience: `Coming` puts the deadline off to so many seconds from then.
+      connection: An open connection, with TLS or without.
+      max_bytes: Largest size of a received message.
+      deadline: End of the conversation. A thread that ends it early waits for a fraction of a second.
+      patience: Seconds from each `Coming` to which the deadline is put off.
     """
 
     def __init__(self, connection: socket.socket, max_bytes: int, deadline: Deadline, patience: float = 0.0) -> None:
@@ -159,7 +159,7 @@ class PeerChannel:
         """Sends a message.
 
         Raises:
-          PeerError: The other side has ended, or takes nothing.
+          PeerError: The other side has ended, or does not read.
         """
         try:
             self._channel.send(message, self._time_left(self._deadline))
@@ -169,14 +169,14 @@ class PeerChannel:
             raise PeerError(str(error)) from None
 
     def receive(self, kind: type[Kind], seconds: float | None = None) -> Kind:
-        """The next message.
+        """Receives the next message.
 
         Args:
-          kind: What it must be.
-          seconds: How long it may take, at most; None: until the deadline.
+          kind: Expected type of the message.
+          seconds: Longest wait; None: until the deadline.
 
         Raises:
-          PeerError: Nothing came in time, something else did, or the other side has ended.
+          PeerError: No message came in time, another one came, or the other side has ended.
         """
         until = self._deadline if seconds is None else Deadline(min(self._deadline.left, seconds))
         longest = Deadline(MAX_COMING_SECONDS)

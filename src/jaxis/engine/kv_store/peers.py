@@ -1,4 +1,4 @@
-"""The tier of other engines' memory: what is kept for them and handed out, and what is fetched from them."""
+"""The tier of other engines: a server that hands out blocks of the store, and a client that fetches blocks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
 from jaxis.host.threads import Deadline
 
-# A connection that has not said by then what it wants is closed.
+# Time after which a connection without a question is closed.
 ASK_SECONDS = 5.0
-# Until a request with the `transfer_id` that another engine asks for is added.
+# Longest wait for the request whose `transfer_id` another engine asks for.
 TRANSFER_SECONDS = 5.0
-# While a block is being computed, the other engine is told so this often.
+# Interval of the messages that a block is still being computed.
 COMING_SECONDS = 1.0
 CONVERSATION_SECONDS = 60.0
 MAX_CONVERSATIONS = 64
@@ -51,19 +51,19 @@ _logger = logging.getLogger(__name__)
 
 
 class PeerServer:
-    """Listens in a thread, and answers each engine in a thread of its own.
+    """Hands out blocks to other engines. It listens in one thread, and answers each engine in another.
 
     Attributes:
-      port: Where it listens.
+      port: Port on which it listens.
 
     Args:
-      store: Has the blocks.
-      namespace: What their bytes depend on, besides their tokens.
-      layout: How blocks are exchanged.
-      host: Where to listen.
-      port: The same; 0 is any free one.
-      tls: Of connections; None: without.
-      stats: Counts what was sent as saved blocks, and conversations that went wrong as failed ones.
+      store: Store of the blocks.
+      namespace: Digest of all that the bytes of blocks depend on, besides their tokens.
+      layout: Converter to the layout of exchanged blocks.
+      host: Address to listen on.
+      port: Port to listen on; 0 is any free one.
+      tls: TLS settings of connections; None: without TLS.
+      stats: Counters. Blocks that are sent count as saved, and failed conversations as failed blocks.
 
     Raises:
       ConfigError: The address cannot be listened on.
@@ -95,7 +95,7 @@ class PeerServer:
         threading.Thread(target=self._listen, name="jaxis-kv-peers", daemon=True).start()
 
     def close(self) -> None:
-        """Takes no more connections; those that there are go on to their end."""
+        """Accepts no more connections; open ones go on to their end."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread
         self._listener.close()
@@ -127,12 +127,11 @@ class PeerServer:
             self._places.release()
 
     def _secured(self, connection: socket.socket) -> socket.socket:
-        """The connection, after the handshake of TLS if there is TLS."""
         if self._tls is None:
             return connection
         connection.settimeout(ASK_SECONDS)
         secured = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        # A timeout of the socket is for each receive: a client that sends a byte now and then would outlast it.
+        # The socket's timeout is for each receive: a client that sends single bytes would outlast it.
         closing = threading.Timer(ASK_SECONDS, _cut, (secured,))
         closing.start()
         try:
@@ -156,7 +155,7 @@ class PeerServer:
                 self._wait_for(peer, deadline, key)
                 self._send(peer, key, index)
         finally:
-            # Whether it got all or not: what it lacks now, it computes.
+            # The other engine computes the blocks that it has not received, if any.
             keys = [(group, digest) for digest in digests for group in groups]
             self._store.release(keys, ask.transfer_id or None)
 
@@ -164,7 +163,6 @@ class PeerServer:
         return self._store.has(group, digest) or self._store.is_coming((group, digest))
 
     def _wait_for(self, peer: PeerChannel, deadline: Deadline, key: BlockKey) -> None:
-        """Waits for a block as long as it is being computed."""
         until = Deadline(MAX_COMING_SECONDS)
         while self._store.wait_for(key, COMING_SECONDS) and until.left:
             deadline.put_off(CONVERSATION_SECONDS)
@@ -181,7 +179,7 @@ class PeerServer:
 
 
 def _cut(connection: socket.socket) -> None:
-    """Ends a connection that another thread reads from, whatever TLS has to say to that."""
+    """Ends a connection that another thread reads from, without TLS's closing handshake."""
     with contextlib.suppress(OSError):  # it has just ended
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
@@ -190,13 +188,13 @@ class Peers:
     """An engine's part in prefill and decode on different machines.
 
     Attributes:
-      client: Fetches blocks from producers; None: this engine only is one.
+      client: Client that fetches blocks from producers; None if this engine only produces.
 
     Args:
-      config: Which part it has.
-      store: Its blocks.
-      namespace: What their bytes depend on, besides their tokens.
-      layout: How they are exchanged.
+      config: Configuration of its role and address.
+      store: Store of its blocks.
+      namespace: Digest of all that the bytes of blocks depend on, besides their tokens.
+      layout: Converter to the layout of exchanged blocks.
 
     Raises:
       ConfigError: A certificate cannot be used, or the address cannot be listened on.
@@ -215,23 +213,23 @@ class Peers:
 
     @property
     def stats(self) -> TierStats:
-        """What was sent and fetched so far."""
+        """Counters of sent and fetched blocks, as a copy."""
         return dataclasses.replace(self._stats)
 
     @property
     def hands_over(self) -> bool:
-        """Whether this engine computes prompts for others."""
+        """True if this engine computes prompts for others."""
         return self._server is not None
 
     def hand_over(self, keys: Sequence[BlockKey], transfer_id: str | None) -> dict[str, Any] | None:
         """Keeps a prompt's blocks, which are in the store or on their way, for another engine.
 
         Args:
-          keys: Of the blocks.
-          transfer_id: See `KVStore.promise`.
+          keys: Keys of the blocks.
+          transfer_id: Id of the transfer, as in `KVStore.promise`.
 
         Returns:
-          The `kv_transfer_params` with which that finds them; None if they cannot be kept.
+          The `kv_transfer_params` with which the other engine finds the blocks; None if they cannot be kept.
         """
         if self._server is None or not keys or not self._store.promise(keys, transfer_id):
             return None
@@ -244,6 +242,6 @@ class Peers:
         }
 
     def close(self) -> None:
-        """Hands out no more blocks."""
+        """Stops handing out blocks."""
         if self._server is not None:
             self._server.close()

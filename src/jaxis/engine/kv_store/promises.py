@@ -1,4 +1,4 @@
-"""Blocks for other engines: which are being computed for them, and which are kept, and until when."""
+"""Bookkeeping of blocks for other engines: leases of blocks that are kept, and blocks that are still being computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxis.engine.kv_store.host_tier import BlockKey
 
-# How many are remembered, ended ones included: an engine that asks late is answered at once, with blocks or without.
+# Most transfers that are remembered, ended ones included, so that an engine that asks late is answered at once.
 MAX_TRANSFERS = 1 << 14
 
 
@@ -20,16 +20,16 @@ class _Lease:
 
 
 class Leases:
-    """Blocks with an end of their lease, all leases being of one length. Not safe for several threads.
+    """Leases of blocks, all of the same length. Not safe for several threads.
 
     Args:
-      seconds: From when a lease was granted, or last renewed.
-      max_leases: At once.
+      seconds: Length of a lease from when it is granted or renewed.
+      max_leases: Most leased blocks at a time.
     """
 
     def __init__(self, seconds: float, max_leases: int) -> None:
         self._seconds, self._max_leases = seconds, max_leases
-        self._leases: OrderedDict[BlockKey, _Lease] = OrderedDict()  # the first one ends first
+        self._leases: OrderedDict[BlockKey, _Lease] = OrderedDict()  # sorted by their ends
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._leases
@@ -38,9 +38,9 @@ class Leases:
         return len(self._leases)
 
     def grant(self, keys: Sequence[BlockKey]) -> bool:
-        """Grants leases of all of these blocks, whether they are there or not; False: they would be too many.
+        """Grants a lease of each of these blocks, present or not; returns False and grants none if they are too many.
 
-        A block may be leased several times; see `release`.
+        A block may be leased several times; each lease is given back by `release`.
         """
         if len(self._leases) + sum(key not in self._leases for key in keys) > self._max_leases:
             return False
@@ -50,13 +50,13 @@ class Leases:
         return True
 
     def renew(self, key: BlockKey) -> None:
-        """Makes a lease, if there is one, as long as a new one."""
+        """Extends a lease, if there is one, to the length of a new one."""
         if (lease := self._leases.get(key)) is not None:
             lease.end = time.monotonic() + self._seconds
             self._leases.move_to_end(key)
 
     def release(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """Gives back one lease of each of these blocks; returns those with none left."""
+        """Gives back one lease of each of these blocks; returns the blocks with none left."""
         free = []
         for key in keys:
             if (lease := self._leases.get(key)) is not None:
@@ -67,16 +67,14 @@ class Leases:
         return free
 
     def end(self, keys: Iterable[BlockKey]) -> None:
-        """Ends all leases of these blocks."""
         for key in keys:
             self._leases.pop(key, None)
 
     def clear(self) -> None:
-        """Ends all leases."""
         self._leases.clear()
 
     def take_ended(self) -> list[BlockKey]:
-        """Removes, and returns, the leases that are over."""
+        """Removes the leases that have expired, and returns their blocks."""
         ended, now = [], time.monotonic()
         while self._leases:
             key, lease = next(iter(self._leases.items()))
@@ -88,35 +86,33 @@ class Leases:
 
 
 class ExpectedBlocks:
-    """The blocks of prompts that are being computed, and the names of those transfers. Not safe for several threads."""
+    """Blocks that are being computed for other engines, and ids of these transfers. Not safe for several threads."""
 
     def __init__(self) -> None:
         self._counts: Counter[BlockKey] = Counter()
-        self._transfers: OrderedDict[str, bool] = OrderedDict()  # whether each has ended
+        self._transfers: OrderedDict[str, bool] = OrderedDict()  # True if the transfer has ended
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._counts
 
     def has_begun(self, transfer_id: str) -> bool:
-        """Whether a prompt with this `transfer_id` was added."""
+        """Returns whether a prompt with this `transfer_id` was added."""
         return transfer_id in self._transfers
 
     def has_ended(self, transfer_id: str) -> bool:
-        """Whether the other engine has got what it wanted of that prompt, or wants no more of it."""
+        """Returns whether the other engine has received its blocks of that prompt, or wants no more."""
         return self._transfers.get(transfer_id, False)
 
     def end(self, transfer_id: str) -> None:
-        """Notes that a transfer has ended; see `has_ended`."""
+        """Marks a transfer as ended."""
         self._note(transfer_id, has_ended=True)
 
     def add(self, keys: Iterable[BlockKey], transfer_id: str | None) -> None:
-        """Adds the blocks of a prompt, and its `transfer_id`, if it has one."""
         self._counts.update(keys)
         if transfer_id is not None and transfer_id not in self._transfers:
             self._note(transfer_id, has_ended=False)
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Removes the blocks of a prompt that were added."""
         for key in keys:
             self._counts[key] -= 1
             if self._counts[key] <= 0:

@@ -1,6 +1,6 @@
-"""The store of blocks by digest: the host's memory, and below it the disk.
+"""The store of blocks by digest: host memory, and the disk as a second tier.
 
-Other engines get blocks from memory (`peers`), and blocks of theirs are put there (`peer_client`).
+Other engines fetch blocks from memory (`peers`), and blocks of other engines are put there (`peer_client`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ LEASE_SECONDS = 60.0
 
 
 class KVStore:
-    """Blocks that the engine's devices no longer hold, or may lose; a `BlockStore`.
+    """The `BlockStore` of blocks that the devices no longer hold, or may drop.
 
-    All methods may be called by any thread. What is on disk is only found once `fetch` has read it.
+    All methods may be called by any thread. Blocks on disk are only found once `fetch` has read them.
 
     Attributes:
-      saves_registered: A block goes to disk as soon as it is computed: a process may end without notice.
-      epoch: How often blocks were removed.
-      block_bytes: Bytes of a block of each group.
+      saves_registered: True if there is a disk. Blocks then go to disk as soon as they are computed, since a process
+        may end without notice.
+      epoch: Number of removals of blocks so far.
 
     Args:
-      max_host_bytes: Of the blocks in memory.
-      block_bytes: Bytes of a block of each group.
-      disk: Where they are written too; None: nowhere.
-      lease_seconds: How long blocks stay for those that were promised them, or that are about to use them.
+      max_host_bytes: Largest size of the blocks in memory.
+      block_bytes: Size of a block of each group.
+      disk: Disk tier to which blocks are written, too; None: there is none.
+      lease_seconds: Time for which blocks are kept that were promised to another engine or fetched for a prompt.
     """
 
     def __init__(
@@ -66,42 +66,38 @@ class KVStore:
 
     @property
     def has_disk(self) -> bool:
-        """Whether there is anything to `fetch` from."""
         return self._disk is not None
 
     @property
     def max_host_blocks(self) -> int:
-        """The longest prefix that fits into memory, in blocks of all groups."""
+        """Length of the longest prefix that fits into memory, in blocks of all groups."""
         return self._host.max_bytes // sum(self.block_bytes)
 
     def has(self, group: int, digest: bytes) -> bool:
-        """See `BlockStore.has`."""
         return (group, digest) in self._host
 
     def find(self, group: int, digest: bytes) -> np.ndarray | None:
-        """See `BlockStore.find`."""
         with self._lock:
             return self._host.find((group, digest))
 
     def note_admitted(self, loaded: Iterable[BlockKey], num_missing: int) -> None:
-        """See `BlockStore.note_admitted`."""
         keys = list(loaded)
         with self._lock:
             self._leases.end(keys)
             self._unpin(keys)
-            # The first blocks last: those after them are of no use without them.
+            # The first blocks become the newest: later ones are useless without them.
             self._host.touch(reversed(keys))
             self._host_stats.loaded_blocks += len(keys)
             self._host_stats.loaded_bytes += sum(self.block_bytes[group] for group, _ in keys)
             self._host_stats.missed_blocks += num_missing
 
     def put(self, key: BlockKey, block: np.ndarray, epoch: int) -> None:
-        """Adds a block that was computed, unless blocks were removed meanwhile: it may have been one of them.
+        """Adds a computed block, unless blocks were removed since it was computed: it may have been one of them.
 
         Args:
-          key: What it is found by.
+          key: Key of the block.
           block: uint8 [N], memory of its own that nobody writes to from now on.
-          epoch: `epoch` when it was computed.
+          epoch: Value of `epoch` when the block was computed.
         """
         with self._lock:
             self._awaited.discard(key)
@@ -127,15 +123,16 @@ class KVStore:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether blocks were promised that are still on their way here."""
+        """True if promised blocks are still on their way here."""
         return bool(self._awaited)
 
     def promise(self, keys: Sequence[BlockKey], transfer_id: str | None = None) -> bool:
-        """Keeps blocks, which are here or on their way, until their lease is over; False: there is no room for more.
+        """Keeps blocks, here or on their way, until their lease ends; returns False if there are too many leases.
 
         Args:
-          keys: Of a prompt's blocks.
-          transfer_id: See `expect`. If that transfer has ended, no engine will ask for the blocks: they are not kept.
+          keys: Keys of a prompt's blocks.
+          transfer_id: Id of the transfer, as in `expect`. If it has ended, no engine will ask for the blocks, and they
+            are not kept.
         """
         with self._lock:
             if transfer_id is not None and self._expected.has_ended(transfer_id):
@@ -150,19 +147,19 @@ class KVStore:
             return True
 
     def forget_promises(self) -> None:
-        """Nobody is to wait for what is on its way: it was lost."""
+        """Ends all waits for blocks on their way, which were lost."""
         with self._lock:
             self._awaited.clear()
             self._arrived.notify_all()
 
     def expect(self, keys: Sequence[BlockKey], transfer_id: str | None = None) -> None:
-        """Notes that blocks for another engine are being computed, until `end_expecting` is called with them.
+        """Marks blocks as being computed for another engine, until `end_expecting` is called with them.
 
-        Meanwhile, those that are here do not make room for others.
+        Until then, those in memory are pinned.
 
         Args:
-          keys: Of the prompt's blocks.
-          transfer_id: The name by which the other engine may ask for them before they were noted.
+          keys: Keys of the prompt's blocks.
+          transfer_id: Name by which the other engine may have asked for the blocks already; None if it asks later.
         """
         with self._lock:
             self._expected.add(keys, transfer_id)
@@ -171,24 +168,24 @@ class KVStore:
             self._arrived.notify_all()
 
     def end_expecting(self, keys: Sequence[BlockKey]) -> None:
-        """Notes that blocks were computed, or will not be."""
+        """Marks blocks as computed, or given up."""
         with self._lock:
             self._expected.remove(keys)
             self._unpin(keys)
             self._arrived.notify_all()
 
     def wait_for_transfer(self, transfer_id: str, seconds: float) -> bool:
-        """Waits, at most so long, until a prompt with this `transfer_id` is expected, or was; returns whether it is."""
+        """Waits for a prompt with this `transfer_id`; returns whether one was expected within so many seconds."""
         with self._lock:
             return self._arrived.wait_for(lambda: self._expected.has_begun(transfer_id), seconds)
 
     def is_coming(self, key: BlockKey) -> bool:
-        """Whether a block is not here, but promised, or being computed for another engine."""
+        """Returns whether a block is not here, but promised or being computed for another engine."""
         with self._lock:
             return self._is_coming(key)
 
     def wait_for(self, key: BlockKey, seconds: float) -> bool:
-        """Waits for a block while it is coming, at most so long; returns whether it is still coming."""
+        """Waits for a block while it is coming, for at most so many seconds; returns whether it is still coming."""
         with self._lock:
             return not self._arrived.wait_for(lambda: not self._is_coming(key), seconds)
 
@@ -196,17 +193,17 @@ class KVStore:
         return (key in self._awaited or key in self._expected) and key not in self._host
 
     def read_promised(self, key: BlockKey) -> np.ndarray | None:
-        """A block for another engine, whose lease begins anew; None if it is not here."""
+        """Returns a block for another engine, and renews its lease; None if it is not here."""
         with self._lock:
             self._leases.renew(key)
             return self._host.find(key)
 
     def release(self, keys: Iterable[BlockKey], transfer_id: str | None = None) -> None:
-        """Another engine wants no more of these blocks: they make room for others, unless promised once more.
+        """Gives back leases of blocks that another engine no longer wants. Blocks without another lease are unpinned.
 
         Args:
-          keys: Of a prompt's blocks.
-          transfer_id: See `expect`; this ends it.
+          keys: Keys of a prompt's blocks.
+          transfer_id: Id of the transfer, as in `expect`, which ends.
         """
         with self._lock:
             if transfer_id is not None:
@@ -214,9 +211,15 @@ class KVStore:
             self._unpin(self._leases.release(keys))
 
     def put_fetched(self, key: BlockKey, block: np.ndarray, epoch: int) -> bool:
-        """Adds a block of another engine for a prompt that is about to be added; False: there is no room.
+        """Adds a block of another engine, with a lease, for a prompt that will be added soon.
 
-        The arguments are those of `put`.
+        Args:
+          key: Key of the block.
+          block: uint8 [N], memory of its own that nobody writes to from now on.
+          epoch: Value of `epoch` when the transfer began.
+
+        Returns:
+          True if the block was added; False if it does not fit, or blocks were removed since.
         """
         with self._lock:
             if epoch != self.epoch:
@@ -225,7 +228,7 @@ class KVStore:
             return self._host.put(key, block, pinned=self._leases.grant([key]))
 
     def on_disk(self, key: BlockKey) -> bool:
-        """Whether there is a file for a block; it may turn out to be damaged."""
+        """Returns whether there is a file for a block; it may turn out to be damaged."""
         return self._disk is not None and self._disk.has(key)
 
     def fetch(self, keys: Iterable[BlockKey], deadline: Deadline) -> None:
@@ -246,12 +249,11 @@ class KVStore:
             self._host.touch(reversed(keys))
 
     def note_used(self, keys: Iterable[BlockKey]) -> None:
-        """Notes that a prompt began with these blocks, the first one first, wherever they were found."""
+        """Records that a prompt began with these blocks, in order, in whichever tier they were found."""
         if self._disk is not None:
             self._disk.touch(reversed(list(keys)))
 
     def remove(self, digests: Iterable[bytes]) -> None:
-        """See `BlockStore.remove`."""
         keys = [(group, digest) for digest in digests for group in range(len(self.block_bytes))]
         with self._lock:
             self.epoch += 1
@@ -264,7 +266,6 @@ class KVStore:
             self._disk.remove(keys)
 
     def clear(self) -> None:
-        """See `BlockStore.clear`."""
         with self._lock:
             self.epoch += 1
             self._leases.clear()
@@ -275,13 +276,12 @@ class KVStore:
             self._disk.clear()
 
     def close(self) -> None:
-        """Waits until what was added is on disk, for a while."""
+        """Waits a limited time until all added blocks are on disk."""
         if self._disk is not None:
             self._disk.close()
         self._host.clear()
 
     def _free_ended(self) -> None:
-        """Lets blocks whose lease is over make room for others."""
         ended = self._leases.take_ended()
         self._unpin(ended)
         self._awaited.difference_update(ended)

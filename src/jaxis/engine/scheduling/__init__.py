@@ -1,1 +1,1 @@
-"""Which tokens of which sequences run in a step, and which blocks they hold: plain Python over integers."""
+"""Choice of each step's tokens, and account of the blocks that sequences hold: plain Python over integers."""

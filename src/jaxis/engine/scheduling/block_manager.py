@@ -1,8 +1,8 @@
-"""Which sequence holds which blocks of the paged KV cache, and which blocks hold a known prefix.
+"""The account of the paged KV cache: which sequence holds which blocks, and which blocks hold a known prefix.
 
-A block is room for the keys and values of `block_size` tokens in one group of layers: the layers that attend over the
-same span of a sequence. Each group has its own pool of blocks, and each sequence has a block table in each group. This
-module only counts: block ids index arrays that the runner allocates.
+A block is the memory for the keys and values of `block_size` tokens in one group of layers: the layers that attend over
+the same span of a sequence. Each group has its own pool of blocks, and each sequence has a block table in each group.
+This module only counts: block ids index arrays that the runner allocates.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_connector import NO_CONNECTOR, BlockConnector, LoadedBlock
+from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_pool import BlockPool
-from jaxis.engine.scheduling.prefix_search import PrefixSearch, extend_digests
+from jaxis.engine.scheduling.prefix_search import PrefixSearch
 from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence
 from jaxis.engine.scheduling.state_slots import StateManager, StateStep
 from jaxis.errors import ConfigError
@@ -33,12 +34,12 @@ class CachedPrefix:
 
     Attributes:
       num_blocks: Blocks of the prefix.
-      block_tables: The prefix's blocks in each group; all tables end at the same block. NO_BLOCK: a block that is not
-        on the device.
-      state_slot: The slot of the recurrent states after the prefix; NO_SLOT if the prefix is empty, the model has no
-        such states, or they are not on the device.
-      state_cut: Where a step of the sequence is to end (see `SequenceState.cut`); 0: nowhere in particular.
-      stored: The contents of blocks that are not on the device, by group and index of the block; see
+      block_tables: The prefix's blocks in each group; all tables end at the same block. NO_BLOCK stands for a block
+        that is not on the device.
+      state_slot: Slot of the recurrent states after the prefix; NO_SLOT if the prefix is empty, the model has no such
+        states, or they are not on the device.
+      state_cut: Position where a step of the sequence should end (see `SequenceState.cut`); 0 for no such position.
+      stored: Contents of the blocks that are not on the device, by group and index of the block, from
         `BlockConnector.find`.
     """
 
@@ -53,29 +54,27 @@ class BlockManager:
     """The pools of all groups, with prefix caching.
 
     Layers with full context keep every block of a sequence. Layers with a window (or chunk) keep only the blocks that
-    tokens still to be computed can see; the rest return to the pool when the sequence next needs new blocks.
-
-    Layers with a recurrent state have no blocks: `states` keeps account of their slots.
+    tokens still to be computed can see; the rest return to the pool when the sequence next needs new blocks. Layers
+    with a recurrent state have slots, in `states`, instead of blocks.
 
     A full block is named by SHA-256 over its parent's digest and its exact token ids; the first block's parent is
     derived from the sequence's salt. So equal digests mean equal salt and equal tokens from position 0 on. Only full
     blocks are registered and thus shared, and no sequence writes to a full block: sharing needs no copy-on-write.
 
-    A prefix may go on beyond the device, where `connector` keeps blocks. What a sequence finds there gets fresh blocks,
-    into which it is copied before the sequence's first step.
+    A prefix may continue in blocks that `connector` keeps beyond the device. They are copied into fresh blocks before
+    the sequence's first step.
 
     Attributes:
-      spans: Each group's, full context first if there is such a group.
-      pools: Each group's blocks.
+      spans: The span of each group; full context, if any, comes first.
+      pools: The pool of each group.
       block_size: Tokens in a block (B).
-      search: Finds how long a prefix is known.
-      states: The slots of recurrent states; None if no layer has any.
-      enable_prefix_caching: Whether blocks are registered and looked up.
-      connector: What keeps or follows blocks beyond the device.
-      weights: Names the weights that compute the blocks, which digests depend on; b"": those that the engine began
-        with.
+      search: Search for the longest known prefix.
+      states: Manager of the slots of recurrent states; None if no layer has any.
+      enable_prefix_caching: True if blocks are registered and looked up.
+      connector: Connector that keeps or follows blocks beyond the device.
+      weights: Name of the weights that compute the blocks, on which digests depend; b"" for the first weights.
       prefix_cache_queries: Prompt tokens looked up, each sequence counted once, when first admitted.
-      prefix_cache_hits: How many of those were found.
+      prefix_cache_hits: Prompt tokens found among them.
     """
 
     def __init__(
@@ -87,15 +86,18 @@ class BlockManager:
         connector: BlockConnector = NO_CONNECTOR,
         weights: bytes = b"",
     ) -> None:
-        """Creates the pools; raises ConfigError if a size is not positive.
+        """Creates the pools.
 
         Args:
-          num_blocks: Blocks for the layers of each span. A full context must come first. Empty: no layer attends.
-          block_size: B.
-          enable_prefix_caching: Whether to keep and find known prefixes.
+          num_blocks: Blocks for the layers of each span. Full context must come first. Empty if no layer attends.
+          block_size: Tokens in a block (B).
+          enable_prefix_caching: True to keep and find known prefixes.
           num_state_slots: Slots for recurrent states; None if no layer has any.
-          connector: See above.
-          weights: See above.
+          connector: Connector to blocks beyond the device.
+          weights: Name of the weights that compute the blocks.
+
+        Raises:
+          ConfigError: A size is not positive.
         """
         if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
@@ -118,32 +120,26 @@ class BlockManager:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all pools."""
         return sum(pool.num_blocks for pool in self.pools)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in all pools that no sequence holds, registered ones included."""
+        """The number of blocks that no sequence holds, registered ones included."""
         return sum(pool.num_free_blocks for pool in self.pools)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks, or slots, that sequences hold, 0 to 1, in the pool where it is the largest."""
+        """The share of the blocks, or slots, that sequences hold, 0 to 1, in the pool where it is largest."""
         return max(1.0 - pool.num_free_blocks / pool.num_blocks for pool in self._all_pools)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def shortage(self, num_tokens: int, max_step_tokens: int) -> tuple[int, int] | None:
-        """Whether a sequence that grows to `num_tokens` tokens, alone, could outgrow a pool.
+        """Returns the shortage that a sequence growing to `num_tokens` tokens would meet even if it ran alone.
 
-        Args:
-          num_tokens: Tokens to compute.
-          max_step_tokens: Most tokens that a step computes.
-
-        Returns:
-          The blocks that the sequence may need and those that there are, in the first pool that is too small; or None.
+        A step computes at most `max_step_tokens`. The result is the blocks that the sequence may need and the blocks
+        that exist, in the first pool that is too small; None if every pool is large enough.
         """
         for span, pool in zip(self.spans, self.pools, strict=True):
             num_needed = span.max_held_blocks(1, num_tokens, self.block_size, max_step_tokens)
@@ -152,35 +148,28 @@ class BlockManager:
         return None
 
     def has_room_for(self, num_tokens: int) -> bool:
-        """Whether every pool has free blocks for this many more tokens, and for what they see of each other."""
+        """Returns whether every pool has free blocks for this many more tokens and for what they see of each other."""
         return all(
             pool.num_free_blocks >= span.max_held_blocks(1, num_tokens, self.block_size, num_tokens)
             for span, pool in zip(self.spans, self.pools, strict=True)
         )
 
     def begin_step(self) -> None:
-        """To be called before each step is scheduled."""
+        """Must be called before each step is scheduled."""
         if self.states is not None:
             self.states.begin_step()
 
     def state_step(self, sequence: Sequence, start: int, stop: int) -> StateStep | None:
-        """Where the step that computes these tokens of a sequence finds and leaves its states; None if it has none."""
+        """Returns where the step of these tokens finds and leaves the sequence's states; None without states."""
         return None if self.states is None else self.states.step(sequence, start, stop)
 
     def add_drafts(
         self, sequence: Sequence, state: StateStep | None, start: int, known_stop: int, stop: int
     ) -> tuple[bool, StateStep | None]:
-        """Makes room for drafts behind a step's known tokens, from `known_stop` up to `stop`.
+        """Allocates blocks and slots for drafts behind a step's known tokens, from `known_stop` up to `stop`.
 
-        Args:
-          sequence: The sequence.
-          state: What `state_step` returned for the step without drafts.
-          start: Position of the step's first token.
-          known_stop: The position after its last known token.
-          stop: The position after its last draft.
-
-        Returns:
-          Whether there was enough room, and where the step then finds and leaves the sequence's states.
+        The step begins at position `start`; `state` is its `state_step` without drafts. Returns whether there were
+        enough blocks and slots, and where the step then finds and leaves the sequence's states.
         """
         if not self.extend(sequence, start, stop):
             return False, state
@@ -190,16 +179,15 @@ class BlockManager:
         return with_drafts is not None, with_drafts or state
 
     def settle(self, sequence: Sequence, stop: int) -> int:
-        """Takes in how many drafts of a step are right: those before the position `stop`.
+        """Accepts the drafts of a step that are right, those before the position `stop`.
 
-        Returns:
-          How many of the sequence's tokens count as computed; with recurrent states, the last of those up to `stop` may
-          have to be computed again (see `StateManager.settle`).
+        Returns the number of the sequence's tokens that count as computed. With recurrent states, the last tokens up to
+        `stop` may have to be computed again (see `StateManager.settle`).
         """
         return stop if self.states is None else self.states.settle(sequence, stop)
 
     def get_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
-        """The longest known prefix of the sequence's tokens.
+        """Returns the longest known prefix of the sequence's tokens.
 
         With full context, every block of the prefix is known; with a window, the blocks that the first token after the
         prefix sees; with recurrent states, the states after its last block. At least one token is left to compute, for
@@ -209,33 +197,30 @@ class BlockManager:
         prefix = None
         if self._uses_prefix_cache(sequence):
             digests = self._digests(sequence, (sequence.num_tokens - 1) // self.block_size)
-            while prefix is None:  # what the connector has may be evicted there between two looks
+            while prefix is None:  # the connector may evict a block between two looks
                 prefix = self._known_prefix(digests)
         return prefix or CachedPrefix(0, [BlockTable() for _ in self.spans])
 
     def is_known(self, group: int, digest: bytes) -> bool:
-        """Whether a block, or a state, is in its group's pool or beyond the device. Other threads may call this."""
+        """Returns whether a block or state is in its pool or beyond the device. Other threads may call this."""
         return self.block_of(group, digest) is not None or self.connector.has(group, digest)
 
     def block_of(self, group: int, digest: bytes) -> int | None:
-        """The block, or slot, of its group's pool that holds what the digest names."""
+        """Returns the block, or slot, that is registered under the digest in its group's pool."""
         return self._all_pools[group].find(digest)
 
     def admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int, max_step_tokens: int) -> bool:
-        """Allocates the blocks that a waiting sequence needs to start, or changes nothing if there are too few.
+        """Allocates the blocks that a waiting sequence needs to start; returns False, and allocates none, if too few.
 
-        With full context that means blocks for all its tokens, not just the first step's: an admitted long prompt runs
-        to its end instead of being preempted midway. With a window it means blocks for the first step, provided
-        there is room for the most blocks that the sequence will hold at once.
+        With full context, these are blocks for all its tokens, not just the first step's: an admitted long prompt runs
+        to its end instead of being preempted midway. With a window, these are blocks for the first step, provided the
+        pool has enough for the most blocks that the sequence will hold at once.
 
         Args:
           sequence: The sequence.
-          prefix: What `get_cached_prefix` just returned; it counts as computed.
+          prefix: Newest result of `get_cached_prefix`; it counts as computed.
           num_tokens: Tokens that will be computed after the first step, counted from position 0.
           max_step_tokens: Most tokens that any step computes.
-
-        Returns:
-          Whether there were enough blocks.
         """
         num_needed_blocks = self.num_blocks_for(sequence.num_tokens)
         loads_state = prefix.num_blocks > 0 and prefix.state_slot == NO_SLOT
@@ -281,10 +266,8 @@ class BlockManager:
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes the sequence's tables cover its first `num_tokens` tokens, of which `num_computed_tokens` are computed.
 
-        With a window, blocks that no token from `num_computed_tokens` on sees are given back.
-
-        Returns:
-          Whether there were enough blocks in every group; if not, no group got any.
+        With a window, blocks that no token from `num_computed_tokens` on sees are given back. Returns False, and
+        allocates nothing, if a group has too few blocks.
         """
         # No table is shorter than the last.
         num_spare = sequence.block_tables[-1].stop - self.num_blocks_for(num_tokens) if sequence.block_tables else -1
@@ -301,7 +284,7 @@ class BlockManager:
         return self.extend(sequence, sequence.num_computed_tokens, num_tokens)
 
     def extend(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
-        """As `allocate`, in the midst of a step that computes the sequence's tokens from position `start` on."""
+        """Does the same as `allocate` midway in a step that computes the sequence's tokens from position `start` on."""
         self._give_back_unseen(sequence, start)
         num_blocks = self.num_blocks_for(num_tokens)
         groups = list(zip(self.pools, sequence.block_tables, strict=True))
@@ -324,8 +307,8 @@ class BlockManager:
     def cache_full_blocks(self, sequence: Sequence) -> None:
         """Registers the sequence's blocks that are full of computed tokens whose values are known.
 
-        Where an equal block is registered already (two sequences computed the same prefix side by side), the first
-        block stays registered, and this block remains the sequence's own.
+        If an equal block is registered already (two sequences computed the same prefix side by side), it stays
+        registered, and the sequence keeps its own block beside it.
         """
         if sequence.num_computed_tokens // self.block_size <= sequence.num_registered_blocks:
             return  # nearly every decode
@@ -358,19 +341,19 @@ class BlockManager:
         self.connector.cleared()
 
     def set_weights(self, weights: bytes) -> None:
-        """Other weights compute the blocks from now on: no sequence will find what was computed before."""
+        """Changes the weights that compute the blocks: no sequence will find what was computed before."""
         self.weights = weights
         self.reset_prefix_cache()
 
     def prompt_digests(self, sequence: Sequence) -> list[bytes]:
-        """Digests of the blocks of a prompt that another sequence with the same prompt could find."""
+        """Returns the digests of the prompt's blocks that another sequence with the same prompt could find."""
         return self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
 
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
         return self.enable_prefix_caching and not sequence.sampling_params.computes_whole_prompt
 
     def _known_prefix(self, digests: AbstractSequence[bytes]) -> CachedPrefix | None:
-        """See `get_cached_prefix`; None if a block that the connector had is gone meanwhile."""
+        """Returns None if a block that the connector had is gone meanwhile."""
         num_blocks, without_states = self.search.longest(digests, self.is_known)
         prefix = CachedPrefix(num_blocks, [])
         for group, pool in enumerate(self.pools):
@@ -399,7 +382,7 @@ class BlockManager:
         return data is not None
 
     def _load(self, sequence: Sequence, prefix: CachedPrefix) -> list[LoadedBlock]:
-        """Gives the blocks of a prefix that are not on the device a place there; returns them."""
+        """Allocates a block for each block of the prefix that is not on the device; returns the copies to make."""
         loads: list[LoadedBlock] = []
         if not prefix.stored:
             return loads
@@ -415,7 +398,7 @@ class BlockManager:
         return loads
 
     def _digests(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""
+        """Returns the digests of the first `num_blocks` blocks; each is computed once in the sequence's life."""
         digests = sequence.block_digests
         if len(digests) < num_blocks:
             of_sequence = sequence.cache_salt, sequence.adapter
@@ -431,7 +414,6 @@ class BlockManager:
         return digests[:num_blocks]
 
     def _give_back_unseen(self, sequence: Sequence, position: int) -> None:
-        """Gives back the blocks that no token from `position` on sees."""
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
             num_unseen = self.search.first_block(group, max(position, 0)) - table.first
             if num_unseen > 0:

@@ -12,24 +12,21 @@ OUT_OF_WINDOW_SHARE = 0.25
 
 
 class BlockPool:
-    """Reference-counted blocks, some registered under the digest of what they hold.
+    """Reference-counted blocks, some registered under the digest of their contents.
 
-    A registered block stays findable after its last reference is dropped, until it is reused. Free blocks are reused
-    in this order: unregistered ones, then registered ones, least recently used first.
+    A registered block stays findable after its last reference is dropped, until it is reused. Free blocks are reused in
+    this order: unregistered ones, then registered ones, least recently used first.
 
     A registered block is out of window when the sequence that computed it still runs, but the sequence's window has
-    moved past the block. Once such blocks exceed a share of the pool they are reused before the blocks of ended
-    sequences; otherwise a single long prompt would evict the windows of all ended conversations, whose next turn would
+    moved past the block. Once such blocks exceed a share of the pool, they are reused before the blocks of ended
+    sequences. Otherwise a single long prompt would evict the windows of all ended conversations, whose next turn would
     have found them. A block that was found again no longer counts as out of window. (This is the 2Q policy: Johnson and
     Shasha, VLDB 1994.)
 
-    Attributes:
-      num_blocks: Block ids are 0 to num_blocks - 1.
-
     Args:
-      num_blocks: How many there are.
-      group: The number by which the connector knows the pool.
-      connector: Is told which blocks are registered.
+      num_blocks: Number of blocks; their ids are 0 to num_blocks - 1.
+      group: Number by which the connector knows the pool.
+      connector: Connector that is told which blocks are registered.
     """
 
     def __init__(self, num_blocks: int, group: int = 0, connector: BlockConnector = NO_CONNECTOR) -> None:
@@ -45,15 +42,14 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds, registered ones included."""
+        """The number of blocks that no sequence holds, registered ones included."""
         return len(self._free) + len(self._out_of_window)
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks are free."""
         return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
 
     def find(self, digest: bytes) -> int | None:
-        """The block registered under the digest."""
+        """Returns the block registered under the digest; None if there is none."""
         return self._block_of_digest.get(digest)
 
     def hold(self, block_ids: Iterable[int]) -> None:
@@ -65,7 +61,7 @@ class BlockPool:
             self._was_found[block_id] = True
 
     def take(self) -> int:
-        """A free block, for new contents; raises KeyError if there is none."""
+        """Returns a free block for new contents; raises KeyError if there is none."""
         block_id, _ = (self._out_of_window if self._out_of_window_first() else self._free).popitem(last=False)
         digest = self._digest_of_block[block_id]
         if digest is not None:
@@ -77,11 +73,9 @@ class BlockPool:
         return block_id
 
     def give_back(self, block_ids: Iterable[int], *, out_of_window: bool = False) -> None:
-        """Drops one reference to each block; of those that become free, the first is reused first.
+        """Drops one reference to each block. Of the blocks that become free, the first is reused first.
 
-        Args:
-          block_ids: Held blocks.
-          out_of_window: Whether their sequence still runs and only its window has moved past them.
+        Blocks are `out_of_window` if their sequence still runs and only its window has moved past them.
         """
         for block_id in block_ids:
             self._ref_counts[block_id] -= 1
@@ -94,7 +88,7 @@ class BlockPool:
                     self._free.move_to_end(block_id, last=is_registered)
 
     def _out_of_window_first(self) -> bool:
-        """Whether the next block to reuse is an out-of-window one."""
+        """Returns whether the next block to reuse is an out-of-window one."""
         if not self._out_of_window or not self._free:
             return bool(self._out_of_window)
         is_next_registered = self._digest_of_block[next(iter(self._free))] is not None
@@ -107,7 +101,6 @@ class BlockPool:
             self._connector.registered(self._group, digest, block_id)
 
     def registered_blocks(self) -> list[tuple[bytes, int]]:
-        """The digests and ids of all registered blocks."""
         return list(self._block_of_digest.items())
 
     def unregister_all(self) -> None:
@@ -116,7 +109,7 @@ class BlockPool:
             self.unregister(digest)
 
     def unregister(self, digest: bytes) -> None:
-        """Makes the block of this digest, if there is one, unfindable; if it is free, it is reused first."""
+        """Makes the block of this digest, if any, unfindable. If it is free, it is reused first."""
         block_id = self._block_of_digest.pop(digest, None)
         if block_id is not None:
             self._digest_of_block[block_id] = None

@@ -1,7 +1,7 @@
-"""Several data ranks in step: each has a scheduler and blocks of its own, and a sequence lives on one of them.
+"""A scheduler of several data ranks in step: each has a scheduler and blocks of its own, and each sequence one rank.
 
-A sequence is given to a rank when that rank could begin to compute it in the next step, not before: then the ranks know
-what is in their prefix caches, and none has a line of waiting sequences while another is idle.
+A sequence is given to a rank when that rank can begin to compute it in the next step, not before. By then the ranks
+know what is in their prefix caches, and none has a line of waiting sequences while another is idle.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import RequestError
 from jaxis.prompts import EmbeddedInput
 
-# What one more sequence on a rank weighs against tokens of a prompt that are computed again on another rank. Every rank
-# waits for the rank with most sequences; without this weight, all sequences with a common prefix would go to the one
-# rank that has the prefix.
+# Weight of one more sequence on a rank, in prompt tokens that are computed again on another rank. Every rank waits for
+# the rank with most sequences. Without this weight, all sequences with a common prefix would go to the one rank that
+# has the prefix.
 TOKENS_OF_A_SEQUENCE = 64
-# This many tokens that are copied from the store weigh as much as one token that is computed.
+# Number of tokens copied from the store that weigh as much as one computed token.
 LOADED_TOKENS_OF_A_TOKEN = 16
 
 
@@ -33,14 +33,13 @@ class DataRanksOutput(SchedulerOutput):
     """One step of several data ranks, whose sequences it lists rank by rank.
 
     Attributes:
-      parts: Each rank's own step; without sequences if it has nothing to do.
+      parts: Each rank's own step, without sequences if the rank has nothing to do.
     """
 
     parts: tuple[SchedulerOutput, ...] = ()
 
     @classmethod
     def of(cls, parts: Iterable[SchedulerOutput]) -> DataRanksOutput:
-        """The step of these ranks."""
         parts = tuple(parts)
         return cls(
             scheduled=tuple(itertools.chain.from_iterable(part.scheduled for part in parts)),
@@ -51,22 +50,20 @@ class DataRanksOutput(SchedulerOutput):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the rank that computes most: the other ranks' tokens are padded to as many."""
+        """The tokens of the rank that computes most; the other ranks' tokens are padded to as many."""
         return max(part.num_tokens for part in self.parts)
 
     @property
     def num_rows(self) -> int:
-        """Tokens of the rank that samples most: the other ranks' tokens are padded to as many."""
+        """The tokens of the rank that samples most; the other ranks' tokens are padded to as many."""
         return max(part.num_rows for part in self.parts)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether any sequence computes drafts."""
         return any(part.has_drafts for part in self.parts)
 
     @property
     def ranks(self) -> tuple[SchedulerOutput, ...]:
-        """Each rank's own step."""
         return self.parts
 
 
@@ -75,15 +72,11 @@ IDLE = SchedulerOutput((), 0, ())
 
 
 class DataRanksScheduler:
-    """The schedulers of all data ranks, with the methods of one scheduler.
+    """The schedulers of all data ranks, with the methods of one `Scheduler`.
 
     Args:
-      ranks: Each rank's own.
-      shares: What each client was served by all of them.
-
-    Attributes:
-      ranks: Each rank's own.
-      block_manager: The blocks of all ranks.
+      ranks: The scheduler of each rank.
+      shares: Account of the tokens that each client was served by all ranks.
     """
 
     takes_tokens_in_flight = True
@@ -104,20 +97,13 @@ class DataRanksScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences not admitted yet, and preempted ones."""
         return len(self._unassigned) + sum(rank.num_waiting for rank in self.ranks)
 
     @property
     def awaited_inputs(self) -> list[EmbeddedInput]:
-        """See `Scheduler.awaited_inputs`."""
         return [item for rank in self.ranks for item in rank.awaited_inputs]
 
     def add_sequence(self, sequence: Sequence) -> None:
-        """Queues a sequence.
-
-        Raises:
-          RequestError: See `Scheduler.add_sequence`.
-        """
         if sequence.seq_id in self._unassigned or any(sequence.seq_id in rank for rank in self.ranks):
             request_id = sequence.seq_id.request_id
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
@@ -126,13 +112,11 @@ class DataRanksScheduler:
         self._waiting.push(sequence)
 
     def abort_sequence(self, seq_id: SequenceId) -> Sequence | None:
-        """Ends a sequence at once; see `Scheduler.abort_sequence`."""
         return self.finish_sequence(seq_id, SequenceStatus.FINISHED_ABORTED)
 
     def finish_sequence(
         self, seq_id: SequenceId, status: SequenceStatus, stop_reason: int | str | None = None
     ) -> Sequence | None:
-        """Ends a sequence for a reason found outside; see `Scheduler.finish_sequence`."""
         if (sequence := self._unassigned.pop(seq_id, None)) is not None:
             sequence.status, sequence.stop_reason = status, stop_reason
             return sequence
@@ -140,7 +124,7 @@ class DataRanksScheduler:
         return next((sequence for sequence in ended if sequence is not None), None)
 
     def schedule(self, drafts: Mapping[SequenceId, Many[int]] | None = None) -> DataRanksOutput | None:
-        """Builds the next step of all ranks; None when none of them can run anything. See `Scheduler.schedule`."""
+        """Builds the next step of all ranks; None when none of them can run anything."""
         if self._unassigned:
             self._assign()
         outputs = [rank.schedule(drafts) for rank in self.ranks]
@@ -152,7 +136,6 @@ class DataRanksScheduler:
         )
 
     def update(self, output: SchedulerOutput, new_token_ids: Many[Many[int]]) -> Iterator[tuple[Sequence, int, int]]:
-        """Takes in a step's tokens, for each entry of `output.scheduled`; see `Scheduler.update`."""
         start = 0
         for rank, part in zip(self.ranks, output.ranks, strict=True):
             stop = start + len(part.scheduled)
@@ -160,75 +143,68 @@ class DataRanksScheduler:
             start = stop
 
     def recompute_all(self) -> None:
-        """See `Scheduler.recompute_all`."""
         for sequence in self._unassigned.values():
             sequence.block_digests.clear()
         for rank in self.ranks:
             rank.recompute_all()
 
     def on_first_rank(self, output: SchedulerOutput) -> DataRanksOutput:
-        """A step of the first rank alone."""
+        """Returns a step of the first rank alone."""
         return DataRanksOutput.of([output, *[IDLE] * (len(self.ranks) - 1)])
 
     def _assign(self) -> None:
-        """Gives waiting sequences, in order, to ranks that have room for them in the next step."""
-        rooms = [_Room(rank) for rank in self.ranks]
+        """Gives waiting sequences, in order, to ranks that can begin them in the next step."""
+        capacities = [_RankCapacity(rank) for rank in self.ranks]
         chosen, request_id = None, None
         while (sequence := self._waiting.head()) is not None:
-            # All sequences of a request share its prompt, and go to one rank. They stand one after the other in the
-            # queue.
+            # All sequences of a request share its prompt and go to one rank. They are neighbours in the queue.
             if chosen is None or sequence.seq_id.request_id != request_id:
-                if not any(room.is_open for room in rooms):
+                if not any(capacity.is_open for capacity in capacities):
                     return
                 # A rank whose step is full may still be the best, if it knows a long prefix.
-                costs = {room.cost(sequence): room for room in reversed(rooms) if room.has_place}
+                costs = {each.cost(sequence): each for each in reversed(capacities) if each.has_place}
                 chosen, request_id = costs[min(costs)], sequence.seq_id.request_id
             self._waiting.pop(sequence)
             del self._unassigned[sequence.seq_id]
             chosen.take(sequence)
 
 
-class _Room:
-    """What a rank can begin in the next step.
-
-    Args:
-      rank: The rank's scheduler.
-    """
+class _RankCapacity:
+    """The sequences and tokens that a rank can begin in the next step."""
 
     def __init__(self, rank: Scheduler) -> None:
         self.rank = rank
         self._num_places = 0 if rank.num_waiting else rank.max_num_seqs - rank.num_running
         self._num_sequences = rank.num_running + rank.num_waiting
-        self._num_tokens = 0  # that are to be computed
+        self._num_tokens = 0  # to be computed
         if self._num_places:
             self._num_tokens = rank.num_pending_tokens
 
     @property
     def has_place(self) -> bool:
-        """Whether one more sequence may run."""
+        """True if one more sequence may run."""
         return self._num_places > 0
 
     @property
     def is_open(self) -> bool:
-        """Whether one more sequence can begin."""
+        """True if one more sequence can begin in the next step."""
         return self.has_place and self._num_tokens < self.rank.max_num_batched_tokens
 
     def cost(self, sequence: Sequence) -> tuple[bool, int]:
-        """Orders ranks for a sequence: whether the sequence would wait for blocks, and what the rank is to compute."""
+        """Orders ranks for a sequence: first those with blocks for it, then by the work that the rank would have."""
         num_uncached, num_loaded = self._missing(sequence)
         lacks_blocks = not self.rank.block_manager.has_room_for(num_uncached + num_loaded)
         num_tokens = num_uncached + num_loaded // LOADED_TOKENS_OF_A_TOKEN + self._num_tokens
         return lacks_blocks, num_tokens + TOKENS_OF_A_SEQUENCE * self._num_sequences
 
     def take(self, sequence: Sequence) -> None:
-        """Gives the rank a sequence."""
         self._num_tokens += self._missing(sequence)[0]
         self._num_places -= 1
         self._num_sequences += 1
         self.rank.add_sequence(sequence)
 
     def _missing(self, sequence: Sequence) -> tuple[int, int]:
-        """Tokens that the rank would have to compute, and those that it would have to load."""
+        """Returns the tokens that the rank would have to compute and those that it would have to load."""
         blocks = self.rank.block_manager
         prefix = blocks.get_cached_prefix(sequence)
         num_loaded_blocks = len({index for _, index in prefix.stored})
@@ -236,13 +212,7 @@ class _Room:
 
 
 class DataRanksBlocks:
-    """The blocks of all data ranks, counted together.
-
-    Attributes:
-      ranks: Each rank's own.
-      block_size: B.
-      search: Finds how long a prefix is known.
-    """
+    """The blocks of all data ranks, counted together; see `BlockManager`."""
 
     def __init__(self, ranks: Many[BlockManager]) -> None:
         self.ranks = ranks
@@ -250,12 +220,10 @@ class DataRanksBlocks:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all pools."""
         return sum(rank.num_blocks for rank in self.ranks)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in all pools that no sequence holds."""
         return sum(rank.num_free_blocks for rank in self.ranks)
 
     @property
@@ -265,35 +233,29 @@ class DataRanksBlocks:
 
     @property
     def prefix_cache_queries(self) -> int:
-        """Prompt tokens looked up."""
         return sum(rank.prefix_cache_queries for rank in self.ranks)
 
     @property
     def prefix_cache_hits(self) -> int:
-        """How many of those were found."""
         return sum(rank.prefix_cache_hits for rank in self.ranks)
 
     def is_known(self, group: int, digest: bytes) -> bool:
-        """Whether a block, or a state, is known on every rank. Other threads may ask."""
+        """Returns whether a block, or a state, is known on every rank. Other threads may call this."""
         return all(rank.is_known(group, digest) for rank in self.ranks)
 
     def forget_prefix(self, sequence: Sequence) -> None:
-        """See `BlockManager.forget_prefix`."""
         for rank in self.ranks:
             rank.forget_prefix(sequence)
 
     def reset_prefix_cache(self) -> None:
-        """See `BlockManager.reset_prefix_cache`."""
         for rank in self.ranks:
             rank.reset_prefix_cache()
 
     @property
     def weights(self) -> bytes:
-        """See `BlockManager`."""
         return self.ranks[0].weights
 
     def set_weights(self, weights: bytes) -> None:
-        """See `BlockManager.set_weights`."""
         for rank in self.ranks:
             rank.set_weights(weights)
 
@@ -302,7 +264,7 @@ def add_all(scheduler: Scheduler | DataRanksScheduler, sequences: Many[Sequence]
     """Queues all sequences of a request, or none.
 
     Raises:
-      RequestError: See `Scheduler.add_sequence`.
+      RequestError: `Scheduler.add_sequence` refuses one of them.
     """
     for number, sequence in enumerate(sequences):
         try:

@@ -1,4 +1,4 @@
-"""What a sequence needs besides blocks to run, asked by the scheduler: a place for its adapter."""
+"""The interface to adapter places: besides blocks, a sequence with an adapter needs a place for it to run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class PlaceUse:
-    """Which adapters sequences have.
-
-    Attributes:
-      num_places: Adapters that can run at once.
-      running: Those of sequences that run.
-      waiting: Those of sequences that wait.
-    """
+    """Number of adapters that can run at once, and the adapters of the sequences that run and that wait."""
 
     num_places: int
     running: tuple[bytes, ...]
@@ -25,48 +19,47 @@ class Places(Protocol):
     """Places for adapters. Sequences of one adapter share a place."""
 
     def begin(self) -> None:
-        """A new scheduler, none of whose sequences run, takes the place of the one before."""
+        """Starts over for a new scheduler, none of whose sequences run; it replaces the one before."""
         ...
 
     def join(self, adapter: bytes) -> None:
-        """A sequence of this adapter waits to run; it may need a place until it leaves."""
+        """Adds a waiting sequence of this adapter. It may need a place until it leaves."""
         ...
 
     def leave(self, adapter: bytes) -> None:
-        """A sequence that joined has ended."""
+        """Removes a sequence that joined and has ended."""
         ...
 
     def has_place(self, adapter: bytes) -> bool:
-        """Whether a sequence of this adapter could `take` a place now; always so for b"", which needs none."""
+        """Returns whether a sequence of this adapter could `take` a place now; True for b"", which needs none."""
         ...
 
     def take(self, adapter: bytes) -> None:
-        """Gives a sequence that is about to run the place that there is for its adapter."""
+        """Gives a sequence that is about to run the place of its adapter."""
         ...
 
     def give_back(self, adapter: bytes) -> None:
-        """A sequence that took a place does not run any more."""
+        """Takes back the place of a sequence that no longer runs."""
         ...
 
 
 class NoPlaces:
-    """For an engine whose sequences all run the model itself."""
+    """The `Places` of an engine without adapters."""
 
     def begin(self) -> None:
-        """See `Places`."""
+        pass
 
     def join(self, adapter: bytes) -> None:
-        """See `Places`."""
+        pass
 
     def leave(self, adapter: bytes) -> None:
-        """See `Places`."""
+        pass
 
     def has_place(self, adapter: bytes) -> bool:
-        """See `Places`."""
         return not adapter
 
     def take(self, adapter: bytes) -> None:
-        """See `Places`."""
+        pass
 
     def give_back(self, adapter: bytes) -> None:
-        """See `Places`."""
+        pass

@@ -1,13 +1,13 @@
-"""Which tokens of which sequences run in the next step: continuous batching with chunked prefill.
+"""Choice of the sequences and tokens of the next step: continuous batching with chunked prefill.
 
 The engine's loop is `schedule()`, run the step, `update()`. It may run ahead: call `schedule()` for the next step while
-the one before is still being computed, so that the device never waits for the host. Devices run steps in the order they
-were dispatched. Beyond that, running ahead needs the following of the engine:
+the one before is still being computed, so that the device never waits for the host. Devices run steps in the order in
+which they were dispatched. Beyond that, running ahead needs the following of the engine:
 
 - every output of `schedule()` is dispatched at once, before any other call, and gets its `update()`, in order;
 - a decode whose input token the host does not know yet takes it from the device, where the step before left it;
-- nothing is scheduled ahead for a sequence whose step computes drafts, which are guesses at its next tokens: how many
-  of them are right is known when the step has been computed;
+- nothing is scheduled ahead for a sequence whose step computes drafts, which are guesses at its next tokens: the number
+  of right drafts is known only when the step has been computed;
 - `schedule()` may return None because everything depends on tokens in flight; after the `update()` there is work again.
 
 Blocks that are given back while a dispatched step still reads or writes them may go to another sequence, even in the
@@ -37,12 +37,14 @@ from jaxis.prompts import EmbeddedInput
 class Scheduler:
     """Serves sequences by priority, then by the turn of their client (see `FairShares`), then by arrival.
 
-    Each running decode gets its token. Prefills share what is left of the token budget, and waiting sequences are
-    admitted, strictly in order, while there is budget, a place, and blocks for all their tokens (see
-    `BlockManager.admit`); among equals, those that run already come first. If a decode needs a block and none is free,
-    the running sequence that arrived last is preempted: it gives up its blocks, waits its turn, and recomputes (or
-    finds its blocks in the prefix cache). So is one of a client that runs more sequences than its share, where another
-    client's sequence finds no place or no blocks.
+    Each running decode gets its token. Prefills share the rest of the token budget. Waiting sequences are admitted,
+    strictly in order, while fewer than `max_num_seqs` run and there is budget, a place for their adapter, and blocks
+    for all their tokens (see `BlockManager.admit`); among equals, running sequences come first.
+
+    If a decode needs a block and none is free, the running sequence that arrived last is preempted: it gives up its
+    blocks, waits its turn, and recomputes (or finds its blocks in the prefix cache). A sequence of a client that runs
+    more than its share is also preempted, if another client's sequence cannot start because `max_num_seqs` run or
+    blocks are too few.
     """
 
     def __init__(
@@ -57,19 +59,19 @@ class Scheduler:
         places: Places | None = None,
         is_ready: Callable[[EmbeddedInput], bool] = lambda _: True,
     ) -> None:
-        """Raises ConfigError if the sizes do not go together.
+        """Raises ConfigError if the sizes contradict each other.
 
         Args:
           block_manager: The KV cache's blocks.
           max_num_seqs: Most sequences running at a time (R).
           max_num_batched_tokens: The token budget of a step (T).
           max_model_len: Most tokens of a sequence, prompt and output together.
-          num_stages: Steps that are to be in flight at once. If more than one, steps in flight have different
-            sequences, and each step takes its share of the decodes. No sequence is scheduled while it has a token in
-            flight.
-          shares: What each client was served, where several schedulers count it together.
-          places: Where running sequences' adapters have a place; None: all run the model itself.
-          is_ready: Whether the embeddings of an input are at hand. Where they are not, other sequences go on meanwhile.
+          num_stages: Steps to keep in flight at once. If more than one, steps in flight have different sequences, each
+            step takes its share of the decodes, and no sequence is scheduled while it has a token in flight.
+          shares: Turns of clients, if several schedulers share them.
+          places: Places for running sequences' adapters; None if all sequences run the model itself.
+          is_ready: Function that returns whether the embeddings of an input are at hand. While they are not, other
+            sequences go on.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -110,33 +112,32 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences not admitted yet, and preempted ones."""
+        """The number of sequences not admitted yet, and of preempted ones."""
         return len(self._unfinished) - len(self._running)
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that running sequences still have to compute before they sample."""
+        """The tokens that running sequences still have to compute before they sample."""
         return sum(sequence.num_tokens_with_inflight - sequence.num_computed_tokens for sequence in self._running)
 
     @property
     def takes_tokens_in_flight(self) -> bool:
-        """Whether sequences are scheduled whose newest token is in flight; else only those whose tokens are known."""
+        """True if a sequence may be scheduled while its newest token is in flight."""
         return self._num_stages == 1
 
     @property
     def ranks(self) -> tuple[Scheduler, ...]:
-        """The scheduler of each data rank: this one alone; see `DataRanksScheduler`."""
+        """The scheduler of each data rank; here this one alone, see `DataRanksScheduler`."""
         return (self,)
 
     def __contains__(self, seq_id: SequenceId) -> bool:
-        """Whether an unfinished sequence has this id."""
         return seq_id in self._unfinished
 
     def add_sequence(self, sequence: Sequence) -> None:
         """Queues a sequence.
 
         Raises:
-          RequestError: Its id is in use, or see `check`.
+          RequestError: Its id is in use, or `check` refuses it.
         """
         if sequence.seq_id in self._unfinished:
             request_id = sequence.seq_id.request_id
@@ -149,7 +150,7 @@ class Scheduler:
     def check(self, sequence: Sequence) -> None:
         """Raises a RequestError for a sequence that could never run.
 
-        That is a sequence whose prompt is empty or leaves no room to generate, or that could outgrow the KV cache.
+        Its prompt is empty or leaves no token to generate, or it could outgrow the KV cache.
         """
         if sequence.num_prompt_tokens == 0:
             raise RequestError("the prompt is empty: give at least one token")
@@ -182,8 +183,7 @@ class Scheduler:
     ) -> Sequence | None:
         """Ends a sequence for a reason found outside, such as a stop string; its tokens in flight are dropped.
 
-        Returns:
-          The sequence, or None if no unfinished one has this id (it may just have ended by itself).
+        Returns None if no unfinished sequence has this id (it may just have ended by itself).
         """
         if not status.finished:
             raise ValueError(f"{status} does not finish a sequence")
@@ -195,44 +195,44 @@ class Scheduler:
     def schedule(self, drafts: Mapping[SequenceId, AbstractSequence[int]] | None = None) -> SchedulerOutput | None:
         """Builds the next step, and counts its tokens as computed, except drafts.
 
-        Args:
-          drafts: Guesses at the tokens that follow the known ones, by sequence. As many of a sequence's are computed as
-            budget and free blocks allow; none in a step with prefills, where each row costs its full arithmetic.
+        Returns None when nothing can run: no sequence is left, or all wait for tokens in flight.
 
-        Returns:
-          The step, or None when nothing can run: no sequence is left, or all wait for tokens in flight.
+        Args:
+          drafts: Guesses at the tokens that follow the known ones, by sequence. As many of a sequence's drafts are
+            computed as budget and free blocks allow; none in a step with prefills, where each row costs its full
+            arithmetic.
         """
         self.block_manager.begin_step()
         self._awaited.clear()
         decodes: list[ScheduledSequence] = []
         replays: list[ScheduledSequence] = []
         prefills: list[ScheduledSequence] = []
-        self._make_way()
+        self._preempt_for_other_client()
         num_preempted_before = len(self._preempted_ids)
         prefilling = self._schedule_decodes(decodes)
         # A step that preempts is short of blocks: the blocks that it freed are for the running sequences.
         may_admit = len(self._preempted_ids) == num_preempted_before
         lacks_blocks = False
         budget = self.max_num_batched_tokens - len(decodes)
-        room = StepCapacity(self.max_num_batched_tokens, (entry.sequence for entry in decodes))
+        capacity = StepCapacity(self.max_num_batched_tokens, (entry.sequence for entry in decodes))
         while budget > 0:
             sequence = min(prefilling, key=self._waiting.order, default=None)
-            admitted = self._admit_before(sequence, budget, room) if may_admit else None
+            admitted = self._admit_before(sequence, budget, capacity) if may_admit else None
             if admitted is not None:
                 entries = decodes if _is_decode(admitted) else prefills
-                end = self._chunk_end(admitted, admitted.num_computed_tokens, room.of(admitted, budget))
-                budget -= self._schedule_tokens(admitted, end, entries, room)
+                end = self._chunk_end(admitted, admitted.num_computed_tokens, capacity.of(admitted, budget))
+                budget -= self._schedule_tokens(admitted, end, entries, capacity)
             elif sequence is None:
                 break
             else:
                 prefilling.remove(sequence)
-                end = self._chunk_end(sequence, sequence.num_computed_tokens, room.of(sequence, budget))
+                end = self._chunk_end(sequence, sequence.num_computed_tokens, capacity.of(sequence, budget))
                 if end == sequence.num_computed_tokens:
                     continue
-                # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for others.
+                # In layers with a window, a prefill gets blocks chunk by chunk. It may have to wait for others.
                 if self.block_manager.allocate(sequence, end):
                     is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
-                    budget -= self._schedule_tokens(sequence, end, replays if is_replay else prefills, room)
+                    budget -= self._schedule_tokens(sequence, end, replays if is_replay else prefills, capacity)
                 else:
                     may_admit, lacks_blocks = False, True
         if lacks_blocks and not decodes and not replays and not prefills and not self._has_inflight_tokens():
@@ -252,23 +252,23 @@ class Scheduler:
         return SchedulerOutput(scheduled, len(decodes), preempted, moves)
 
     def on_first_rank(self, output: SchedulerOutput) -> SchedulerOutput:
-        """The step itself; see `DataRanksScheduler`."""
+        """Returns the step itself; see `DataRanksScheduler`."""
         return output
 
     def update(
         self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]
     ) -> Iterator[tuple[Sequence, int, int]]:
-        """Takes in a step's tokens; to be called, and exhausted, once for every step, in the order of dispatch.
+        """Adds a step's tokens to their sequences; must be called once for every step, in order, and exhausted.
 
         Args:
           output: The step.
-          new_token_ids: For each entry of `output.scheduled`, the tokens that its sequence goes on with (see
-            `ScheduledSequence.accepted`); ignored where the entry does not sample.
+          new_token_ids: For each entry of `output.scheduled`, the tokens that extend its sequence (see
+            `ScheduledSequence.accepted`); ignored if the entry does not sample.
 
         Yields:
           Each unfinished sequence's new tokens one by one, as soon as they are part of its output: the sequence, the
-          token, and its place in the entry's list. A token that ends a sequence is among them; look at its status. A
-          sequence that the caller finishes meanwhile gets no further tokens.
+          token, and its index in the entry's list. A token that ends a sequence is among them; the sequence's status
+          tells. A sequence that the caller finishes meanwhile gets no further tokens.
         """
         for entry, token_ids in zip(output.scheduled, new_token_ids, strict=True):
             if not entry.samples:
@@ -277,7 +277,7 @@ class Scheduler:
             sequence.num_inflight_tokens -= 1
             sequence.num_inflight_drafts = 0
             if entry.num_drafts and sequence.status is SequenceStatus.RUNNING:
-                # Tokens but the first follow a draft that was right: its keys and values are the sequence's.
+                # Every token but the first follows a right draft, whose keys and values are the sequence's.
                 num_right = max(len(token_ids) - 1, 0)
                 sequence.num_computed_tokens = self.block_manager.settle(sequence, entry.known_stop + num_right)
             for index, token_id in enumerate(token_ids):
@@ -305,7 +305,7 @@ class Scheduler:
                 prefilling.append(sequence)
             elif len(decodes) == most_decodes:
                 continue
-            # Where no other token may be sampled, the sequence ends with the token in flight.
+            # If no other token may be sampled, the sequence ends with the token in flight.
             elif stop < sequence.max_total_tokens and self._allocate_or_preempt(sequence):
                 state = self.block_manager.state_step(sequence, start, stop)
                 decodes.append(ScheduledSequence(sequence, start, 1, True, state))
@@ -338,16 +338,16 @@ class Scheduler:
     def _with_drafts(
         self, entry: ScheduledSequence, draft_token_ids: AbstractSequence[int]
     ) -> ScheduledSequence | None:
-        """An entry with as many drafts as there is room for, without preempting; None if there is room for none."""
+        """Returns the entry with as many drafts as it can get without preempting; None if it gets none."""
         sequence, known_stop = entry.sequence, entry.known_stop
         if sequence.num_tokens != known_stop:  # drafts follow the last known token
             return None
-        # The step samples a token behind the last draft, for which there must be room as well.
+        # The step also samples a token behind the last draft, which counts against the limit of tokens.
         num_drafts = min(len(draft_token_ids), sequence.max_total_tokens - known_stop - 1)
         while num_drafts > 0:
             stop = known_stop + num_drafts
-            has_room, state = self.block_manager.add_drafts(sequence, entry.state, entry.start, known_stop, stop)
-            if has_room:
+            fits, state = self.block_manager.add_drafts(sequence, entry.state, entry.start, known_stop, stop)
+            if fits:
                 sequence.num_inflight_drafts = num_drafts
                 return entry._replace(
                     num_tokens=stop - entry.start, state=state, draft_token_ids=tuple(draft_token_ids[:num_drafts])
@@ -356,7 +356,7 @@ class Scheduler:
         return None
 
     def _allocate_or_preempt(self, sequence: Sequence) -> bool:
-        """Gets the running sequence room for one more token; returns False if it was preempted itself."""
+        """Allocates for the running sequence's next token; returns False if the sequence itself was preempted."""
         while not self.block_manager.allocate(sequence, sequence.num_computed_tokens + 1):
             victim = self._running.pop()
             self._preempt(victim)
@@ -364,8 +364,8 @@ class Scheduler:
                 return False
         return True
 
-    def _make_way(self) -> None:
-        """Preempts a sequence of a client that runs too many, where another client's next sequence finds no room."""
+    def _preempt_for_other_client(self) -> None:
+        """Preempts a sequence of a client with more than its share, if another client's next sequence cannot start."""
         waiting = self._next_waiting()
         if waiting is None or waiting.num_inflight_tokens > 0:
             return
@@ -375,9 +375,9 @@ class Scheduler:
             sequence.client == waiting.client and sequence.num_computed_tokens < sequence.num_prompt_tokens
             for sequence in self._running
         ):
-            return  # which has its client's part of the step
+            return  # the running prefill already has this client's part of the step
         num_running = Counter(sequence.client for sequence in self._running)
-        most = num_running[waiting.client] + 1  # as many as the waiting client will run
+        most = num_running[waiting.client] + 1  # the waiting client's number once its sequence runs
         for index in reversed(range(len(self._running))):
             sequence = self._running[index]
             if num_running[sequence.client] > most and sequence.priority >= waiting.priority:
@@ -385,18 +385,20 @@ class Scheduler:
                 return
 
     def _next_waiting(self) -> Sequence | None:
-        """The sequence to admit next. One whose adapter finds no place lets those pass that need none, and no others:
-        it would never get one while newer sequences keep taking the places that become free."""
+        """Returns the sequence to admit next.
+
+        A sequence whose adapter has no place is passed by sequences without adapters only. Otherwise it would never get
+        a place while newer sequences take those that become free.
+        """
         sequence = self._waiting.head()
         if sequence is None or self._places.has_place(sequence.adapter):
             return sequence
         return self._waiting.head(without_adapter=True)
 
-    def _admit_before(self, running: Sequence | None, budget: int, room: StepCapacity) -> Sequence | None:
-        """Admits the next waiting sequence, if it is to be served before a running one (None: there is none).
+    def _admit_before(self, running: Sequence | None, budget: int, capacity: StepCapacity) -> Sequence | None:
+        """Admits the next waiting sequence if it is to be served before `running`.
 
-        Returns:
-          The sequence; None if it is not its turn, or if it lacks a place or blocks.
+        Returns None if it is not its turn, or if it lacks a place or blocks.
         """
         if len(self._running) >= self.max_num_seqs:
             return None
@@ -405,10 +407,10 @@ class Scheduler:
         if sequence is None or sequence.num_inflight_tokens > 0:
             return None
         if self._running and sequence.seq_id in self._preempted_ids:
-            return None  # it made way in this step
+            return None  # preempted in this step
         if running is not None and self._waiting.order(running)[:2] <= self._waiting.order(sequence)[:2]:
             return None
-        budget = room.of(sequence, budget)
+        budget = capacity.of(sequence, budget)
         if budget == 0:
             return None
         blocks = self.block_manager
@@ -429,9 +431,8 @@ class Scheduler:
         return any(sequence.num_inflight_tokens for sequence in self._unfinished.values())
 
     def _schedule_tokens(
-        self, sequence: Sequence, stop: int, scheduled: list[ScheduledSequence], room: StepCapacity
+        self, sequence: Sequence, stop: int, scheduled: list[ScheduledSequence], capacity: StepCapacity
     ) -> int:
-        """Schedules the sequence's tokens up to `stop`; returns how many these are."""
         start = sequence.num_computed_tokens
         samples = stop == sequence.num_tokens_with_inflight
         state = self.block_manager.state_step(sequence, start, stop)
@@ -441,11 +442,11 @@ class Scheduler:
         scheduled.append(ScheduledSequence(sequence, start, stop - start, samples, state))
         sequence.num_computed_tokens = stop
         sequence.num_inflight_tokens += samples
-        room.add(sequence, stop - start, samples=samples)
+        capacity.add(sequence, stop - start, samples=samples)
         return stop - start
 
     def recompute_all(self) -> None:
-        """Has the tokens of every sequence computed anew, as after a preemption; none may be in flight."""
+        """Preempts every sequence, so that all tokens are computed anew; no token may be in flight."""
         while self._running:
             self._preempt(self._running.pop())
         self._preempted_ids.clear()  # nothing took their blocks
@@ -453,13 +454,13 @@ class Scheduler:
             sequence.block_digests.clear()
 
     def _chunk_end(self, sequence: Sequence, start: int, budget: int) -> int:
-        """How many tokens are computed after a step that computes at most `budget` beyond `start`; may be `start`."""
+        """Returns the end of a step's tokens of a sequence, at most `start` + `budget`; `start` if it has to wait."""
         stop = min(sequence.num_tokens_with_inflight, start + budget)
         if sequence.state is not None and start < sequence.state.cut < stop:
             stop = sequence.state.cut
         has_others = len(self._running) > (sequence.status is SequenceStatus.RUNNING)
         for item in sequence.inputs:
-            # What sees each other is computed together, and others need not wait for what is being encoded.
+            # Tokens that see each other are computed in one step. Other sequences do not wait for an input's encoding.
             is_cut = item.is_bidirectional and item.start < stop < item.stop
             waits = has_others and item.start < stop and start < item.stop and not self._is_ready(item)
             if waits:
@@ -488,7 +489,7 @@ class Scheduler:
 
 
 def _is_decode(sequence: Sequence) -> bool:
-    """Whether just one token, which was sampled, is left to compute."""
+    """Returns whether just one token, which was sampled, is left to compute."""
     num_computed_tokens = sequence.num_computed_tokens
     return (
         num_computed_tokens >= sequence.num_prompt_tokens

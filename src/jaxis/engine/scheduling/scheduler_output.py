@@ -1,4 +1,4 @@
-"""One step: the sequences that the scheduler has chosen, and which of their tokens."""
+"""The scheduler's output: the sequences of one step, and which of their tokens it computes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ScheduledSequence(NamedTuple):
       sequence: The sequence; its block tables cover what its tokens in the step see, up to start + num_tokens - 1.
       start: Position of the first token to compute.
       num_tokens: Tokens to compute, at least 1.
-      samples: Whether the step computes the sequence's last token, and so samples the next one.
-      state: Where its recurrent states are; None if the model has none.
+      samples: True if the step computes the sequence's last token, and so samples the next one.
+      state: Slots of its recurrent states; None if the model has none.
       draft_token_ids: Guesses at the tokens that follow the last known token. They are computed behind it, and count in
-        `num_tokens`. The step samples what follows the last known token and what follows each guess.
+        `num_tokens`. The step samples the token after the last known one and the token after each guess.
     """
 
     sequence: Sequence
@@ -35,7 +35,6 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def num_drafts(self) -> int:
-        """Draft tokens, computed behind the last known token."""
         return len(self.draft_token_ids)
 
     @property
@@ -51,14 +50,13 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Tokens that the step samples for the sequence; where the entry does not sample, one token that is ignored."""
+        """The tokens that the step samples for the sequence; one, which is ignored, if the entry does not sample."""
         return 1 + len(self.draft_token_ids)
 
     def accepted(self, sampled_token_ids: AbstractSequence[int]) -> AbstractSequence[int]:
-        """The tokens that the sequence goes on with: the first sampled token, and the one after each right draft.
+        """Returns the tokens that extend the sequence: the first sampled token, and each sampled after a right draft.
 
-        Args:
-          sampled_token_ids: [num_rows], in the order of positions.
+        `sampled_token_ids` has `num_rows` tokens, in the order of positions.
         """
         if not self.draft_token_ids:
             return sampled_token_ids
@@ -78,7 +76,7 @@ class SchedulerOutput:
       scheduled: The sequences in the step: decodes first, then those with drafts, then chunks of several tokens.
       num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
       preempted: Ids of the sequences that lost their blocks since the previous output.
-      moves: What is to be copied before the step runs.
+      moves: Copies to make before the step runs.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -98,10 +96,9 @@ class SchedulerOutput:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether any sequence computes drafts."""
         return any(entry.draft_token_ids for entry in self.scheduled[self.num_decodes :])
 
     @property
     def ranks(self) -> tuple[SchedulerOutput, ...]:
-        """The step of each data rank: this one alone; see `DataRanksOutput`."""
+        """The step of each data rank; here the step itself, see `DataRanksOutput`."""
         return (self,)

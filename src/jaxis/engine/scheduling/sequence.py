@@ -12,11 +12,9 @@ from jaxis.sampling_params import SamplingParams
 
 
 class SequenceId(NamedTuple):
-    """A sequence's name in the engine. Not a string, so that no request's own id can be mistaken for one.
+    """A sequence's name in the engine: its request's id, and its index among the request's `n` sequences.
 
-    Attributes:
-      request_id: Of the request that it belongs to.
-      index: Which of the request's `n` sequences it is.
+    It is no string, so that no request's own id can be mistaken for one.
     """
 
     request_id: str
@@ -24,11 +22,11 @@ class SequenceId(NamedTuple):
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands; the three FINISHED states are final.
+    """The status of a sequence; the three FINISHED states are final.
 
     Attributes:
       finish_reason: One of "stop", "length" and "abort"; None while unfinished.
-      finished: Whether there is a finish reason.
+      finished: True if there is a finish reason.
     """
 
     WAITING = enum.auto(), None
@@ -49,7 +47,7 @@ class BlockTable:
 
     Attributes:
       block_ids: Entry i is the block of tokens (first + i) * B to (first + i + 1) * B - 1.
-      first: Blocks before this one were given back: no token still to be computed sees them.
+      first: Index of the first block still held; no token still to be computed sees those before it.
     """
 
     block_ids: array[int] = field(default_factory=lambda: array("i"))  # copied into a step's vector in one piece
@@ -57,7 +55,7 @@ class BlockTable:
 
     @property
     def stop(self) -> int:
-        """Blocks from the sequence's start to the table's end."""
+        """The number of blocks from the sequence's start to the table's end."""
         return self.first + len(self.block_ids)
 
 
@@ -65,14 +63,14 @@ NO_SLOT = -1
 
 
 class DraftedStates(NamedTuple):
-    """What states a step with drafts leaves of a sequence.
+    """The slots and positions of a sequence's states around a step with drafts.
 
     Attributes:
-      start: Position of the step's first token; the states that the step reads are those before it.
-      stop: The position after its last draft.
-      keep: A slot with the states after its last known token; NO_SLOT: there is none, or it is kept for other sequences
-        too.
-      keep_stop: The position after that token.
+      start: Position of the step's first token; the step reads the states before it.
+      stop: Position after the step's last draft.
+      keep: Slot with the states after the last known token; NO_SLOT if there is none, or if it is kept for other
+        sequences too.
+      keep_stop: Position after that token.
     """
 
     start: int
@@ -83,17 +81,17 @@ class DraftedStates(NamedTuple):
 
 @dataclass(slots=True)
 class SequenceState:
-    """The slots in which a running sequence's recurrent states lie (see `StateManager`).
+    """The slots of a running sequence's recurrent states (see `StateManager`).
 
     Attributes:
-      read: The slot with the states after `num_computed_tokens` tokens; NO_SLOT: none are computed.
+      read: Slot with the states after `num_computed_tokens` tokens; NO_SLOT if none are computed.
       write: The sequence's own slot.
-      cut: A step is to end at this position, for its state to be kept, since other prompts have the same tokens up to
-        there; 0: none.
+      cut: Position where a step should end so that its state is kept, since other prompts have the same tokens up to
+        there; 0 for none.
       unregistered: Kept states that cannot be found yet: (blocks before it, slot), oldest first.
-      newest_kept: Blocks before the newest kept state that can be found; 0: none.
-      drafted: The step in flight that computes drafts, of which it is not known how many are right; None: there is
-        none. Meanwhile `read` has the states before that step, and `write` those after it.
+      newest_kept: Blocks before the newest kept state that can be found; 0 for none.
+      drafted: Step in flight that computes drafts, until the right ones are known; otherwise None. Meanwhile `read` has
+        the states before that step, and `write` those after it.
     """
 
     read: int
@@ -109,36 +107,36 @@ class Sequence:
     """One sequence to generate. Two sequences are never equal, whatever they hold.
 
     Attributes:
-      seq_id: Unique among unfinished sequences.
+      seq_id: Id, unique among unfinished sequences.
       prompt_token_ids: The prompt, at least one token.
-      sampling_params: Read here for the stopping rules and for `prompt_logprobs`.
+      sampling_params: Sampling parameters, read here for the stopping rules and for `prompt_logprobs`.
       eos_token_ids: Tokens that end the sequence unless `ignore_eos`.
       max_total_tokens: Most tokens, prompt and output together.
-      arrival: Rises with every request; orders sequences of equal priority.
-      priority: The lower value is served first.
-      client: Whose it is; clients share the tokens of steps equally. None is a client like any other.
-      cache_salt: Only sequences with the same salt share prefix-cache blocks.
-      adapter: Digest of what changes the model for it; b"": nothing. Its keys and values depend on it.
-      inputs: The parts of its prompt whose embeddings are not those of the tokens; keys and values depend on them.
-      prediction_token_ids: What the output is expected to contain; only guesses at its next tokens look there.
+      arrival: Number that rises with every request; orders sequences of equal priority.
+      priority: Priority; the lower value is served first.
+      client: Client that sent the request; clients share the tokens of steps equally. None is a client like any other.
+      cache_salt: Salt of the prefix cache; only sequences with the same salt share blocks.
+      adapter: Digest of its LoRA adapter, on which keys and values depend; b"" for none.
+      inputs: Embedded inputs of its prompt, on which keys and values depend.
+      prediction_token_ids: Expected content of the output; only drafting looks for its guesses there.
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
       num_inflight_tokens: Tokens sampled by dispatched steps whose value the host does not know yet; one for a step
         that computes drafts, however many of them turn out right.
-      num_inflight_drafts: Draft tokens that a dispatched step computes; no other step is scheduled before it is known
-        which of them are right.
+      num_inflight_drafts: Draft tokens that a dispatched step computes; no other step is scheduled until the right ones
+        are known.
       block_tables: One for each group of layers (see `BlockManager`); empty while the sequence holds no blocks.
-      state: Where its recurrent states lie; None while it holds no slot, or if the model has no such states.
-      block_digests: The chained digests of the leading full blocks, as far as computed (see `BlockManager`).
+      state: Slots of its recurrent states; None while it holds no slot, or if the model has no such states.
+      block_digests: Chained digests of the leading full blocks, as far as computed (see `BlockManager`).
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
       num_cached_tokens: Prompt tokens that the prefix cache held when the sequence was first admitted.
       num_accepted_predictions: Tokens of its output that were guessed right from the prediction.
       num_rejected_predictions: Tokens that were guessed wrong from the prediction.
       num_drafts: Drafts of its tokens that steps have computed.
-      num_accepted_drafts: Of them, those that were right.
-      num_preemptions: Times it lost its blocks and had to recompute.
-      first_scheduled_time: When its first step was scheduled, as `time.monotonic` seconds; None before.
-      status: Where it stands.
+      num_accepted_drafts: Drafts among them that were right.
+      num_preemptions: Number of times it lost its blocks and had to recompute.
+      first_scheduled_time: Time when its first step was scheduled, as `time.monotonic` seconds; None before.
+      status: Its status.
       stop_reason: The stop token id or stop string that ended it; None for end-of-sequence.
     """
 
@@ -175,22 +173,21 @@ class Sequence:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
         return len(self.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens whose values are known."""
+        """The number of prompt and output tokens whose values are known."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_tokens_with_inflight(self) -> int:
-        """Known tokens and those being sampled."""
+        """The number of known tokens and of those being sampled."""
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_inflight_tokens
 
     @property
     def is_known(self) -> bool:
-        """Whether the host knows all tokens of a running sequence, and the next step is to compute the last one."""
+        """True if the sequence runs, the host knows all its tokens, and the next step computes the last one."""
         return (
             self.status is SequenceStatus.RUNNING
             and self.num_inflight_tokens == 0
@@ -199,18 +196,18 @@ class Sequence:
 
     @property
     def service_order(self) -> tuple[int, int]:
-        """Sorts the sequences of a client: the smallest is admitted first and preempted last."""
+        """The sort key for sequences of one client; the smallest is admitted first and preempted last."""
         return self.priority, self.arrival
 
     def token_id(self, position: int) -> int:
-        """The known token at `position`; raises IndexError where it is in flight."""
+        """Returns the known token at `position`; raises IndexError if it is in flight."""
         num_prompt_tokens = len(self.prompt_token_ids)
         if position < num_prompt_tokens:
             return self.prompt_token_ids[position]
         return self.output_token_ids[position - num_prompt_tokens]
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """The known tokens from `start` up to, not including, `stop`."""
+        """Returns the known tokens from `start` up to, not including, `stop`."""
         num_prompt_tokens = len(self.prompt_token_ids)
         if stop <= num_prompt_tokens:
             return self.prompt_token_ids[start:stop]
@@ -218,7 +215,7 @@ class Sequence:
         return self.prompt_token_ids[start:] + output
 
     def ending(self) -> tuple[SequenceStatus, int | None] | None:
-        """The status and stop reason with which the newest output token ends the sequence; None if it goes on."""
+        """Returns the status and stop reason with which the newest output token ends the sequence, if it does."""
         params = self.sampling_params
         token_id = self.output_token_ids[-1]
         if len(self.output_token_ids) > params.min_tokens:

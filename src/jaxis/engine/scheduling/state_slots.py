@@ -1,16 +1,16 @@
-"""Which sequence's recurrent states lie in which slot, and which slots hold the states after a known prefix.
+"""The account of recurrent states: which sequence's states lie in which slot, and which slots hold a known prefix's.
 
 Layers with a state (a gated delta rule, Mamba, a short convolution) keep a fixed number of bytes for a sequence,
-however long it is. A slot is room for the states of all these layers after one token of one sequence.
+however long it is. A slot is the memory for the states of all these layers after one token of one sequence.
 
-A state is overwritten by every step, so a prefix is only found again where its state was kept: a step may copy the
-state after a full block into a second slot, which no step writes to after that. A sequence that finds the kept state
-reads it there and writes to a slot of its own, so sharing needs no copy.
+Every step overwrites a state, so a prefix is found again only if its state was kept: a step may copy the state after a
+full block into a second slot, which no step writes to after that. A sequence that finds the kept state reads it there
+and writes to a slot of its own, so sharing needs no copy.
 
 Nor can a token be taken out of a state again. A step with drafts therefore writes to another slot than it reads, and
-keeps the states after the last known token in a third one. Once it is known which drafts are right, the sequence goes
-on from the last of these states that has seen no wrong draft, and computes the right drafts after it once more, with
-its next tokens. Nothing is computed again if all drafts were right or none was. The alternative, a slot for each draft,
+keeps the states after the last known token in a third one. Once the right drafts are known, the sequence goes on from
+the last of these states that has seen no wrong draft. It computes the right drafts after that state once more, with its
+next tokens. Nothing is computed again if all drafts were right or none was. The alternative, a slot for each draft,
 takes that much more memory and writing, of states that are each as large as hundreds of tokens' keys and values.
 """
 
@@ -23,22 +23,22 @@ from jaxis.engine.scheduling.block_pool import BlockPool
 from jaxis.engine.scheduling.sequence import NO_SLOT, DraftedStates, Sequence, SequenceState
 from jaxis.errors import ConfigError
 
-# One for a running sequence, and one for the prefix that it continues.
+# One slot for a running sequence, and one for the prefix that it continues.
 MIN_SLOTS = 2
-# Of the states kept while a sequence is computed, one in this many tokens stays; of those in between, only the newest.
+# Tokens between two kept states that stay. Of the states in between, only the newest stays.
 KEPT_STATE_INTERVAL = 1024
 # Slots that a sequence needs beyond its own while a step computes drafts for it.
 DRAFT_SLOTS = 2
 
 
 class StateStep(NamedTuple):
-    """Where a step finds and leaves the states of one sequence.
+    """The slots in which a step finds and leaves the states of one sequence.
 
     Attributes:
-      read: The slot of the states before the sequence's first token in the step; NO_SLOT: the sequence begins.
-      write: The slot that gets the states after the sequence's last token in the step.
-      keep: A second slot, which gets the states after a full block; NO_SLOT: none.
-      keep_after: How many of the sequence's tokens in the step come before the kept states.
+      read: Slot of the states before the sequence's first token in the step; NO_SLOT if the sequence begins.
+      write: Slot for the states after the sequence's last token in the step.
+      keep: Second slot, for the states after a full block; NO_SLOT for none.
+      keep_after: Number of the sequence's tokens in the step before the kept states.
     """
 
     read: int
@@ -48,23 +48,15 @@ class StateStep(NamedTuple):
 
 
 class StateManager:
-    """The slots, with prefix caching.
+    """The slots in `pool`, with prefix caching.
 
     A kept state has the digest of the last block before it (see `BlockManager`), and may be reused like a block of the
-    prefix cache: the next sequence that needs a slot may take the slot that was unused for longest.
-
-    Attributes:
-      pool: The slots.
+    prefix cache: the next sequence that needs a slot may take the slot that was unused for longest. States are kept
+    after multiples of `block_size`.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, enable_prefix_caching: bool) -> None:
-        """Raises ConfigError if the slots are too few for a sequence.
-
-        Args:
-          pool: The slots.
-          block_size: B; states are kept after multiples of it.
-          enable_prefix_caching: Whether to keep states.
-        """
+        """Raises ConfigError if the slots are too few for a sequence."""
         if pool.num_blocks < MIN_SLOTS:
             raise ConfigError(f"recurrent states need at least {MIN_SLOTS} slots, not {pool.num_blocks}")
         self.pool = pool
@@ -74,22 +66,20 @@ class StateManager:
         self._to_give_back: list[int] = []
 
     def begin_step(self) -> None:
-        """To be called before each step is scheduled."""
+        """Must be called before each step is scheduled."""
         self.pool.give_back(self._to_give_back)
         self._to_give_back.clear()
 
     def has_room(self, kept: int = NO_SLOT, *, loads: bool = False) -> bool:
-        """Whether another sequence can start.
+        """Returns whether another sequence can start from the states in slot `kept`, or from none.
 
-        Args:
-          kept: The sequence is to start from the states in this slot, unless it is NO_SLOT.
-          loads: The sequence is to start from states that need a slot first; see `restore`.
+        `loads` counts one more slot, for states that need one first (see `restore`).
         """
         held = [] if kept == NO_SLOT else [kept]
         return self.pool.num_free_blocks - self.pool.num_free_among(held) >= 1 + loads
 
     def restore(self, digest: bytes) -> int:
-        """A slot for states that were kept elsewhere, registered and free; `start` is to be called with it next."""
+        """Returns a registered, free slot for states that were kept elsewhere; `start` must be called with it next."""
         slot = self.pool.take()
         self.pool.register(digest, slot)
         self.pool.give_back([slot])
@@ -102,7 +92,7 @@ class StateManager:
         sequence.state = SequenceState(read=kept, write=self.pool.take(), cut=cut)
 
     def step(self, sequence: Sequence, start: int, stop: int) -> StateStep:
-        """Where the step that computes the tokens `start` to `stop` of a sequence finds and leaves its states."""
+        """Returns where the step that computes the tokens `start` to `stop` finds and leaves the sequence's states."""
         state = _state_of(sequence)
         read, keep, keep_after = state.read, NO_SLOT, 0
         # A prompt that is asked for again computes its last token anew.
@@ -119,17 +109,17 @@ class StateManager:
     def add_drafts(
         self, sequence: Sequence, step: StateStep, start: int, known_stop: int, stop: int
     ) -> StateStep | None:
-        """As `step`, after drafts were added to this step of the sequence.
+        """Changes the result of `step` for drafts that were added to this step of the sequence.
 
         Args:
           sequence: The sequence.
-          step: What `step` returned before that.
+          step: Result of `step` for the step without drafts.
           start: Position of the step's first token.
-          known_stop: The position after the sequence's last known token.
-          stop: The position after its last draft.
+          known_stop: Position after the sequence's last known token.
+          stop: Position after its last draft.
 
         Returns:
-          Where the step finds and leaves the sequence's states; None if too few slots are free for drafts.
+          The slots with drafts; None if too few slots are free for drafts.
         """
         state = _state_of(sequence)
         if self.pool.num_free_blocks < (step.read == step.write) + (step.keep == NO_SLOT):
@@ -157,12 +147,8 @@ class StateManager:
     def settle(self, sequence: Sequence, stop: int) -> int:
         """Goes back to the last states of a step with drafts that have seen no wrong draft.
 
-        Args:
-          sequence: The sequence.
-          stop: The position after the last draft that is right, or after the last known token if none is.
-
-        Returns:
-          The position after the last token that those states have seen, from where the sequence is to be computed on.
+        `stop` is the position after the last right draft, or after the last known token if none is right. Returns the
+        position after the last token that those states have seen, from where the sequence is to be computed on.
         """
         state = _state_of(sequence)
         drafted, state.drafted = state.drafted, None
@@ -189,8 +175,8 @@ class StateManager:
     def register(self, sequence: Sequence, digests: AbstractSequence[bytes]) -> None:
         """Makes the kept states after these blocks, all full of known tokens, findable.
 
-        Of a running sequence's kept states, these stay: the newest, those at the end of its prompt and where it was
-        cut, and one in KEPT_STATE_INTERVAL tokens.
+        Of a running sequence's kept states, these stay: the newest, those at the end of its prompt and at its cut, and
+        one in KEPT_STATE_INTERVAL tokens.
         """
         state = _state_of(sequence)
         while state.unregistered and state.unregistered[0][0] <= len(digests):
@@ -202,7 +188,6 @@ class StateManager:
             state.newest_kept = num_blocks
 
     def free(self, sequence: Sequence) -> None:
-        """Gives the sequence's slots back."""
         state, sequence.state = sequence.state, None
         if state is None:
             return
@@ -211,7 +196,7 @@ class StateManager:
         self.pool.give_back(slot for _, slot in state.unregistered)
 
     def _stays(self, sequence: Sequence, num_blocks: int, next_kept: int) -> bool:
-        """Whether the state after so many blocks stays findable when a later one of the sequence is kept."""
+        """Returns whether the state after so many blocks stays findable when a later state of the sequence is kept."""
         position, next_position = num_blocks * self._block_size, next_kept * self._block_size
         is_end = num_blocks == (sequence.num_prompt_tokens - 1) // self._block_size
         is_cut = position == _state_of(sequence).cut

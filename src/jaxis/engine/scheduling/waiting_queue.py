@@ -1,4 +1,4 @@
-"""The sequences that wait to be admitted, in the order in which they will be admitted."""
+"""The queue of sequences that wait to be admitted, in the order of their admission."""
 
 from __future__ import annotations
 
@@ -9,44 +9,39 @@ from jaxis.engine.scheduling.sequence import Sequence
 
 
 class WaitingQueue:
-    """Orders sequences by priority, then by the turn of their client, then by arrival.
+    """Orders sequences by priority, then by the turn of their client in `shares`, then by arrival.
 
-    Finished sequences are dropped when they come to the head: aborting one, or a hundred thousand, needs no search.
-
-    Args:
-      shares: Whose turn it is.
+    Finished sequences are dropped when they come to the head, so aborting many sequences needs no search.
     """
 
     def __init__(self, shares: FairShares) -> None:
         self._shares = shares
-        # One heap a client, and another for those with adapters. The turns of clients change with every
-        # step, the order within a heap never.
+        # Two heaps a client: sequences without and with an adapter. The turns of clients change with every step, the
+        # order within a heap never.
         self._heaps: dict[tuple[str | None, bool], list[tuple[tuple[int, int], int, Sequence]]] = {}
         self._num_pushes = 0
 
     def push(self, sequence: Sequence) -> None:
-        """Queues a sequence."""
         # The count breaks ties, since sequences do not compare.
         self._num_pushes += 1
         heap = self._heaps.setdefault(_key(sequence), [])
         heapq.heappush(heap, (sequence.service_order, self._num_pushes, sequence))
 
     def head(self, *, without_adapter: bool = False) -> Sequence | None:
-        """The next unfinished sequence, left in the queue; None if there is none.
+        """Returns the next unfinished sequence, which stays in the queue; None if there is none.
 
-        Args:
-          without_adapter: Of those that run the model itself.
+        `without_adapter` skips sequences that have an adapter.
         """
         keys = [key for key in self._heaps if not (without_adapter and key[1])]
         heads = [sequence for key in keys if (sequence := self._head_of(key)) is not None]
         return min(heads, key=self.order, default=None)
 
     def pop(self, sequence: Sequence) -> None:
-        """Takes out the sequence that `head` just returned."""
+        """Removes the sequence that `head` just returned."""
         heapq.heappop(self._heaps[_key(sequence)])
 
     def order(self, sequence: Sequence) -> tuple[int, int, int]:
-        """Sorts sequences, running ones as well: the smallest is served first."""
+        """Returns a sort key for sequences, running ones as well; the smallest is served first."""
         priority, arrival = sequence.service_order
         return priority, self._shares.turn(sequence.client), arrival
 

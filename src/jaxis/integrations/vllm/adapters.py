@@ -1,4 +1,4 @@
-"""vLLM's adapters (LoRA), by its ids, as adapters of jaxis' model, by the digests of their files."""
+"""Adapters of vLLM, by vLLM's ids, as adapters of jaxis, by the digests of their files."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ class _Loaded(NamedTuple):
 
 
 class AdapterTable:
-    """The adapters that vLLM knows.
+    """Table of the adapters that vLLM knows.
 
     Args:
-      adapters: Those that they make of the model.
-      max_loaded: How many stay in memory; the ones that were used least recently are read again when they are needed.
-      has_prefix_cache: Whether vLLM's scheduler keeps what was computed with an adapter, under its name and path.
+      adapters: The model's adapters.
+      max_loaded: Number of adapters that stay in memory; the least recently used ones are read again when needed.
+      has_prefix_cache: True if vLLM's scheduler caches an adapter's results, under the adapter's name and path.
     """
 
     def __init__(self, adapters: Adapters, max_loaded: int, *, has_prefix_cache: bool) -> None:
         self._adapters, self._max_loaded, self._has_prefix_cache = adapters, max_loaded, has_prefix_cache
         self._loaded: OrderedDict[int, _Loaded] = OrderedDict()  # least recently used first
         self._pinned: set[int] = set()
-        self._computed: dict[tuple[str, str], bytes] = {}  # by name and path, what requests were computed with
+        self._computed: dict[tuple[str, str], bytes] = {}  # by name and path: the requests' adapter
         self._placed: Set[bytes] = frozenset()
 
     @property
     def ids(self) -> set[int]:
-        """Of the adapters in memory."""
+        """vLLM's ids of the adapters in memory."""
         return set(self._loaded)
 
     def load(self, request: LoRARequest, *, again: bool = False) -> bytes:
-        """Reads an adapter unless it is in memory; returns its adapter.
+        """Reads an adapter unless it is in memory; returns its digest.
 
         Args:
-          request: vLLM's.
-          again: Whether its files may have changed.
+          request: vLLM's request for the adapter.
+          again: True if the files may have changed.
 
         Raises:
-          CheckpointError: It cannot be read, or is of another model.
-          ConfigError: It has layers or a rank that there is no room for; or the prefix cache may hold what was computed
-            with other files under this name and path.
+          CheckpointError: The adapter cannot be read, or is for another model.
+          ConfigError: Its layers or rank do not fit; or the prefix cache may have results of other files under this
+            name and path.
         """
         if refused := [name for name in ADAPTER_REFUSED if getattr(request, name, None)]:
             raise ConfigError(
@@ -77,10 +77,10 @@ class AdapterTable:
         return adapter
 
     def begin(self, request: LoRARequest) -> bytes:
-        """Loads the adapter of a request that begins, and keeps it until `end`; returns its adapter.
+        """Loads the adapter of a new request and keeps it until `end`; returns its digest.
 
         Raises:
-          CheckpointError, ConfigError: See `load`. The request goes on without the adapter.
+          CheckpointError, ConfigError: `load` fails. The request continues without the adapter.
         """
         key = request.lora_name, request.lora_path
         try:
@@ -97,11 +97,11 @@ class AdapterTable:
             self._computed[key] = adapter
 
     def end(self, adapter: bytes) -> None:
-        """A request has ended that began with this adapter."""
+        """Releases the adapter of a request that has ended."""
         self._adapters.leave(adapter)
 
     def remove(self, adapter_id: int) -> bool:
-        """Forgets an adapter once the last request that has it has ended; returns whether it was in memory."""
+        """Forgets an adapter after the last request with it has ended; returns whether it was in memory."""
         if adapter_id not in self._loaded:
             return False
         self._pinned.discard(adapter_id)
@@ -109,17 +109,17 @@ class AdapterTable:
         return True
 
     def pin(self, adapter_id: int) -> bool:
-        """Keeps an adapter in memory until it is removed; returns whether it is there."""
+        """Keeps an adapter in memory until it is removed; returns whether it is in memory."""
         if adapter_id not in self._loaded:
             return False
         self._pinned.add(adapter_id)
         return True
 
     def place(self, adapters: Set[bytes]) -> None:
-        """Puts the adapters of the next step into the model.
+        """Puts the adapters of the next step into the model's places.
 
         Args:
-          adapters: At most as many as the model has places, which vLLM's scheduler sees to.
+          adapters: Digests, at most as many as the model has places. vLLM's scheduler ensures that.
         """
         for adapter in self._placed - adapters:
             self._adapters.give_back(adapter)
@@ -137,6 +137,6 @@ class AdapterTable:
             self._release(before.adapter)
 
     def _release(self, adapter: bytes) -> None:
-        """Forgets an adapter that no id has; two ids may have the same files."""
+        """Forgets an adapter unless another id has the same files."""
         if all(each.adapter != adapter for each in self._loaded.values()):
             self._adapters.remove(adapter)

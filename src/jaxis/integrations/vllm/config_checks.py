@@ -1,4 +1,4 @@
-"""vLLM's configuration in jaxis' terms, and what of it is refused, by name. Imports no JAX."""
+"""Conversion of vLLM's configuration to jaxis' terms, with a refusal of what is not supported. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxis.vision.processors.processor import ImageProcessor
 
 OWN_SETTINGS = ("dtype", "quantization", "kv_cache_dtype")
-"""The keys of additional_config["jaxis"], each an argument of `EngineArgs`."""
+"""Keys of additional_config["jaxis"], each an argument of `EngineArgs`."""
 
 _LOAD_FORMATS = {"auto": "auto", "safetensors": "auto", "hf": "auto", "dummy": "dummy"}
 _KV_CACHE_DTYPES = ("auto", "bfloat16", "float16")
@@ -42,7 +42,7 @@ _ONE_ONLY = (
     *("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size"),
     *("decode_context_parallel_size", "nnodes"),
 )
-# Of the model's configuration; what is set there is refused.
+# Fields of the model's configuration that must not be set.
 _MODEL_UNSET = {
     "logits_processors": "give logit_bias, allowed_token_ids or bad_words to requests",
     "enable_sleep_mode": "use jaxis serve --enable-sleep-mode",
@@ -53,7 +53,7 @@ _MODEL_UNSET = {
 }
 
 
-# Of what vLLM does with images and other media; what is set there is refused.
+# Settings of images and other media that must not be set.
 _MEDIA_UNSET = {
     "enable_mm_embeds": "prompts have images, not their embeddings",
     "mm_processor_kwargs": "images are prepared as the checkpoint's files say",
@@ -64,7 +64,7 @@ _MEDIA_UNSET = {
 
 
 def check_config(config: VllmConfig) -> None:
-    """Raises a ConfigError for the first argument of vLLM that would not be honoured."""
+    """Raises ConfigError for the first argument of vLLM that jaxis cannot honour."""
     for fault in _faults(config):
         raise ConfigError(f"jaxis inside vLLM: {fault}")
     _ = own_settings(config)
@@ -130,7 +130,7 @@ def _image_faults(config: VllmConfig) -> Iterator[str]:
 
 
 def image_processor(model: ModelConfig) -> ImageProcessor | None:
-    """What makes pixels and tokens of images; None: the model takes none, or is not to take any."""
+    """Returns the model's image processor; None if the model takes no images, or is configured to take none."""
     from vllm.multimodal import MULTIMODAL_REGISTRY  # which itself wants a platform
 
     if not model.supports_multimodal_inputs:
@@ -149,7 +149,7 @@ def _adapter_faults(adapters: LoRAConfig, model: ModelConfig) -> Iterator[str]:
 
 def _pooling_faults(config: VllmConfig) -> Iterator[str]:
     model, scheduler = config.model_config, config.scheduler_config
-    # The checkpoint's files say how hidden states become a vector.
+    # The pooling of hidden states is defined by the checkpoint's files.
     if asked := sorted(name for name, source in model._pooler_config_sources.items() if source == "user"):
         yield f"pooler_config: {', '.join(asked)} are not supported: leave them out"
     if scheduler.max_num_batched_tokens < model.max_model_len:
@@ -183,10 +183,10 @@ def _cache_faults(cache: CacheConfig) -> Iterator[str]:
 
 
 def own_settings(config: VllmConfig) -> dict[str, Any]:
-    """The arguments of `EngineArgs` in additional_config["jaxis"].
+    """Returns the arguments of `EngineArgs` in additional_config["jaxis"].
 
     Raises:
-      ConfigError: A key is none of OWN_SETTINGS.
+      ConfigError: A key is not in OWN_SETTINGS.
     """
     additional = config.additional_config
     given = additional.get("jaxis", {}) if isinstance(additional, dict) else {}
@@ -199,10 +199,10 @@ def own_settings(config: VllmConfig) -> dict[str, Any]:
 
 
 def engine_arguments(config: VllmConfig) -> EngineArgs:
-    """What jaxis loads the model with.
+    """Returns the engine arguments with which jaxis loads the model.
 
     Raises:
-      ConfigError: Of `EngineArgs`.
+      ConfigError: `EngineArgs` refuses a value.
     """
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     parallel, memory = config.parallel_config, cache.kv_cache_memory_bytes
@@ -241,12 +241,12 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
 
 
 def check_request(engine_input: Any, params: Any, *, vectors_are_normalized: bool = False) -> None:
-    """Raises a RequestError for a request that the worker could not honour.
+    """Raises RequestError for a request that the worker could not honour.
 
     Args:
       engine_input: vLLM's EngineInput.
       params: vLLM's SamplingParams or PoolingParams.
-      vectors_are_normalized: Whether the checkpoint's files say that vectors have length 1.
+      vectors_are_normalized: True if the checkpoint normalizes vectors to length 1.
     """
     if engine_input["type"] not in ("token", "multimodal"):
         raise RequestError(
@@ -262,8 +262,8 @@ def check_request(engine_input: Any, params: Any, *, vectors_are_normalized: boo
 
 
 def _check_images(items: Any) -> None:
-    """Raises a RequestError for what a client sends as if a processor had made it of an image."""
-    from jaxis.integrations.vllm.images import IMAGE, ImageItem  # vLLM's registries want a platform
+    """Raises RequestError for data from a client that claims to be a processor's output."""
+    from jaxis.integrations.vllm.images import IMAGE, ImageItem  # vLLM's registries need a platform
 
     if set(items) != {IMAGE} or not all(isinstance(item, ImageItem) for item in items[IMAGE]):
         raise RequestError("are not made by jaxis' processor here: send the images themselves", param="features")

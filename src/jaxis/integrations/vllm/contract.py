@@ -1,6 +1,6 @@
-"""What the plugin takes from vLLM and gives to it, by name, compared with the installed vLLM before it starts.
+"""Names that the plugin and vLLM share, checked against the installed vLLM before it starts.
 
-vLLM promises no stable interface to plugins: a field that is new, or gone, would otherwise be ignored in silence.
+vLLM promises plugins no stable interface: without a check, new or missing fields would be ignored silently.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from jaxis.errors import ConfigError, EngineError
 from jaxis.integrations.vllm.sampling import APPLIED, OF_VLLM, REFUSED
 
 SUPPORTED_VERSIONS = ((0, 31), (0, 32), (0, 33))
-"""Major and minor of the releases of vLLM with which the tests of this plugin were run."""
+"""Major and minor versions of the vLLM releases with which this plugin was tested."""
 
 NEW_REQUEST_READ = (
     *("req_id", "prompt_token_ids", "sampling_params", "block_ids", "num_computed_tokens", "prefill_token_ids"),
     *("lora_request", "mm_features"),
 )
 NEW_REQUEST_REFUSED = ("pooling_params", "prompt_embeds", "replay_start")
-# Of prompts that are embeddings, which are refused.
+# For prompts that are embeddings, which are refused.
 NEW_REQUEST_OTHER = ("prompt_is_token_ids",)
 
 CACHED_REQUESTS_READ = ("req_ids", "resumed_req_ids", "all_token_ids", "new_block_ids", "num_computed_tokens")
-# Tokens that pipeline stages tell each other, and a count of what the worker has itself.
+# Tokens that pipeline stages send each other, and a count that the worker has itself.
 CACHED_REQUESTS_OTHER = ("new_token_ids", "num_output_tokens")
 
 STEP_READ = (
@@ -37,7 +37,7 @@ STEP_REFUSED = (
     *("ec_connector_metadata", "ec_manager_metadata", "new_block_ids_to_zero", "kv_cache_block_copies"),
     *("kv_connector_block_state", "num_invalid_spec_tokens"),
 )
-# Said for the scheduler's own sake, or again elsewhere.
+# Used by the scheduler only, or repeated elsewhere.
 STEP_OTHER = (
     *("has_structured_output_requests", "pending_structured_output_tokens", "num_common_prefix_blocks"),
     *("num_spec_tokens_to_schedule", "skip_drafts", "scheduled_encoder_input_stats"),
@@ -56,10 +56,10 @@ ADAPTERS_REFUSED = (
     *("default_mm_loras", "enable_tower_connector_lora", "enable_mixed_moe_lora_format", "enable_moe_shared_loras"),
     "max_lora_cls_labels",
 )
-# How vLLM's own kernels are made.
+# Variants of vLLM's own kernels.
 ADAPTERS_OTHER = ("fully_sharded_loras", "specialize_active_lora")
 
-# Of speculative_config, what would change which tokens come out, or how many are scheduled; other values are refused.
+# Settings of speculative_config that would change the tokens or their number; other values are refused.
 SPECULATIVE_DEFAULTS = {
     "rejection_sample_method": "standard",
     "num_speculative_tokens_per_batch_size": None,
@@ -71,8 +71,8 @@ POOLING_REFUSED = (
     *("step_tag_id", "returned_token_ids", "requires_token_ids", "late_interaction_params", "late_chunking_params"),
 )
 SECOND_START = "compressed_token_type_ids"
-"""In `extra_kwargs`: where the second text of a pair begins; of vLLM from 0.33, and where it ends."""
-# Of pairs, in `extra_kwargs`: vLLM applies the others where it makes token ids of them.
+"""Key in `extra_kwargs`: start of the second text of a pair; in vLLM from 0.33, also its end."""
+# Keys in `extra_kwargs` of pairs. vLLM applies the others when it makes token ids.
 PAIR_KEYS = (SECOND_START, "max_tokens_per_query", "max_tokens_per_doc", "chat_template_kwargs")
 POOLING_OTHER = ("skip_reading_prefix_cache", "output_kind")  # there is no prefix cache; vLLM's own
 
@@ -101,7 +101,7 @@ WORKER_METHODS = (
 
 
 def check_version() -> None:
-    """Raises a ConfigError for a vLLM that this version of jaxis has not been run with."""
+    """Raises ConfigError for a vLLM version that this plugin was not tested with."""
     from vllm.version import __version__, __version_tuple__
 
     if tuple(__version_tuple__[:2]) not in SUPPORTED_VERSIONS:
@@ -113,7 +113,7 @@ def check_version() -> None:
 
 
 def check_contract() -> None:
-    """Raises a ConfigError that lists what the installed vLLM has under other names than the plugin expects."""
+    """Raises ConfigError with the differences between the installed vLLM and the names that the plugin expects."""
     if differences := list(_differences()):
         raise ConfigError(
             f"this vLLM is not the one that jaxis knows: {'; '.join(differences)}: install a released vLLM of a "
@@ -122,18 +122,18 @@ def check_contract() -> None:
 
 
 def check_step(scheduler_output: Any, *, is_pooling: bool = False) -> None:
-    """Raises an EngineError for what a step asks for and would otherwise be ignored.
+    """Raises EngineError for parts of a step that would otherwise be ignored.
 
     Args:
       scheduler_output: vLLM's SchedulerOutput.
-      is_pooling: Whether its requests are for vectors.
+      is_pooling: True if the step's requests are for vectors.
     """
     asked = [name for name in STEP_REFUSED if getattr(scheduler_output, name, None)]
     for request in scheduler_output.scheduled_new_reqs:
         values = {name: getattr(request, name, None) for name in NEW_REQUEST_REFUSED}
         if is_pooling:
             values["pooling_params"] = None
-        # A tensor, too, is something.
+        # A tensor has no truth value, but is something.
         asked += [name for name, value in values.items() if hasattr(value, "shape") or value]
     if asked:
         raise EngineError(f"vLLM's scheduler asks for {', '.join(asked)}, which jaxis' worker does not do")
@@ -149,7 +149,7 @@ def _differences() -> Iterator[str]:
     from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
     from vllm.v1.worker.worker_base import WorkerBase
 
-    # What is read has to be there; of what is refused or ignored, supported versions have more or less.
+    # Fields that are read must exist. Refused and ignored fields differ among the supported versions.
     exact: tuple[tuple[Any, Iterable[str], Iterable[str]], ...] = (
         (output.NewRequestData, NEW_REQUEST_READ, (*NEW_REQUEST_REFUSED, *NEW_REQUEST_OTHER)),
         (output.CachedRequestData, CACHED_REQUESTS_READ, CACHED_REQUESTS_OTHER),
@@ -176,7 +176,7 @@ def _differences() -> Iterator[str]:
 
 
 def _field_names(kind: Any) -> set[str]:
-    """Of a dataclass, or of a msgspec.Struct."""
+    """Returns the field names of a dataclass or a msgspec.Struct."""
     if dataclasses.is_dataclass(kind):
         return {field.name for field in dataclasses.fields(kind)}
     return set(kind.__struct_fields__)

@@ -1,4 +1,4 @@
-"""Drafts for vLLM's scheduler: guesses at next tokens, which it sends back in the next step to be compared."""
+"""Drafts for vLLM's scheduler, which sends them back in the next step to be verified."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Drafts:
-    """Copies of what followed the text's last tokens before, by jaxis' n-gram lookup.
+    """Drafts by jaxis' n-gram lookup, which copies what followed the last tokens earlier in the text.
 
     Args:
-      config: vLLM's, with the method "ngram".
-      runner: Runs the steps that compare drafts.
+      config: vLLM's configuration, with the method "ngram".
+      runner: Runner of the steps that verify drafts.
     """
 
     def __init__(self, config: SpeculativeConfig, runner: Runner) -> None:
@@ -30,18 +30,18 @@ class Drafts:
         self._limit, self._runner = config.num_speculative_tokens, runner
 
     def propose(self, requests: Sequence[RunningRequest]) -> list[list[int]]:
-        """Guesses at the next tokens of each request.
+        """Drafts the next tokens of each request.
 
         Args:
-          requests: Those that run; the host knows all their tokens.
+          requests: Running requests, all of whose tokens the host knows.
         """
         found = self._drafter.propose([DraftRequest(request.sequence, self._limit) for request in requests])
         num_tokens = len(requests) + sum(map(len, found))
-        # A guess is not worth the wait for a program: it is compiled meanwhile.
+        # A draft is not worth waiting for a program, which is compiled meanwhile.
         if num_tokens > len(requests) and not self._runner.can_draft(num_tokens):
             return [[] for _ in requests]
         return [list(each) for each in found]
 
     def forget(self, request: RunningRequest) -> None:
-        """A request has ended, or goes on with other tokens."""
+        """Forgets a request that has ended, or continues with other tokens."""
         self._drafter.forget(request.sequence)

@@ -1,4 +1,4 @@
-"""vLLM's cache of encoded images, as the worker has it: what its scheduler puts there stays until it takes it out."""
+"""The worker's side of vLLM's encoder cache: vLLM's scheduler decides what is added and removed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PIXEL_BYTES = 256 * 2**20
 
 
 class EncoderCache:
-    """The images that steps may need; the first step that does has them encoded.
+    """Images that steps may need. An image is encoded in the first step that needs it.
 
-    vLLM leaves the pixels of an image out of a request whose prefix it has found, and does not send them after it has
-    preempted the request, for which the image may have to be encoded again. So they are kept, as far as there is room.
+    vLLM omits an image's pixels from a request whose prefix it has cached. It does not send them again after it has
+    preempted a request, whose image may have to be encoded again. So pixels are kept, as far as there is room.
 
     Args:
-      encoder: Encodes them; what it holds stays at hand.
+      encoder: Encoder of images, which keeps the results that are in use.
     """
 
     def __init__(self, encoder: InputEncoder) -> None:
@@ -35,10 +35,10 @@ class EncoderCache:
         self._seen_bytes = 0
 
     def read(self, features: Iterable[Any]) -> list[tuple[str, EmbeddedInput]]:
-        """The images of a request, by vLLM's identifiers.
+        """Reads the images of a request, with vLLM's identifiers.
 
         Args:
-          features: vLLM's, each a MultiModalFeatureSpec.
+          features: vLLM's features, each a MultiModalFeatureSpec.
         """
         images: list[tuple[str, EmbeddedInput]] = []
         for feature in features:
@@ -49,7 +49,7 @@ class EncoderCache:
         return images
 
     def with_pixels(self, image: EmbeddedInput) -> EmbeddedInput:
-        """The image with its pixels, if they are known."""
+        """Returns the image with its pixels, if they are known."""
         seen = self._seen.get(image.digest)
         if image.data or seen is None:
             return image
@@ -64,11 +64,11 @@ class EncoderCache:
         )
 
     def update(self, output: SchedulerOutput, images_of: Callable[[str], Sequence[tuple[str, EmbeddedInput]]]) -> None:
-        """Drops what the scheduler has dropped, then takes what the step adds.
+        """Drops the images that the scheduler dropped, then adds those of the step.
 
         Args:
           output: The step.
-          images_of: The images of a request's id.
+          images_of: Returns the images of a request, given its id.
         """
         for identifier in output.free_encoder_mm_hashes:
             self._drop(identifier)
@@ -81,7 +81,7 @@ class EncoderCache:
                     self._encoder.hold([image])
 
     def check(self, scheduled: Iterable[ScheduledSequence]) -> None:
-        """Raises an EngineError for a step that needs an image which is not here."""
+        """Raises EngineError for a step that needs an image which is not cached."""
         digests = {image.digest for image in self._held.values()}
         for entry in scheduled:
             for image in entry.inputs:
@@ -93,7 +93,7 @@ class EncoderCache:
                     )
 
     def clear(self) -> None:
-        """The scheduler has dropped all."""
+        """Drops all images."""
         for identifier in list(self._held):
             self._drop(identifier)
 
@@ -111,7 +111,7 @@ class EncoderCache:
 
 
 def _read(feature: Any) -> EmbeddedInput:
-    """An image; without pixels, where vLLM leaves them out, because it has found what is computed of it.
+    """Reads an image; without pixels if vLLM omits them because its results are cached.
 
     Args:
       feature: vLLM's MultiModalFeatureSpec, from `images.py`.

@@ -1,7 +1,7 @@
-"""Images in vLLM's front end: jaxis' own processors make of them what the worker's tower reads. Imports no JAX.
+"""Images in vLLM's front end, prepared by jaxis' own processors for the worker's image encoder. Imports no JAX.
 
-vLLM asks a model's class for a processor, which turns a prompt with media into token ids with places in them, and data
-for these places. `encoder_cache.py` makes an `EmbeddedInput` of them again, in the worker.
+vLLM asks a model's class for a processor, which converts a prompt with media to token ids with placeholders, and data
+for these. In the worker, `encoder_cache.py` converts them back to an `EmbeddedInput`.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.prompt_images import PromptImages
 
 IMAGE = "image"
-_SIDES = tuple(2 ** (exponent / 2) for exponent in range(2 * 13 + 1))  # of images whose tokens are counted, in pixels
+_SIDES = tuple(2 ** (exponent / 2) for exponent in range(2 * 13 + 1))  # image sides in pixels, to count tokens of
 
 
 @functools.cache
 def _processor(model: str, revision: str | None, token: str | None) -> tuple[ImageProcessor | None, Tokenizer | None]:
-    """A checkpoint's image processor and its tokenizer; None for what it has not."""
+    """Returns a checkpoint's image processor and tokenizer; None for a missing one."""
     path = resolve_model(model, revision=revision, token=token, with_weights=False)
     tokenizer = Tokenizer.from_path(path)
     return read_processor(path, tokenizer) if path.is_dir() else None, tokenizer
 
 
 class ImageInfo(BaseProcessingInfo):
-    """What vLLM asks of a checkpoint's images."""
+    """A checkpoint's facts about images, for vLLM."""
 
     @property
     def processor(self) -> ImageProcessor | None:
-        """What makes pixels and tokens of them; None: the checkpoint takes none."""
+        """Image processor; None if the checkpoint takes no images."""
         return self._of_checkpoint[0]
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """jaxis' own."""
+        """Tokenizer of jaxis."""
         return self._of_checkpoint[1]
 
     @property
@@ -73,17 +73,16 @@ class ImageInfo(BaseProcessingInfo):
         return _processor(str(config.model), config.revision, token)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """See `BaseProcessingInfo`; without a processor, vLLM runs the text alone."""
+        """Returns no limit of images; without a processor, vLLM runs the text alone."""
         return {} if self.processor is None else {IMAGE: None}
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        """See `BaseProcessingInfo`."""
         del mm_counts
         return {} if self.processor is None else {IMAGE: min(seq_len, _most_embeddings(self.processor))}
 
 
 def _most_embeddings(processor: ImageProcessor) -> int:
-    """The most embeddings of an image, of a choice of sizes."""
+    """Returns the largest number of an image's embeddings, over a choice of sizes."""
     return max(
         len(processor.tokens(round(width), round(height))[1])
         for width in _SIDES
@@ -93,15 +92,13 @@ def _most_embeddings(processor: ImageProcessor) -> int:
 
 
 class DummyImages(BaseDummyInputsBuilder[ImageInfo]):
-    """Images with which vLLM tries its front end before requests come."""
+    """Images for vLLM's test of its front end before requests arrive."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """See `BaseDummyInputsBuilder`."""
         processor = self.info.processor
         return "" if processor is None else processor.placeholder * mm_counts.get(IMAGE, 0)
 
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> dict[str, Any]:
-        """See `BaseDummyInputsBuilder`."""
         del seq_len, mm_options
         from PIL import Image
 
@@ -109,10 +106,10 @@ class DummyImages(BaseDummyInputsBuilder[ImageInfo]):
 
 
 class JaxisImages(BaseMultiModalProcessor[ImageInfo]):
-    """Puts images into prompts, as `PromptImages` does."""
+    """Processor that puts images into prompts, as `PromptImages` does."""
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: TimingContext) -> MultiModalInput:
-        """See `BaseMultiModalProcessor`.
+        """Converts a prompt with images.
 
         Raises:
           VLLMValidationError: An image cannot be read, is too large, or has no place in the prompt.
@@ -140,12 +137,12 @@ class JaxisImages(BaseMultiModalProcessor[ImageInfo]):
         if inputs.media_io_kwargs:
             raise RequestError("media_io_kwargs is not supported: leave it out")
         sources = [_source(each) for each in items.get_all_items_for_hash()]
-        # How many there may be, vLLM has checked.
+        # vLLM has checked the number of images.
         images = PromptImages(info.processor, {IMAGE: len(sources)}, info.ctx.model_config.max_model_len)
         return images.put(TokenizedPrompt(self._text(inputs.prompt), inputs.prompt), sources)
 
     def _text(self, token_ids: Sequence[int]) -> str | None:
-        """The prompt's text, which vLLM does not bring along; None where token ids are not those of any."""
+        """Returns the prompt's text, which vLLM does not pass on; None if the token ids are not those of any text."""
         if (tokenizer := self.info.tokenizer) is None:
             return None
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -161,7 +158,7 @@ class JaxisImages(BaseMultiModalProcessor[ImageInfo]):
 
 
 def _source(item: Any) -> ImageSource:
-    """An image as `open_image` takes it, where vLLM has the file as its bytes."""
+    """Converts vLLM's image for `open_image`; uses the file's bytes if vLLM has them."""
     from PIL import Image
 
     if isinstance(item, MediaWithBytes):
@@ -175,11 +172,11 @@ def _source(item: Any) -> ImageSource:
 
 
 class ImageItem(MultiModalKwargsItem):
-    """An image that was made in this process; what clients send as if it were one is none."""
+    """An image prepared in this process, as opposed to data from a client."""
 
 
 def _data(item: EmbeddedInput) -> ImageItem:
-    """What the worker needs of an image beside its name and its place."""
+    """Returns the worker's data about an image, except its name and place."""
     values = {
         "views": np.frombuffer(item.data, np.uint8).reshape(item.shape),
         "order": None if item.order is None else np.asarray(item.order, np.int32),
@@ -197,7 +194,7 @@ def _data(item: EmbeddedInput) -> ImageItem:
 
 
 def _name(item: EmbeddedInput) -> str:
-    """By which vLLM knows an image: all of it that counts where its keys and values are found in the prefix cache."""
+    """Returns vLLM's name of an image, with everything that decides its keys and values in the prefix cache."""
     return item.digest.hex() + ("" if item.grid is None else f":{item.grid[0]}x{item.grid[1]}")
 
 

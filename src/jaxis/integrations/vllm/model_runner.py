@@ -1,4 +1,4 @@
-"""A step of vLLM's scheduler as one of jaxis' runner, over vLLM's block tables, and its result in vLLM's form."""
+"""Steps of vLLM's scheduler on jaxis' runner, over vLLM's block tables, with results in vLLM's types."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
 
 
 class ModelRunner:
-    """Runs the steps of vLLM's scheduler, which may schedule one ahead of the result of the one before.
+    """Runs the steps of vLLM's scheduler, which may schedule one step before it has the result of the last.
 
     Attributes:
-      runner: Runs them on the devices.
-      requests: Those that vLLM's scheduler has not finished.
-      adapters: Those that requests may have; None: they have none.
-      encoder_cache: Images of requests; None: they have none.
+      runner: Runner of the steps on the devices.
+      requests: Requests that vLLM's scheduler has not finished.
+      adapters: Adapters for requests; None without adapters.
+      encoder_cache: Images of requests; None without images.
 
     Args:
-      runner: See above.
+      runner: Runner of the steps on the devices.
       vllm_config: vLLM's configuration.
     """
 
@@ -76,15 +76,15 @@ class ModelRunner:
         self._newest: StepResult | None = None
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Dispatches the model of a step, and its sampler, too, unless that has to wait.
+        """Dispatches a step's forward pass, and its sampler unless that has to wait.
 
-        It waits for the masks of grammars, and for tokens in flight that a request's parameters have to see.
+        The sampler waits for the masks of grammars, and for tokens in flight that a request's parameters depend on.
 
         Returns:
-          The result of a step without tokens; None: `sample` has it.
+          Result of a step without tokens; None: `sample` returns the result.
 
         Raises:
-          EngineError: vLLM asks for something that this does not do.
+          EngineError: vLLM asks for something unsupported.
         """
         check_step(scheduler_output)
         if self._drafts is not None:
@@ -113,10 +113,10 @@ class ModelRunner:
         return None
 
     def sample(self, grammar_output: GrammarOutput | None) -> StepResult:
-        """Dispatches the sampler of the step that was executed last, if `execute` did not.
+        """Dispatches the sampler of the last executed step, if `execute` did not.
 
         Args:
-          grammar_output: The masks of the requests that have a grammar.
+          grammar_output: Masks of the requests with a grammar.
         """
         if self._executed is None:
             raise EngineError("a step was sampled that was not executed")
@@ -130,7 +130,7 @@ class ModelRunner:
         return self._newest
 
     def take_drafts(self) -> DraftTokenIds | None:
-        """Guesses at the next tokens of the requests that the newest step has sampled for; None: nothing drafts."""
+        """Returns drafts for the requests that the newest step sampled for; None without drafting."""
         if self._drafts is None or self._newest is None:
             return None
         requests = [each.request for each in self._newest.scheduled if each.entry.samples and not each.request.error]
@@ -138,19 +138,19 @@ class ModelRunner:
         return DraftTokenIds([request.request_id for request in requests], drafts)
 
     def synchronize(self) -> None:
-        """Waits for the step that was sampled last, and gives its tokens to its requests."""
+        """Waits for the last sampled step and gives its tokens to its requests."""
         if self._newest is not None:
             _ = self._newest.get_output()
 
 
 class StepResult(AsyncModelRunnerOutput):
-    """The result of a step that was dispatched; steps are read in their order.
+    """Result of a dispatched step. Results are read in the order of steps.
 
     Attributes:
-      scheduled: The step's requests.
+      scheduled: Requests of the step.
 
     Args:
-      scheduled: See above.
+      scheduled: Requests of the step.
       step: The step.
     """
 
@@ -159,13 +159,13 @@ class StepResult(AsyncModelRunnerOutput):
         self._output: ModelRunnerOutput | None = None
 
     def get_output(self) -> ModelRunnerOutput:
-        """Waits for the step's tokens, and gives them to its requests, once."""
+        """Waits for the step's tokens and gives them to its requests, once."""
         if self._output is None:
             self._output = self._read()
         return self._output
 
     def get_kv_connector_output(self) -> None:
-        """There is none."""
+        """Returns None: there is no KV connector."""
 
     def _read(self) -> ModelRunnerOutput:
         scheduled, step = self.scheduled, self._step
@@ -195,17 +195,17 @@ class StepResult(AsyncModelRunnerOutput):
 
 
 def _end(each: ScheduledRequest) -> int:
-    """What a request gets that no token can be sampled for: vLLM knows no errors of single requests."""
+    """Returns the token that ends a request without a sampled token, because vLLM has no errors of single requests."""
     reason = each.request.error or "the model's logits are not finite"
     logger.error("jaxis ends the request %s: %s", each.request.request_id, reason)
     return each.request.end_token_id
 
 
 def _set_masks(scheduled: list[ScheduledRequest], grammar_output: GrammarOutput | None) -> None:
-    """Gives each request that has a grammar its own row, or none where the scheduler lets it go on as it likes."""
+    """Sets each grammar request's own mask, or none if the scheduler allows it all tokens."""
     rows: dict[str, np.ndarray] = {}
     if grammar_output is not None:
-        # The rows are in the order of these ids, and in no other.
+        # The rows are in the order of these ids.
         ids = grammar_output.structured_output_request_ids
         num_rows = {each.request.request_id: each.entry.num_rows for each in scheduled}
         rows = dict(
@@ -217,12 +217,12 @@ def _set_masks(scheduled: list[ScheduledRequest], grammar_output: GrammarOutput 
 
 
 def rows_of_requests(bitmask: np.ndarray, num_rows: Sequence[int]) -> list[np.ndarray]:
-    """The rows of each request in a grammar bitmask.
+    """Splits a grammar bitmask by requests.
 
     Args:
-      bitmask: int32 [rows, W]: of vLLM up to 0.32, as many rows for each request as it needs; of 0.33, as many for each
-        as most drafts need.
-      num_rows: How many each needs.
+      bitmask: int32 [rows, W]. Up to vLLM 0.32, each request has as many rows as it needs; in 0.33, all have as many as
+        the one with the most drafts.
+      num_rows: Number of rows that each request needs.
     """
     if len(bitmask) == sum(num_rows):
         starts = itertools.accumulate(num_rows, initial=0)
@@ -234,7 +234,7 @@ def rows_of_requests(bitmask: np.ndarray, num_rows: Sequence[int]) -> list[np.nd
 def _logprobs_lists(
     scheduled: list[ScheduledRequest], sampled: list[list[int]], logprobs: TokenLogprobs[np.ndarray] | None
 ) -> LogprobsLists | None:
-    """A row for each token that requests go on with, itself first."""
+    """Returns a row for each token of the requests' outputs; the token itself is first in its row."""
     if logprobs is None:
         return None
     first_rows = itertools.accumulate((each.entry.num_rows for each in scheduled), initial=0)
@@ -249,7 +249,7 @@ def _logprobs_lists(
 
 
 def _prompt_logprobs(prompt_token_ids: list[int], parts: list[TokenLogprobs[np.ndarray]]) -> LogprobsTensors:
-    """A row for each token of a prompt but the first, itself first."""
+    """Returns a row for each token of a prompt except the first; the token itself is first in its row."""
     joined = joined_logprobs(parts, len(prompt_token_ids) - 1)
     token_ids = np.asarray(prompt_token_ids[1:], np.int32)
     return LogprobsTensors(

@@ -1,7 +1,7 @@
-"""What vLLM's registries have for models of jaxis: a class for each architecture, and one for each way to quantize.
+"""Classes for jaxis' models in vLLM's registries: one for each architecture and each quantization method.
 
-A class says that the model takes text, or images, too; of how a checkpoint is quantized, it says nothing. None is ever
-asked for a layer or a weight.
+A model's class only tells vLLM whether the model takes images beside text. A quantization class tells nothing about the
+checkpoint. vLLM never asks them for a layer or a weight.
 """
 
 from __future__ import annotations
@@ -21,70 +21,62 @@ from jaxis.models.registry import declared_architectures
 
 
 class JaxisModel(torch.nn.Module):
-    """Has the methods by which vLLM knows a model that generates text from token ids."""
+    """Model with the methods by which vLLM recognizes text generation from token ids."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         raise NotImplementedError(f"jaxis' worker has the model of {vllm_config.model_config.model}{prefix}, not torch")
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Never called."""
         raise NotImplementedError
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Never called."""
         raise NotImplementedError
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Never called."""
         raise NotImplementedError
 
 
 @MULTIMODAL_REGISTRY.register_processor(JaxisImages, info=ImageInfo, dummy_inputs=DummyImages)
 class JaxisImageModel(JaxisModel):
-    """Has the attributes by which vLLM knows a model that takes images, too; a checkpoint may have the text alone."""
+    """Model with the attributes by which vLLM recognizes image inputs. A checkpoint may still take text only."""
 
     supports_multimodal = True
     supports_multimodal_raw_input_only = False
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
-        """None: chat templates place images."""
+        """Returns None: chat templates place images."""
         del modality, i
 
 
 class JaxisQuantization(QuantizationConfig):
-    """Lets a quantized checkpoint through vLLM's configuration. jaxis reads how it is quantized in its config.json."""
+    """Passes a quantized checkpoint through vLLM's configuration. jaxis reads the format in config.json."""
 
     def get_name(self) -> Any:
-        """See `QuantizationConfig`."""
         return "jaxis"
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """See `QuantizationConfig`."""
         return [torch.float32, torch.bfloat16, torch.float16]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """See `QuantizationConfig`."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """See `QuantizationConfig`."""
         return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:  # noqa: ARG003
-        """See `QuantizationConfig`."""
         return cls()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> None:
-        """Never called."""
+        """Does nothing: vLLM never calls it."""
 
 
 @functools.cache
 def register_models() -> None:
-    """Registers each architecture that jaxis has, in place of vLLM's own model of that name, and ways to quantize."""
+    """Registers jaxis' architectures in place of vLLM's models of the same names, and the quantization methods."""
     for method in {*QUANTIZATION_METHODS, *QUANT_METHODS}:
         register_quantization_config(method)(JaxisQuantization)
     for architecture in declared_architectures():
@@ -93,5 +85,5 @@ def register_models() -> None:
 
 
 def may_take_images(architecture: str) -> bool:
-    """Whether checkpoints of this name in `architectures` may have a vision tower; whether one has, its files say."""
+    """Returns whether checkpoints of this architecture may have an image encoder. Their files decide."""
     return architecture.endswith("ForConditionalGeneration")

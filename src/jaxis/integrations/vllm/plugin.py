@@ -1,4 +1,4 @@
-"""vLLM's entry points. They act only where VLLM_PLUGINS names jaxis: jaxis beside another vLLM changes nothing."""
+"""Entry points for vLLM. They act only if VLLM_PLUGINS names jaxis, so that other uses of vLLM are unaffected."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ NAME = "jaxis"
 
 
 def is_wanted() -> bool:
-    """Whether the user asks vLLM for jaxis."""
+    """Returns whether VLLM_PLUGINS names jaxis."""
     return NAME in (name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(","))
 
 
 def platform() -> str | None:
-    """The platform's class, for `vllm.platform_plugins`. Must not raise: vLLM would silently take another platform."""
+    """Returns the platform's class for `vllm.platform_plugins`. Never raises: vLLM would use another one silently."""
     return "jaxis.integrations.vllm.platform.JaxisPlatform" if is_wanted() else None
 
 
 def register() -> None:
-    """Registers the models, for `vllm.general_plugins`; vLLM may call it several times in a process."""
+    """Registers the models for `vllm.general_plugins`. vLLM may call it several times in a process."""
     if is_wanted():
         from jaxis.integrations.vllm.model_shims import register_models
 

@@ -1,4 +1,4 @@
-"""vLLM's worker for models that make vectors or scores: each text is computed whole, in one step, without a cache."""
+"""vLLM's worker for embedding models and classifiers: each text is computed whole, in one step, without a cache."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
 
 
 class JaxisPoolingWorker(WorkerBase):
-    """Makes vectors or scores with a model of jaxis for vLLM; see `WorkerBase` for each method."""
+    """Computes vectors or scores for vLLM with a model of jaxis; see `WorkerBase` for each method."""
 
     def init_device(self) -> None:
-        """Reads the checkpoint's configuration, and finds JAX's devices."""
+        """Reads the checkpoint's configuration and finds JAX's devices."""
         self.device = torch.device("cpu")
         self._args = engine_arguments(self.vllm_config)
         self._opened = open_model(self._args)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Loads the weights."""
         if load_dummy_weights:
             raise ConfigError("load_dummy_weights is not supported")
         self._embedder = open_embedder(self._args, self._opened, ProgressDisplay(enabled=False))
@@ -51,26 +50,26 @@ class JaxisPoolingWorker(WorkerBase):
         logger.info("jaxis makes %s with the model, of %d elements", made, self._embedder.dimensions.size)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        """None: vLLM then has each text in one step."""
+        """Returns no spec, so that vLLM schedules each text in one step."""
         return {}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
-        """Any."""
+        """Returns some layout: none is used."""
         return [KVCacheLayout.LBHNC.name]
 
     def determine_available_memory(self) -> int:
-        """Nothing is kept."""
+        """Returns 0: there is no cache."""
         return 0
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """There are no caches of vLLM's."""
+        """Does nothing: vLLM has no caches here."""
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Programs compile before the steps that need them."""
+        """Does nothing: programs compile before the steps that need them."""
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Makes the vectors or scores of a step's prompts."""
+        """Computes the vectors or scores of a step's prompts."""
         check_step(scheduler_output, is_pooling=True)
         requests = scheduler_output.scheduled_new_reqs
         if scheduler_output.total_num_scheduled_tokens == 0:
@@ -105,32 +104,30 @@ class JaxisPoolingWorker(WorkerBase):
         return torch.from_numpy(np.array(vector, np.float32))
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model does."""
         return ("embed",) if self._embedder.classifier is None else ("classify",)
 
     def reset_encoder_cache(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no cache."""
 
     def synchronize_device(self) -> None:
-        """Every step is waited for."""
+        """Does nothing: every step is waited for."""
 
     def get_model(self) -> Any:
-        """There is no torch module."""
+        """Raises EngineError: there is no torch module."""
         raise EngineError("the model is jaxis', not a torch module")
 
     def get_model_inspection(self) -> str:
-        """What `repr` of vllm.LLM shows."""
+        """Returns the text of the model in `repr` of vllm.LLM."""
         return f"{type(self._embedder.model.model).__name__} of jaxis"
 
     def shutdown(self) -> None:
-        """Frees the weights and programs."""
         if (embedder := getattr(self, "_embedder", None)) is not None:
             embedder.close()
             del self._embedder
 
 
 def _second_start(params: PoolingParams | None, num_tokens: int) -> int:
-    """Where the second text of a pair begins; the number of tokens, where vLLM does not say."""
+    """Returns the start of the second text of a pair; the number of tokens if vLLM does not say."""
     extra = None if params is None else params.extra_kwargs
     place = num_tokens if extra is None else extra.get(SECOND_START, num_tokens)
     return place if isinstance(place, int) else place[0]

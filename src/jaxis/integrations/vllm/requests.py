@@ -1,8 +1,8 @@
-"""The requests that vLLM's scheduler has not finished, as the sequences that jaxis' runner knows.
+"""The unfinished requests of vLLM's scheduler, as sequences for jaxis' runner.
 
-The scheduler says once what a request is, and then what changes: blocks, and how many tokens are computed. It does not
-send back what was sampled. It has two ways to say that a preempted request goes on (vLLM's model runners V1 and V2):
-among the cached ones, with blocks that replace all earlier ones, or as a new one whose id is known already.
+The scheduler describes a request once, and then sends changes: blocks, and the number of computed tokens. It does not
+send sampled tokens back. There are two ways in which a preempted request resumes (vLLM's model runners V1 and V2): as a
+cached one, with blocks that replace all earlier ones, or as a new one with a known id.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class RunningRequest:
     """A request, from its first step to the step after its last.
 
     Attributes:
-      request_id: vLLM's.
-      sequence: Its tokens and blocks, as the runner sees them.
-      masks: What its grammar allows next; None: it has no grammar.
-      bad_words_token_ids: The token sequences that must not be generated.
-      end_token_id: A token that ends it, for when none can be sampled.
-      seed: Of its random numbers.
-      images: Those of its prompt, by vLLM's identifiers, in their order.
-      error: Why no token can be sampled for it; None if one can.
+      request_id: vLLM's id.
+      sequence: Tokens and blocks, for the runner.
+      masks: Token masks of its grammar; None without a grammar.
+      bad_words_token_ids: Token sequences that must not be generated.
+      end_token_id: Token that ends the request if none can be sampled.
+      seed: Seed of its random numbers.
+      images: Images of its prompt in order, with vLLM's identifiers.
+      error: Reason why no token can be sampled; None if there is none.
     """
 
     request_id: str
@@ -60,27 +60,27 @@ class RunningRequest:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Its prompt."""
+        """Token ids of the prompt."""
         return self.sequence.prompt_token_ids
 
     def go_on_from(self, earlier: RunningRequest) -> None:
-        """Takes over what the scheduler does not know of a request that it preempted."""
+        """Takes over state of a preempted request that the scheduler does not send."""
         self.seed, self.error, self.sequence.adapter = earlier.seed, earlier.error, earlier.sequence.adapter
         self._prompt_logprobs = earlier._prompt_logprobs
 
     def add_tokens(self, token_ids: Sequence[int]) -> None:
-        """Takes in what was sampled, by the oldest step in flight that samples for it."""
+        """Adds the tokens that the oldest step in flight sampled for the request."""
         self.sequence.output_token_ids += token_ids
         self.sequence.num_inflight_tokens -= 1
 
     def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs[np.ndarray]) -> None:
-        """Keeps the log-probabilities of the tokens that follow positions `start`, `start + 1`, ..."""
-        # What was computed before a preemption is computed again, perhaps in other chunks.
+        """Stores the log-probabilities of the tokens that follow positions `start`, `start + 1`, ..."""
+        # Chunks computed before a preemption are computed again, perhaps with other borders.
         self._prompt_logprobs = {at: part for at, part in self._prompt_logprobs.items() if at < start}
         self._prompt_logprobs[start] = logprobs
 
     def finished_prompt_logprobs(self, entry: ScheduledSequence) -> list[TokenLogprobs[np.ndarray]] | None:
-        """Those of the whole prompt, in the step that samples the first token of the output; None in all others."""
+        """Returns the prompt's log-probabilities in the step that samples the first output token; otherwise None."""
         num_prompt_tokens = len(self.prompt_token_ids)
         wanted = self.sequence.sampling_params.prompt_logprobs is not None and num_prompt_tokens > 1
         if not wanted or not entry.samples or entry.start + entry.num_tokens != num_prompt_tokens:
@@ -94,9 +94,9 @@ class ScheduledRequest:
 
     Attributes:
       request: The request.
-      entry: Its tokens in the step.
-      is_decode: Whether the step computes just the token that was sampled last.
-      is_ahead: Whether that token is in flight.
+      entry: Tokens of the request in the step.
+      is_decode: True if the step computes only the last sampled token.
+      is_ahead: True if that token is in flight.
     """
 
     request: RunningRequest
@@ -109,16 +109,16 @@ class RequestTable:
     """The requests by vLLM's ids.
 
     Attributes:
-      sampling: How the tokens of each are sampled.
+      sampling: Sampling state of each sequence.
 
     Args:
       vocab_size: V.
-      num_spans: Of the model's layers; all have the same block table.
-      num_state_slots: Slots for recurrent states, as many as requests run at once; None: no layer has any.
-      seed: Of requests that bring none.
-      logprobs_mode: What a log-probability is.
-      adapters: Those that requests may have; None: they have none.
-      encoder_cache: Images of prompts; None: they have none.
+      num_spans: Number of the model's attention spans; all have the same block table.
+      num_state_slots: Slots for recurrent states, as many as requests run at once; None if no layer has states.
+      seed: Seed for requests without one.
+      logprobs_mode: Definition of log-probabilities.
+      adapters: Adapters for requests; None without adapters.
+      encoder_cache: Images of prompts; None without images.
     """
 
     def __init__(
@@ -145,18 +145,18 @@ class RequestTable:
         return request_id in self._requests
 
     def get(self, request_id: str) -> RunningRequest | None:
-        """The request of this id, unless it has ended."""
+        """Returns the request of this id; None if it has ended."""
         return self._requests.get(request_id)
 
     def images_of(self, request_id: str) -> Sequence[tuple[str, EmbeddedInput]]:
-        """The images of a request, by vLLM's identifiers."""
+        """Returns the images of a request, with vLLM's identifiers."""
         return self._requests[request_id].images
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def update(self, output: SchedulerOutput) -> None:
-        """Takes in what the scheduler says of its requests: those that ended, then those that are new or changed."""
+        """Applies the scheduler's changes: first removes finished requests, then adds new ones and changes others."""
         for request_id in output.finished_req_ids:
             self._remove(request_id)
         if self._states is not None:
@@ -171,11 +171,11 @@ class RequestTable:
     def schedule(
         self, num_tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]] = MappingProxyType({})
     ) -> list[ScheduledRequest]:
-        """The requests of a step, decodes first, then those with drafts, as the runner wants them.
+        """Returns the requests of a step in the runner's order: decodes first, then those with drafts.
 
         Args:
-          num_tokens: How many each computes, drafts included, by its id.
-          drafts: Guesses at the next tokens of some, by their ids.
+          num_tokens: Number of tokens to compute for each request, including drafts, by id.
+          drafts: Drafts for some requests, by id.
         """
         scheduled = [
             self._scheduled(self._requests[request_id], number, tuple(drafts.get(request_id, ())))
@@ -186,7 +186,7 @@ class RequestTable:
         return sorted(scheduled, key=lambda each: (not each.is_decode, not each.entry.draft_token_ids))
 
     def sampler_waits(self, scheduled: ScheduledRequest) -> bool:
-        """Whether the sampler of its step needs a mask, or a token in flight, that is not known yet."""
+        """Returns whether the sampler of its step needs a mask, or a token in flight, that is not known yet."""
         request, entry = scheduled.request, scheduled.entry
         if not entry.samples:
             return False
@@ -212,7 +212,7 @@ class RequestTable:
         params = translate_params(new.sampling_params, self._logprobs_mode)
         prompt_token_ids: list[int] = list(new.prompt_token_ids or ())
         [block_ids] = new.block_ids
-        # A preempted request may come back as a new one, with what was sampled before.
+        # A preempted request may come back as a new one, with the tokens sampled before.
         output_token_ids: list[int] = list((new.prefill_token_ids or ())[len(prompt_token_ids) :])
         request = RunningRequest(
             new.req_id,
@@ -249,7 +249,7 @@ class RequestTable:
         if (token_ids := cached.all_token_ids.get(request_id)) is not None:
             outputs = list(token_ids[sequence.num_prompt_tokens :])
             if is_resumed or outputs != sequence.output_token_ids:
-                # The scheduler may have dropped what was sampled last. If that is in flight, the old sequence gets it.
+                # The scheduler may have dropped the last sampled token. If that is in flight, the old sequence gets it.
                 adapter, images = sequence.adapter, request.images
                 if self._encoder_cache is not None:
                     images = [(name, self._encoder_cache.with_pixels(image)) for name, image in images]
@@ -274,7 +274,7 @@ class RequestTable:
             prompt_token_ids,
             params,
             frozenset(),
-            max_total_tokens=0,  # when it ends is the scheduler's affair, as is its order
+            max_total_tokens=0,  # the scheduler decides the end and the order
             arrival=0,
             output_token_ids=output_token_ids,
             block_tables=[BlockTable(array("i", block_ids))] * max(1, self._num_spans),
@@ -290,7 +290,7 @@ class RequestTable:
             seed=request.seed,
         )
         try:
-            # Its end-of-sequence tokens are among the parameters' stop tokens.
+            # The end-of-sequence tokens are among the parameters' stop tokens.
             sampling = make(params, bad_words_token_ids=request.bad_words_token_ids, grammar=request.masks)
         except RequestError as error:
             request.error = error

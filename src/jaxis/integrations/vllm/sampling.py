@@ -1,4 +1,4 @@
-"""vLLM's sampling parameters in jaxis' terms: each is applied, or refused by name. Imports no JAX, torch or vLLM."""
+"""Conversion of vLLM's sampling parameters: each is applied, or refused by name. Imports no JAX, torch or vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAME = (
     *("logit_bias", "allowed_token_ids", "seed", "logprobs", "prompt_logprobs", "min_tokens"),
 )
 APPLIED = (*_SAME, "structured_outputs", "bad_words", "_bad_words_token_ids", "_all_stop_token_ids")
-"""What the worker applies, by vLLM's names."""
+"""Parameters that the worker applies, by vLLM's names."""
 
 OF_VLLM = (
     *("n", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "flat_logprobs", "detokenize", "skip_special_tokens"),
@@ -24,7 +24,7 @@ OF_VLLM = (
     *("output_text_buffer_length", "_eos_token_id", "_watermarking_skipped", "skip_reading_prefix_cache"),
     "repetition_detection",
 )
-"""What vLLM's scheduler or front end applies: when to stop, text, and how outputs are sent."""
+"""Parameters that vLLM's scheduler or front end applies: stop conditions, text, and delivery of outputs."""
 
 REFUSED = {
     "watermarking": "tokens have no watermark here: leave it out",
@@ -36,11 +36,11 @@ REFUSED = {
     "routed_experts_prompt_start": "the experts of tokens are not returned inside vLLM: leave it out",
     "trace_decode_token_ids": "tokens are sampled, not replayed: leave it out",
 }
-"""What nothing applies, and what to do instead."""
+"""Parameters that are not supported, with the advice to the user."""
 
 
 def check_params(params: Any) -> None:
-    """Raises a RequestError for a parameter that would not be applied, known or not.
+    """Raises RequestError for a set parameter that would not be applied, known or not.
 
     Args:
       params: vLLM's SamplingParams.
@@ -68,18 +68,18 @@ def _asks_for_something(value: Any, default: Any) -> bool:
 
 
 def translate_params(params: Any, logprobs_mode: LogprobsMode | None = None) -> SamplingParams:
-    """The parameters that the sampler applies.
+    """Converts the parameters that the sampler applies.
 
     Args:
       params: vLLM's SamplingParams.
-      logprobs_mode: The engine's; None: the default.
+      logprobs_mode: Mode of the engine; None: the default.
 
     Raises:
-      RequestError: A parameter is not supported, or outside of what jaxis accepts.
+      RequestError: A parameter is not supported, or out of jaxis' range.
     """
     check_params(params)
     values = {name: getattr(params, name) for name in _SAME}
-    # How a sequence ends is the scheduler's affair: these are held back until `min_tokens`.
+    # The scheduler ends sequences; the stop tokens are only suppressed until `min_tokens`.
     return SamplingParams(
         **values,
         max_tokens=None,
@@ -90,12 +90,12 @@ def translate_params(params: Any, logprobs_mode: LogprobsMode | None = None) -> 
 
 
 class GivenMasks:
-    """A `Matcher` whose grammar is followed elsewhere: each step brings the masks of the next token and after drafts.
+    """A `Matcher` whose grammar is followed elsewhere. Each step brings masks for the next token and after each draft.
 
     Attributes:
-      param: See `Matcher`.
-      error: See `Matcher`; none here.
-      is_complete: See `Matcher`; the scheduler ends the sequence.
+      param: Name of the parameter, as in `Matcher`.
+      error: Error as in `Matcher`; always None here.
+      is_complete: Always False; the scheduler ends the sequence.
 
     Args:
       vocab_size: V.
@@ -109,15 +109,17 @@ class GivenMasks:
         self._masks = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self._spare_bits = -vocab_size % 32
         self._num_followed = 0
-        self._first_draft: int | None = None  # of a fork: how many tokens come before the drafts that it follows
+        self._first_draft: int | None = None  # in a fork: number of tokens before the drafts that it follows
 
     def set_masks(self, rows: np.ndarray | None) -> None:
-        """Takes the masks of a step.
+        """Sets the masks of a step.
 
         Args:
-          rows: int32 [1 + drafts, W], bit i % 32 of word i / 32 for token i; the first for the next token, then one
-            after each draft. A tokenizer may have fewer tokens than the model, which are then forbidden, or more, which
-            the model cannot sample. None allows all.
+          rows: int32 [1 + drafts, W], bit i % 32 of word i / 32 for token i; the first row for the next token, then one
+            after
+            each draft. Tokens of the model that the tokenizer does not have are forbidden. Further tokens of the
+            tokenizer are
+            ignored, because the model cannot sample them. None allows all.
         """
         num_rows, num_words = 1 if rows is None else len(rows), self._masks.shape[1]
         masks = np.full((num_rows, num_words), -1 if rows is None else 0, np.int32)
@@ -129,19 +131,17 @@ class GivenMasks:
         self._masks = masks
 
     def fork(self) -> GivenMasks:
-        """See `Matcher`; what a fork follows are drafts."""
+        """Returns a copy that follows drafts."""
         fork = copy.copy(self)
         fork._first_draft = self._num_followed
         return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
-        """See `Matcher`; the scheduler follows the output itself."""
+        """Records the number of output tokens; the scheduler follows the output itself."""
         self._num_followed = len(output_token_ids)
 
     def token_mask(self) -> np.ndarray:
-        """See `Matcher`."""
         return self._masks[0 if self._first_draft is None else self._num_followed - self._first_draft]
 
     def favored_token(self) -> int | None:
-        """See `Matcher`."""
         return None

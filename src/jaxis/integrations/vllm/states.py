@@ -1,4 +1,4 @@
-"""Where the recurrent states of vLLM's requests lie. vLLM's scheduler knows blocks alone, so they are the worker's."""
+"""Slots of the recurrent states of vLLM's requests. vLLM's scheduler has blocks only, so the worker assigns slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.errors import EngineError
 
 @dataclass
 class _State:
-    """A slot, and how many tokens its states have seen."""
+    """A slot, and the number of tokens in its states."""
 
     slot: int
     num_tokens: int = 0
@@ -21,7 +21,7 @@ class RequestStates:
     """A slot for each request, from its first step until it ends or is preempted.
 
     Args:
-      num_slots: As many as requests run at once.
+      num_slots: Number of slots, as many as requests run at once.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -29,15 +29,15 @@ class RequestStates:
         self._of_request: dict[str, _State] = {}
 
     def step(self, request_id: str, start: int, num_tokens: int) -> StateStep:
-        """Where a step finds and leaves the states of a request.
+        """Returns the places where a step reads and writes a request's states.
 
         Args:
-          request_id: vLLM's.
-          start: Position of its first token in the step.
-          num_tokens: How many it computes.
+          request_id: vLLM's id.
+          start: Position of the request's first token in the step.
+          num_tokens: Number of tokens in the step.
 
         Raises:
-          EngineError: The states of the tokens before are not there, or more requests run than there are slots.
+          EngineError: The states of the earlier tokens are missing, or more requests run than there are slots.
         """
         state = self._of_request.get(request_id)
         if state is None:
@@ -53,6 +53,8 @@ class RequestStates:
         return StateStep(read=state.slot if start else NO_SLOT, write=state.slot)
 
     def give_back(self, request_id: str) -> None:
-        """A request has ended or lost its blocks. A step in flight may still write to its slot, before others do."""
+        """Frees the slot of a request that ended or lost its blocks. A step in flight still writes before the next
+        owner.
+        """
         if (state := self._of_request.pop(request_id, None)) is not None:
             self._free.append(state.slot)

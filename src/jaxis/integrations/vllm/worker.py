@@ -1,4 +1,4 @@
-"""vLLM's worker: has the model and its caches, and runs the steps of vLLM's scheduler."""
+"""vLLM's worker: holds the model and its caches, and runs the steps of vLLM's scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.state_cache import num_state_slots
-from jaxis.engine.extra_memory_setup import cache_bytes_beside, extra_memory
+from jaxis.engine.extra_memory_setup import cache_bytes_beside, make_extra_memory
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import open_model
 from jaxis.errors import ConfigError, EngineError
@@ -40,33 +40,32 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
 
-BYTES_OF_COUNTED_TOKEN = 2  # the fewest that vLLM allows
+BYTES_OF_COUNTED_TOKEN = 2  # the smallest size that vLLM allows
 
 
 class JaxisWorker(WorkerBase):
     """Runs a model of jaxis for vLLM; see `WorkerBase` for each method."""
 
     def init_device(self) -> None:
-        """Reads the checkpoint's configuration, and finds JAX's devices."""
+        """Reads the checkpoint's configuration and finds JAX's devices."""
         self.device = torch.device("cpu")
         self._args = engine_arguments(self.vllm_config)
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
-        self._room, notes = extra_memory(
+        self._extra_memory, notes = make_extra_memory(
             self._args, self._opened, read_tokenizer(self._opened.path), self._make_engine_config
         )
         for note in notes:
             raise ConfigError(f'{note}; for text alone, give limit_mm_per_prompt={{"image": 0}}')
 
     def _make_engine_config(self, args: EngineArgs) -> EngineConfig:
-        """With a config.json of its own: what features read of it, the model may still leave unread."""
+        """Makes a configuration with its own copy of config.json: features may read further keys."""
         config = self._opened.config
         hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
         return make_vllm_config(args, self._opened.path, hf_config, self._meshes[0].devices.flat[0].platform)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Loads the weights."""
         if load_dummy_weights:
             raise ConfigError("load_dummy_weights is not supported: give load_format='dummy'")
         self._loaded: LoadedModel = self._opened.load(self._args, self._meshes, self._progress)
@@ -75,7 +74,7 @@ class JaxisWorker(WorkerBase):
         per_block, per_slot = unit_bytes(on_devices(cache_specs(model, config), mesh), config, mesh)
         # Without attention, blocks only count vLLM's tokens.
         self._block_bytes = sum(per_block.values()) or BYTES_OF_COUNTED_TOKEN * config.cache_config.block_size
-        memory = cache_bytes_beside(self._room, self._args, self._loaded)
+        memory = cache_bytes_beside(self._extra_memory, self._args, self._loaded)
         self._cache_bytes = cache_memory(config, mesh) if memory is None else memory
         self._state_bytes = 0
         if per_slot:
@@ -106,12 +105,14 @@ class JaxisWorker(WorkerBase):
             )
         self._state_bytes = room * per_slot
         if self.cache_config.enable_prefix_caching:
-            # The scheduler, which is made after this, would find blocks again, and not the states after them.
+            # The scheduler, which is made later, would find cached blocks, but no states for the tokens after them.
             self.cache_config.enable_prefix_caching = False
             logger.info("jaxis switches vLLM's prefix cache off: the model has layers with a recurrent state")
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        """One layer that stands for all: its page has the bytes of a block in every layer, so vLLM counts right."""
+        """Returns one layer that stands for all: its page has the bytes of a block in every layer, so vLLM counts
+        right.
+        """
         block_size = self._loaded.vllm_config.cache_config.block_size
         spec = FullAttentionSpec(
             block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.uint8, page_size_padded=self._block_bytes
@@ -119,40 +120,40 @@ class JaxisWorker(WorkerBase):
         return {"jaxis": spec}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
-        """Any, since the caches are jaxis' own."""
+        """Returns some layout: the caches are jaxis' own."""
         return [KVCacheLayout.LBHNC.name]
 
     def determine_available_memory(self) -> int:
-        """Bytes for the caches: those that were given or are free, and no more than can be used."""
+        """Returns the bytes for the caches: those given or free, at most as many as can be used."""
         config = self._loaded.vllm_config
         tokens = config.scheduler_config.max_num_seqs * config.model_config.max_model_len
         useful = 1 + -(-tokens // config.cache_config.block_size)  # vLLM never uses the first block
         return min(self._cache_bytes - self._state_bytes, useful * self._block_bytes)
 
     def update_max_model_len(self, max_model_len: int) -> None:
-        """vLLM has shortened the context to what the caches hold."""
+        """Applies vLLM's shorter context, which fits into the caches."""
         self.model_config.max_model_len = max_model_len
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Makes the caches, of as many blocks as vLLM's scheduler counts."""
+        """Creates the caches, with as many blocks as vLLM's scheduler counts."""
         executor = self._loaded.executor(self._cache_bytes, num_blocks=kv_cache_config.num_blocks)
-        contents = self._room.fill(executor, logger.info)
+        contents = self._extra_memory.fill(executor, logger.info)
         programs = Programs(executor, self._progress.compiling)
         runner = Runner(self._loaded.vllm_config, programs, inputs=contents.inputs)
         self._runner = ModelRunner(runner, self.vllm_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Starts to compile what the first decode needs; other programs compile before the steps that need them."""
+        """Starts compiling the programs of a first decode. Other programs compile before the steps that need them."""
         started = time.monotonic()
         self._runner.runner.precompile(1, greedy=True)
         return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Dispatches a step; None: `sample_tokens` has its result."""
+        """Dispatches a step. Returns None if `sample_tokens` has its result."""
         return self._runner.execute(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepResult:
-        """Samples the step that was dispatched; its result waits for the tokens."""
+        """Samples the dispatched step. Its result waits for the tokens."""
         return self._runner.sample(grammar_output)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -161,7 +162,7 @@ class JaxisWorker(WorkerBase):
         return True
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forgets an adapter; requests that have it go on with it."""
+        """Forgets an adapter. Requests that use it keep it."""
         return self._adapters.remove(lora_id)
 
     def pin_lora(self, lora_id: int) -> bool:
@@ -169,7 +170,7 @@ class JaxisWorker(WorkerBase):
         return self._adapters.pin(lora_id)
 
     def list_loras(self) -> set[int]:
-        """The ids of those in memory."""
+        """Returns the ids of the adapters in memory."""
         return self._adapters.ids
 
     @property
@@ -179,35 +180,33 @@ class JaxisWorker(WorkerBase):
         return adapters
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Guesses at what comes after the step that was sampled last."""
+        """Returns drafts of the tokens after the last sampled step."""
         return self._runner.take_drafts()
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model does."""
         return ("generate",)
 
     def reset_encoder_cache(self) -> None:
-        """vLLM's scheduler forgets the images that were encoded."""
+        """Drops the encoded images, which vLLM's scheduler has dropped."""
         if (cache := self._runner.encoder_cache) is not None:
             cache.clear()
 
     def reset_mm_cache(self) -> None:
-        """Pixels are not kept."""
+        """Does nothing: this worker has no cache of vLLM's inputs."""
 
     def synchronize_device(self) -> None:
-        """Waits for the step in flight: vLLM promises an idle device to those who pause it."""
+        """Waits for the step in flight. vLLM promises an idle device to callers who pause it."""
         self._runner.synchronize()
 
     def get_model(self) -> Any:
-        """There is no torch module."""
+        """Raises EngineError: there is no torch module."""
         raise EngineError("the model is jaxis', not a torch module")
 
     def get_model_inspection(self) -> str:
-        """What `repr` of vllm.LLM shows."""
+        """Returns the text of the model in `repr` of vllm.LLM."""
         return f"{type(self._loaded.models[0]).__name__} of jaxis"
 
     def shutdown(self) -> None:
-        """Frees the caches, weights and programs."""
         if (runner := getattr(self, "_runner", None)) is not None:
             runner.runner.close()
             del self._runner

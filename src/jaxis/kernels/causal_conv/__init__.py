@@ -1,4 +1,7 @@
-"""Short causal convolution of each channel over time, as it comes before a recurrence (and in LFM2 instead of one)."""
+"""Short causal convolution of each channel over time, used before a recurrence, and in LFM2 instead of one.
+
+`reference.py` is the definition, `cpu.py` the native kernel; both take the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,19 @@ def causal_conv(
     *,
     activation: str | None,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """`y[t] = activation(bias + sum(weight[:, j] * x[t - W + 1 + j] for j in range(W)))` within each request.
+    """Computes `y[t] = activation(bias + sum(weight[:, j] * x[t - W + 1 + j] for j in range(W)))` within each request.
 
-    A request's bits do not depend on how its tokens are split into steps: the state holds inputs as they are.
+    A request's bits do not depend on how its tokens are split into steps, because the state holds unchanged inputs.
 
     Args:
-      x: [T, C], a flat batch; request r's tokens are rows query_start_loc[r] to [r + 1], and later rows are padding.
-      weight: [C, W], of 2 to 8 taps; the last is of the token itself.
+      x: [T, C], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are padding.
+      weight: [C, W] with W from 2 to 8 taps. The last tap multiplies the token itself.
       bias: [C].
-      state: [num_slots, W - 1, C] in x's type, the last inputs of requests, oldest first. Donate it, and it is updated
-        in place. None: the requests are whole sequences, and the function is differentiable.
-      slots: What the requests read and write; None without a state.
+      state: [num_slots, W - 1, C] in x's type: the last inputs of each request, oldest first. It is updated in place if
+        donated. None: the requests are whole sequences, and the function is differentiable.
+      slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
-      num_requests: i32 [], how many of the R requests are not padding.
+      num_requests: i32 [], the number of requests that are not padding.
       activation: "silu", or None.
 
     Returns:
@@ -67,7 +70,6 @@ def _causal_conv(
     *,
     activation: str | None,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """The convolution on one device."""
     chosen = cpu if cpu.supports(x) else reference
     return chosen.causal_conv(x, weight, bias, state, slots, query_start_loc, num_requests, activation=activation)
 

@@ -17,7 +17,7 @@ DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def supports(x: jax.Array) -> bool:
-    """Whether the kernel takes activations of this type."""
+    """Returns whether the kernel takes activations of this type."""
     return native.usable() and x.dtype in DTYPES
 
 
@@ -32,7 +32,6 @@ def causal_conv(
     *,
     activation: str | None,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.causal_conv.causal_conv`."""
     kernel = functools.partial(_kernel, activation=activation)
     operands = (x, weight, bias)
     if state is None or slots is None:

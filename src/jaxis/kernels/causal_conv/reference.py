@@ -1,4 +1,4 @@
-"""The definition: short causal convolution in plain JAX, computed in float32."""
+"""Definition of the short causal convolution in plain JAX, computed in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def causal_conv(
     *,
     activation: str | None,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.causal_conv.causal_conv`."""
     num_tokens, num_channels = x.shape
     width = weight.shape[1]
     request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
@@ -42,7 +41,7 @@ def causal_conv(
 def _inputs_at(
     x: jax.Array, state: jax.Array | None, read: jax.Array | None, row: jax.Array, start: jax.Array, width: int
 ) -> jax.Array:
-    """The inputs [..., C] in these rows i32 [...] of requests that begin in row `start`; before it, from the state."""
+    """Returns the inputs [..., C] at rows i32 [...]; rows before a request's `start` come from the state."""
     inside = x[jnp.clip(row, 0, x.shape[0] - 1)]
     if state is None or read is None:
         before = jnp.zeros_like(inside)
@@ -60,7 +59,7 @@ def _updated(
     num_requests: jax.Array,
     width: int,
 ) -> jax.Array:
-    """The state after the step: in each slot that is written, the last W - 1 inputs."""
+    """Returns the state after the step: the last W - 1 inputs, in each slot that is written."""
     start, end = query_start_loc[:-1], query_start_loc[1:]
     has_tokens = (jnp.arange(start.shape[0]) < num_requests) & (end > start)
     places = jnp.arange(1 - width, 0, dtype=jnp.int32)

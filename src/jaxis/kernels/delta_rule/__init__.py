@@ -1,4 +1,7 @@
-"""The gated delta rule (arXiv:2412.06464), and Kimi Delta Attention, its form with a decay a channel (2510.26692)."""
+"""The gated delta rule (arXiv:2412.06464), and Kimi Delta Attention, the rule with a decay per channel (2510.26692).
+
+`reference.py` is the definition, `cpu.py` the native kernel, `chunked.py` for GPU and TPU; all take the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,22 @@ def gated_delta_rule(
     l2_norm_epsilon: float | None,
     scale: float,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Token by token, for each value head: `S = decay * S; S += k^T (beta * (v - k S)); out = q S`, in float32.
+    """Computes, for each token and value head: `S = decay * S; S += k^T (beta * (v - k S)); out = q S`, in float32.
 
     Args:
-      q: [T, Hk, dk], a flat batch; request r's tokens are rows query_start_loc[r] to [r + 1], and later rows are
+      q: [T, Hk, dk], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are
         padding.
       k: [T, Hk, dk].
       v: [T, Hv, dv]; Hv / Hk consecutive value heads share a key head.
-      log_decay: float32 [T, Hv], the decay's logarithm, at most 0; [T, Hv, dk] for a decay of each row of S.
+      log_decay: float32 [T, Hv], the logarithm of the decay, at most 0; [T, Hv, dk] for a decay of each row of S.
       beta: float32 [T, Hv].
-      state: float32 [num_slots, Hv, dk, dv]. Donate it, and it is updated in place. None: the requests are whole
+      state: float32 [num_slots, Hv, dk, dv]. It is updated in place if donated. None: the requests are whole
         sequences, and the function is differentiable.
-      slots: What the requests read and write; None without a state.
+      slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
-      num_requests: i32 [], how many of the R requests are not padding.
-      l2_norm_epsilon: Divides each head's q and k by `sqrt(sum(x ** 2) + epsilon)` first; None: does not.
-      scale: Multiplies q, after that.
+      num_requests: i32 [], the number of requests that are not padding.
+      l2_norm_epsilon: First divides q and k of each head by `sqrt(sum(x ** 2) + epsilon)`; None: no division.
+      scale: Then multiplies q.
 
     Returns:
       The updated state (None without one), and [T, Hv, dv] in v's type, zeros for padding.
@@ -79,7 +82,6 @@ def _gated_delta_rule(
     l2_norm_epsilon: float | None,
     scale: float,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """The recurrence on one device."""
     operands = (q, k, v, log_decay, beta, state, slots, query_start_loc, num_requests)
     if cpu.supports(state):
         return cpu.gated_delta_rule(*operands, l2_norm_epsilon=l2_norm_epsilon, scale=scale)

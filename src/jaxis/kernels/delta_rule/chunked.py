@@ -1,8 +1,7 @@
-"""The gated delta rule by chunks of tokens (arXiv:2412.06464, section 3.3), mostly products of matrices.
+"""The gated delta rule in chunks of tokens (arXiv:2412.06464, section 3.3), mostly as matrix products.
 
-Within a chunk the updates u of all tokens are the solution of a triangular system: each is beta * (v - k S), where S
-has the updates before it. The weight of token j's update in what token i reads is the product of the decays between
-them.
+The updates u of a chunk's tokens solve a triangular system: each is beta * (v - k S), where S contains the earlier
+updates. Token i reads token j's update, weighted by the product of the decays between them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jaxis.kernels.state_slots import StateSlots
 
 CHUNK_SIZE = 64
 CHANNEL_CHUNK_SIZE = 16
-"""With a decay a channel, weights are [C, C, dk] for each head."""
+"""Tokens of a chunk with one decay per channel, whose weights are [C, C, dk] for each head."""
 
 _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
@@ -37,7 +36,6 @@ def gated_delta_rule(
     l2_norm_epsilon: float | None,
     scale: float,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.delta_rule.gated_delta_rule`."""
     q, k = reference.normalized(q, k, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
     inputs = reference.DeltaRuleInputs(q, k, v, log_decay.reshape(*v.shape[:2], -1), beta).upcast()
     state, out = run_chunks(
@@ -58,7 +56,7 @@ def gated_delta_rule(
 def _chunk_step(
     state: jax.Array, rows: reference.DeltaRuleInputs, num_tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """A chunk of C tokens: state [Hv, dk, dv], outputs [C, Hv, dv]."""
+    """Computes a chunk of C tokens: state [Hv, dk, dv], outputs [C, Hv, dv]."""
     q, k, v, log_decay, beta = _by_head(rows, num_tokens)
     between = jnp.exp(jax.vmap(sums_between)(log_decay))  # [Hv, C, C, 1 or dk]
     decays = jnp.exp(jnp.cumsum(log_decay, axis=1))
@@ -78,7 +76,7 @@ def _chunk_step(
 
 
 def _by_head(rows: reference.DeltaRuleInputs, num_tokens: jax.Array) -> tuple[jax.Array, ...]:
-    """Queries, keys, values, log decays [Hv, C, ...] and rates [Hv, C]; padding neither decays nor updates."""
+    """Returns q, k, v, log decays [Hv, C, ...] and beta [Hv, C]. Padding neither decays the state nor updates it."""
     group_size = rows.v.shape[1] // rows.k.shape[1]
     valid = jnp.arange(rows.k.shape[0]) < num_tokens
     q, k, v, log_decay, beta = (jnp.where(valid.reshape(-1, *[1] * (x.ndim - 1)), x, 0).swapaxes(0, 1) for x in rows)

@@ -1,4 +1,4 @@
-"""The gated delta rule on CPU: the native kernel, which goes token by token and so has the same bits in any steps."""
+"""The gated delta rule on CPU: a native kernel that computes token by token, so that bits do not depend on steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxis.kernels.state_slots import StateSlots
 
 
 def supports(state: jax.Array | None) -> bool:
-    """Whether the kernel takes such a state."""
+    """Returns whether the kernel takes a state of this type."""
     return native.usable() and (state is None or state.dtype == jnp.float32)
 
 
@@ -32,7 +32,6 @@ def gated_delta_rule(
     l2_norm_epsilon: float | None,
     scale: float,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.delta_rule.gated_delta_rule`."""
     options = {"l2_norm_epsilon": l2_norm_epsilon, "scale": scale}
     kernel = functools.partial(_kernel, **options)
     operands = (q, k, v, log_decay, beta)

@@ -1,4 +1,4 @@
-"""The definition: the gated delta rule in plain JAX, token by token, computed in float32."""
+"""Definition of the gated delta rule in plain JAX: token by token, in float32."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_slots import StateSlots, TokenSlots, scan_tokens
+from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.token_scan import scan_tokens
 
 
 class DeltaRuleInputs(NamedTuple):
-    """What a token brings, or, with a leading axis, many: queries and keys as the rule uses them."""
+    """Inputs of one token, or of many with a leading axis; queries and keys are normalized and scaled."""
 
     q: jax.Array  # [Hk, dk]
     k: jax.Array  # [Hk, dk]
@@ -20,7 +21,7 @@ class DeltaRuleInputs(NamedTuple):
     beta: jax.Array  # [Hv]
 
     def upcast(self) -> DeltaRuleInputs:
-        """The same in float32."""
+        """Returns the inputs in float32."""
         return DeltaRuleInputs(*(x.astype(jnp.float32) for x in self))
 
 
@@ -38,7 +39,6 @@ def gated_delta_rule(
     l2_norm_epsilon: float | None,
     scale: float,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.delta_rule.gated_delta_rule`."""
     num_tokens, num_heads, value_dim = v.shape
     q, k = normalized(q, k, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
     inputs = DeltaRuleInputs(q, k, v, log_decay.reshape(num_tokens, num_heads, -1), beta).upcast()
@@ -50,7 +50,7 @@ def gated_delta_rule(
 def normalized(
     q: jax.Array, k: jax.Array, *, l2_norm_epsilon: float | None, scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Queries times `scale`, and keys, in float32; before that both of length one, if there is an epsilon."""
+    """Returns queries times `scale`, and keys, in float32. With an epsilon, both are first divided by their length."""
     q, k = q.astype(jnp.float32), k.astype(jnp.float32)
     if l2_norm_epsilon is not None:
         q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + l2_norm_epsilon) for x in (q, k))
@@ -58,7 +58,7 @@ def normalized(
 
 
 def token_step(state: jax.Array, token: DeltaRuleInputs) -> tuple[jax.Array, jax.Array]:
-    """The state [Hv, dk, dv] after a token, and its output [Hv, dv]."""
+    """Returns the state [Hv, dk, dv] after a token, and the token's output [Hv, dv]."""
     group_size = token.v.shape[0] // token.k.shape[0]
     q, k = (jnp.repeat(x, group_size, axis=0) for x in (token.q, token.k))
     state = state * jnp.exp(token.log_decay)[:, :, None]
@@ -68,5 +68,4 @@ def token_step(state: jax.Array, token: DeltaRuleInputs) -> tuple[jax.Array, jax
 
 
 def _read(key: jax.Array, state: jax.Array) -> jax.Array:
-    """What a state [Hv, dk, dv] has for the keys [Hv, dk]: [Hv, dv]."""
     return jnp.einsum("hk,hkv->hv", key, state, precision=jax.lax.Precision.HIGHEST)

@@ -1,8 +1,8 @@
 """Products of rows with the weight of each row's group: the building block of mixture-of-experts layers.
 
-`reference.py` is the definition, `loop.py` the same on CPU, `tpu.py` and `gpu.py` are kernels for accelerators;
-`kernels.weights.grouped_experts` has the product with any weight. The native kernel of a layer of experts is in
-`kernels.weights.packed_weight`.
+`reference.py` is the definition, `loop.py` runs on CPU, and `tpu.py` and `gpu.py` have kernels for accelerators.
+`kernels.weights.grouped_experts` has the product with any weight; `kernels.weights.packed_weight` has the native kernel
+of a layer of experts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from jaxis.kernels.platform import can_call_kernels, target_platform
 
 
 def accelerator_kernels() -> ModuleType | None:
-    """`kernels_of_platform`; None where kernels cannot be called."""
+    """Returns `kernels_of_platform()`, or None where kernels cannot be called."""
     return kernels_of_platform() if can_call_kernels() else None
 
 
 def kernels_of_platform() -> ModuleType | None:
-    """`tpu.py` or `gpu.py`, if a program traced now runs there, else None."""
+    """Returns the module `tpu` or `gpu` if a program traced now runs there, else None."""
     # Imported here because Pallas takes long to import.
     if target_platform() == "tpu":
         from jaxis.kernels.grouped_matmul import tpu

@@ -1,4 +1,4 @@
-"""Stored elements and scales to floats, inside kernels: exact in float32, and elements in bfloat16 too."""
+"""Conversion of stored elements and scales to floats inside kernels. It is exact, for elements in bfloat16 too."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from jaxis.kernels.grouped_matmul.stored import INT4_OFFSET
 
 
 def to_floats(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list[jax.Array]:
-    """Entries of `StoredStack.elements` -> arrays of their shape, one for each of the P elements of an entry.
+    """Converts entries of `StoredStack.elements` of a kind to one array for each of the P elements of an entry.
 
-    They are float32, except for those of plain arrays, which keep their type.
-
-    Args:
-      stored: The entries.
-      kind: See `StoredStack`.
-      has_zero_point: Whether a zero point will be subtracted; otherwise that of symmetric int4 is, here.
+    The arrays have the entries' shape. They are float32, but elements of plain arrays keep their type. Symmetric int4's
+    zero point is subtracted unless the caller has a zero point to subtract.
     """
     if kind == "uint4":
         return [code.astype(jnp.float32) for code in _halves(stored)]
@@ -29,7 +25,7 @@ def to_floats(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> 
 
 
 def scale_to_float32(scale: jax.Array) -> jax.Array:
-    """Scales, zero points or minima -> float32; uint16 are the bits of float16."""
+    """Converts scales, zero points or minima to float32; uint16 are the bits of float16."""
     if scale.dtype == jnp.uint16:
         return _f16_to_float32(scale)
     if scale.dtype in (jnp.uint8, jnp.int8):
@@ -38,7 +34,7 @@ def scale_to_float32(scale: jax.Array) -> jax.Array:
 
 
 def e4m3_to_float32(bits: jax.Array) -> jax.Array:
-    """uint8 bits of float8_e4m3fn -> float32; for processors that do not convert them themselves."""
+    """Converts uint8 bits of float8_e4m3fn to float32, on processors without a conversion of their own."""
     wide = bits.astype(jnp.int32)
     magnitude = wide & 0x7F
     normal = jax.lax.bitcast_convert_type((magnitude << 20) + ((127 - 7) << 23), jnp.float32)
@@ -48,13 +44,13 @@ def e4m3_to_float32(bits: jax.Array) -> jax.Array:
 
 
 def e8m0_to_float32(bits: jax.Array) -> jax.Array:
-    """uint8 bits of float8_e8m0fnu, powers of two -> float32; the least, 2**-127, becomes 0."""
+    """Converts uint8 bits of float8_e8m0fnu, powers of two, to float32; the least, 2**-127, becomes 0."""
     exponent = bits.astype(jnp.int32)
     return jnp.where(exponent == 0xFF, jnp.nan, jax.lax.bitcast_convert_type(exponent << 23, jnp.float32))
 
 
 def _f16_to_float32(bits: jax.Array) -> jax.Array:
-    """uint16 bits of finite float16 -> float32; for processors that have no float16."""
+    """Converts uint16 bits of finite float16 to float32, on processors without float16."""
     wide = bits.astype(jnp.int32)
     magnitude = wide & 0x7FFF
     normal = jax.lax.bitcast_convert_type((magnitude << 13) + ((127 - 15) << 23), jnp.float32)
@@ -68,7 +64,6 @@ def _halves(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _e2m1_to_float32(code: jax.Array) -> jax.Array:
-    """Codes 0 to 15 of sign, two bits of exponent and one of mantissa."""
     # Twice the magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6 lie on three lines, of which the highest counts.
     line = (code & 7).astype(jnp.float32)
     magnitude = jnp.maximum(jnp.maximum(line, 2 * line - 4), 4 * line - 16)

@@ -1,9 +1,9 @@
-"""The grouped product on NVIDIA GPUs: a Pallas Triton kernel that reads the weights of groups with rows, as stored.
+"""The grouped product on NVIDIA GPUs: a Pallas Triton kernel that reads stored weights, and only of groups with rows.
 
 A program multiplies one tile of one group's rows with a block of outputs. The weights are the left factor, so that the
-matrix instruction does not depend on the number of rows, and each result is summed over the features in one order. One
-group of few outputs would not occupy a GPU: its features are divided too, between programs if there are few rows, else
-one after the other in the same program, with the same sums.
+matrix instruction does not depend on the number of rows, and each result is summed over the features in one order.
+Since one group of few outputs would not occupy a GPU, its features are divided into splits too. Each split has a
+program of its own if there are few rows; otherwise one program computes them in turn, with the same sums.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from jaxis.kernels.grouped_matmul.visits import visits
 _OUTPUTS = 64  # of a block: the rows of Hopper's matrix instruction
 _FEWEST_ROWS, _MOST_ROWS = 16, 128  # of a tile
 _CHUNK = 64  # stored columns of a step
-_PROGRAMS, _MOST_SPLITS, _CHUNKS_A_SPLIT = 256, 8, 8  # wanted; the most and the smallest parts of the features
-_FEW_ROWS = 64  # sums of parts of the features are kept for so many, but not for more
+_PROGRAMS, _MOST_SPLITS, _CHUNKS_A_SPLIT = 256, 8, 8  # wanted programs; most splits; chunks of the smallest split
+_FEW_ROWS = 64  # the most rows for which splits have programs, and sums in memory, of their own
 _WARPS, _STAGES = 4, 3
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a product is cut up; all sizes are powers of two.
+    """Sizes of a product's tiles, all powers of two.
 
     Attributes:
-      kind: The stack's.
-      parts: The stack's.
+      kind: `StoredStack.kind`.
+      parts: `StoredStack.parts`.
       rows: Rows of a tile.
       chunk: Stored columns of a step.
       columns_a_scale: Stored columns that share a scale; None if a row has one scale.
       scale_rows: Outputs that share a scale.
-      has_exponents: Whether scales are the bits of float8_e8m0fnu.
-      splits: Into how many parts the features are divided.
-      splits_between_programs: Whether each part is another program's.
+      has_exponents: True if scales are the bits of float8_e8m0fnu.
+      splits: Number of parts into which the features are divided.
+      splits_between_programs: True if each split has a program of its own.
     """
 
     kind: str
@@ -60,14 +60,14 @@ class _Plan:
 
 
 def supports(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> bool:
-    """Whether the kernel takes rows x [N, in] and these weights."""
+    """Returns whether the kernel takes rows x [N, in] and these weights."""
     if stack.kind == "uint4":
         return False
     return x.dtype in (jnp.bfloat16, jnp.float16, jnp.float32) and x.shape[0] > 0 and _plan(x, stack) is not None
 
 
 def xla_dequantizes_in_memory(stack: StoredStack) -> bool:
-    """Whether XLA holds such a weight dequantized in memory for its product with it; see docs/accelerators.md."""
+    """Returns whether XLA would dequantize this weight in memory before a product; see docs/accelerators.md."""
     return stack.scale is not None and (stack.kind != "int8" or stack.scale.shape[2] > 1)
 
 
@@ -79,17 +79,14 @@ def grouped_matmul(
     out_dtype: DTypeLike | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """`x[rows of group g] @ stack[g].T` for each group g; `reference.py` defines it.
+    """Computes `reference.grouped_matmul`, summed in float32.
 
     Args:
       x: [N, in], sorted by group.
-      stack: [X, out, in]; `supports` says which.
+      stack: [X, out, in], of a kind and sizes that `supports` accepts.
       group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
       out_dtype: Type of the result; None means x's.
-      interpret: As `pallas_call` takes it.
-
-    Returns:
-      [N, out], summed in float32; rows past the last group are 0.
+      interpret: Argument of `pallas_call`.
     """
     plan, out_dtype = _plan(x, stack), out_dtype or x.dtype
     assert plan is not None
@@ -128,10 +125,10 @@ def _kernel(
     *rest: jax.Ref,
     plan: _Plan,
 ) -> None:
-    """One visit, block of outputs and part of the features.
+    """Computes one visit, block of outputs and split of the features.
 
-    `elements` are [X, out, columns]; the rest is the rows, [N, columns] for each of the P elements of an entry, scales
-    and zero points as far as there are any, and out [sums, N, out].
+    `elements` are [X, out, columns]. `rest` is the rows, [N, columns] for each of the P elements of an entry, then
+    scales and zero points if any, then out [sums, N, out].
     """
     inputs, (*scales, out) = rest[: plan.parts], rest[plan.parts :]
     visit, block, program_of_split = (pl.program_id(axis) for axis in range(3))
@@ -162,7 +159,6 @@ def _kernel(
             return total
 
         def sum_of(split: jax.Array | int) -> jax.Array:
-            """float32 [outputs, rows] of one part of the features."""
             num_chunks = pl.cdiv(num_columns, plan.chunk)
             chunks_a_split = pl.cdiv(num_chunks, plan.splits)
             first = split * chunks_a_split
@@ -182,7 +178,7 @@ def _kernel(
 
 
 def _load(place: Any, mask: jax.Array) -> jax.Array:
-    """What is there, and 0 where the mask is false; of 8-bit floats, which not every GPU knows, the bits."""
+    """Loads elements, and 0 where the mask is false; 8-bit floats, which not every GPU has, as their bits."""
     if place.dtype.itemsize > 1 or not jnp.issubdtype(place.dtype, jnp.floating):
         return plgpu.load(place, mask=mask, other=0)
     bits = jax.lax.bitcast_convert_type(plgpu.load(place, mask=mask), jnp.uint8)
@@ -190,7 +186,6 @@ def _load(place: Any, mask: jax.Array) -> jax.Array:
 
 
 def _scaled(values: Sequence[jax.Array], scales: Sequence[jax.Array]) -> list[jax.Array]:
-    """`scale * (value - zero point)` of elements [outputs, columns]."""
     scale, *zero_point = scales
     return [(value - zero_point[0] if zero_point else value) * scale for value in values]
 
@@ -203,7 +198,7 @@ def _load_scales(
     is_output: jax.Array,
     chunk: jax.Array | int,
 ) -> list[jax.Array]:
-    """Scales, and zero points if there are any, of a chunk's elements: [outputs, columns or 1]."""
+    """Returns the scales, and zero points if any, of a chunk's elements: [outputs, columns or 1]."""
     row = (first_output + jnp.arange(_OUTPUTS)) // plan.scale_rows
     columns = jnp.zeros(1, jnp.int32)
     if plan.columns_a_scale is not None:
@@ -223,7 +218,7 @@ def _load_scales(
 
 
 def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | None:
-    """None if the kernel does not support the sizes."""
+    """Returns the plan; None if the kernel does not support the sizes."""
     num_groups = stack.shape[0]
     rows = min(max(1 << (x.shape[0] // num_groups).bit_length(), _FEWEST_ROWS), _MOST_ROWS)
     columns_a_scale: int | None = stack.stored_columns_a_scale
@@ -248,7 +243,7 @@ def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | No
 
 
 def _splits(stack: StoredStack) -> int:
-    """Into how many parts the features are divided; the number of rows does not matter, or sums would differ."""
+    """Returns the number of splits. It must not depend on the number of rows: sums would differ."""
     num_groups, num_outputs, _ = stack.shape
     if num_groups > 1:
         return 1

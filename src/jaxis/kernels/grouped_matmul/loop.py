@@ -1,4 +1,4 @@
-"""The grouped product as a loop over blocks of rows: reads only the weights of groups that have rows."""
+"""The grouped product as a loop over blocks of rows, which reads the weights of groups with rows only."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ _FEWEST_ROWS, _MOST_ROWS = 8, 256  # of a block
 
 
 def grouped_matmul(multiply: Product[Weight], x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.Array:
-    """Computes what `reference` defines, for any type of weight.
+    """Computes `reference.grouped_matmul` for any type of weight.
 
     Args:
       multiply: Maps rows [B, in] and the weight of one group to [B, out].
       x: [N, in], sorted by group.
-      weight: A pytree of arrays [X, ...].
+      weight: Pytree of arrays [X, ...].
       group_sizes: i32 [X].
-
-    Returns:
-      [N, out]; rows past the last group are 0.
     """
     num_rows, num_groups = len(x), len(group_sizes)
     block_rows = _block_rows(num_rows, num_groups)
@@ -50,6 +47,6 @@ def grouped_matmul(multiply: Product[Weight], x: jax.Array, weight: Weight, grou
 
 
 def _block_rows(num_rows: int, num_groups: int) -> int:
-    """Rows of a block: about twice a group's average, so that most groups fit in one; a power of two."""
+    """Returns a power of two, about twice a group's average of rows, so that most groups fit in one block."""
     wanted = max(_FEWEST_ROWS, min(_MOST_ROWS, 2 * num_rows // num_groups, num_rows))
     return 1 << (wanted - 1).bit_length()

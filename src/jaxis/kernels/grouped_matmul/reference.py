@@ -1,4 +1,4 @@
-"""The definition of a grouped product, in plain JAX; differentiable."""
+"""Definition of the grouped product in plain JAX; differentiable."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ _ROWS_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
 
 
 def grouped_matmul(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """`x[rows of group g] @ weight[g].T` for each group g.
+    """Returns `x[rows of group g] @ weight[g].T` for each group g, [N, out]; rows past the last group are 0.
 
-    As XLA computes it, it costs as much as multiplying every row by every weight (CPU, GPU), or transposes the weights
-    first (TPU).
+    XLA multiplies every row by every weight (CPU, GPU), or transposes the weights first (TPU).
 
     Args:
       x: [N, in], sorted by group.
       weight: [X, out, in].
       group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
-
-    Returns:
-      [N, out]; rows past the last group are 0.
     """
     return jax.lax.ragged_dot_general(x, weight, group_sizes, _ROWS_BY_GROUP)

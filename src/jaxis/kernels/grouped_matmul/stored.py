@@ -1,4 +1,4 @@
-"""Stacks of weights as the TPU and GPU kernels read them: elements as they are stored, and what scales them."""
+"""Stacks of weights in the form that the TPU and GPU kernels read: stored elements and their scales."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import jax
 import numpy as np
 
 INT4_OFFSET = 8
-"""What is added to a symmetric int4 element, so that a nibble is unsigned."""
+"""Offset of stored symmetric int4 elements, which makes a nibble unsigned."""
 PAIRED = ("int4", "uint4", "e2m1")
-"""Kinds of elements that are stored two a byte."""
+"""Kinds of elements that are stored as two per byte."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StoredStack:
-    """Weights [X, out, in], as `scale of the block * (element - zero point) + minimum of the block`.
+    """Weights [X, out, in], each `scale of its block * (element - zero point) + minimum of its block`.
 
     Attributes:
-      elements: [X, out, in], or uint8 [X, out, in / 2] if they are paired, the earlier in the low half of a byte.
+      elements: [X, out, in], or uint8 [X, out, in / 2] for paired kinds, the earlier element in the low half of a byte.
       scale: [X, ceil(out / rows), ceil(in / columns)] for blocks of (rows, columns); None means 1.
-      zero_point: uint8 of scale's shape, for "int4" only; None means INT4_OFFSET.
-      minimum: Of scale's shape, for "uint4" only; None means 0.
-      super_scale: float32 [X, out, 1], which multiplies `scale`, and is given for "uint4" only; None means 1.
-      super_minimum: The same for `minimum`; there are both or none of the two if there is a minimum.
-      kind: What the elements are: "float" (any type of array), "int8", "int4", "uint4", "e4m3" or "e2m1".
+      zero_point: uint8 in scale's shape, for "int4" only; None means INT4_OFFSET.
+      minimum: Minima in scale's shape, for "uint4" only; None means 0.
+      super_scale: float32 [X, out, 1], multiplies `scale`; for "uint4" only; None means 1.
+      super_minimum: float32 [X, out, 1], multiplies `minimum`. With a minimum, both or neither of the two are given.
+      kind: Kind of the elements: "float" (any type of array), "int8", "int4", "uint4", "e4m3" or "e2m1".
       block_shape: (rows, columns) of a block; not more than (out, in).
     """
 
@@ -40,26 +40,25 @@ class StoredStack:
 
     @property
     def parts(self) -> int:
-        """P: neighbouring columns that share an entry of `elements`."""
+        """P: the number of neighbouring columns that share an entry of `elements`."""
         return 2 if self.kind in PAIRED else 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(X, out, in)."""
         groups, rows, columns = self.elements.shape
         return groups, rows, columns * self.parts
 
     @property
     def stored_columns(self) -> int:
-        """Entries of a row of `elements`."""
+        """Number of entries in a row of `elements`."""
         return self.elements.shape[2]
 
     @property
     def stored_columns_a_scale(self) -> int:
-        """Those that share a scale."""
+        """Number of these entries that share a scale."""
         return self.stored_columns if self.scale is None else self.block_shape[1] // self.parts
 
 
 def by_parts(x: jax.Array, parts: int) -> jax.Array:
-    """[N, in] -> [P, N, in / P]: the features that the first element of each entry multiplies, then the second's."""
+    """Splits [N, in] into [P, N, in / P]: the features of the first element of each entry, then of the second."""
     return x.reshape(len(x), -1, parts).transpose(2, 0, 1)

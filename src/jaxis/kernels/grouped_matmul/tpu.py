@@ -1,8 +1,8 @@
-"""The grouped product on TPU: a Pallas kernel that reads the weights of groups with rows once, as they are stored.
+"""The grouped product on TPU: a Pallas kernel that reads stored weights once, and only of groups with rows.
 
 The grid goes through blocks of outputs and, within each, through visits of row tiles (`visits.py`), as in MegaBlocks
 (arXiv:2211.15841) and JAX's megablox. A block of weights holds whole rows, so that visits of one group find it in VMEM.
-Each result is summed over the features in the same chunks whatever the number of rows.
+Each result is summed over the features in the same chunks, regardless of the number of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxis.kernels.grouped_matmul.elements import scale_to_float32, to_floats
 from jaxis.kernels.grouped_matmul.stored import PAIRED, StoredStack, by_parts
 from jaxis.kernels.grouped_matmul.visits import visits
-from jaxis.kernels.platform import in_hbm
+from jaxis.kernels.hbm import in_hbm
 
 _LANES = 128
 _CHUNK = 512  # stored columns of a partial sum
@@ -37,16 +37,16 @@ _VMEM_BYTES = 48 << 20  # a TPU7x has 64 MiB, others 128
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a product is cut up.
+    """Sizes of a product's tiles.
 
     Attributes:
-      kind: The stack's.
+      kind: `StoredStack.kind`.
       outputs: Outputs of a block.
       rows: Rows of a tile.
-      chunk: Stored columns of a partial sum; what remains of a row is a shorter one.
+      chunk: Stored columns of a partial sum; the rest of a row is a shorter chunk.
       chunks_a_scale: Chunks that share a scale; None if elements of one chunk have different scales.
-      offset: What there is beside scales: "zero_point", "minimum" or None.
-      stored_columns_a_scale: See `StoredStack`.
+      offset: Array in addition to scales: "zero_point", "minimum" or None.
+      stored_columns_a_scale: `StoredStack.stored_columns_a_scale`.
       scale_rows: Outputs that share a scale.
     """
 
@@ -61,12 +61,12 @@ class _Plan:
 
 
 def supports(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> bool:
-    """Whether the kernel takes rows x [N, in] and these weights."""
+    """Returns whether the kernel takes rows x [N, in] and these weights."""
     return x.dtype in (jnp.bfloat16, jnp.float32) and x.shape[0] > 0 and _plan(x, stack) is not None
 
 
 def xla_dequantizes_in_memory(stack: StoredStack) -> bool:
-    """Whether XLA holds such a weight dequantized in memory for its product with it; see docs/accelerators.md."""
+    """Returns whether XLA would dequantize this weight in memory before a product; see docs/accelerators.md."""
     return stack.kind in PAIRED or (stack.scale is not None and stack.scale.shape[2] > 1)
 
 
@@ -78,17 +78,14 @@ def grouped_matmul(
     out_dtype: DTypeLike | None = None,
     interpret: pltpu.InterpretParams | bool = False,
 ) -> jax.Array:
-    """`x[rows of group g] @ stack[g].T` for each group g; `reference.py` defines it.
+    """Computes `reference.grouped_matmul`, summed in float32.
 
     Args:
       x: bfloat16 or float32 [N, in], sorted by group.
-      stack: [X, out, in]; `supports` says which.
+      stack: [X, out, in], of a kind and sizes that `supports` accepts.
       group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
       out_dtype: Type of the result; None means x's.
-      interpret: As `pallas_call` takes it.
-
-    Returns:
-      [N, out], summed in float32; rows past the last group are 0.
+      interpret: Argument of `pallas_call`.
     """
     plan = _plan(x, stack)
     assert plan is not None
@@ -144,10 +141,10 @@ def _kernel(
     num_scales: int,
     num_supers: int,
 ) -> None:
-    """One visit: x [P, rows, columns], elements [outputs, columns], out [rows, outputs].
+    """Computes one visit: x [P, rows, columns], elements [outputs, columns], out [rows, outputs].
 
-    `rest` is scales and what there is beside them, as far as there are any, what multiplies these, out, the sum, and
-    scratch for the first.
+    `rest` is scales and zero points or minima if any, their super scales if any, out, the sum, and scratch for float32
+    scales.
     """
     scales, rest = rest[:num_scales], rest[num_scales:]
     supers, (out, total, *scratch) = rest[:num_supers], rest[num_supers:]
@@ -180,7 +177,7 @@ def _kernel(
         group = groups[visit]
         row = tiles[visit] * plan.rows + jax.lax.broadcasted_iota(jnp.int32, out.shape, 0)
         is_mine = (row >= starts[group]) & (row < ends[group])
-        # Rows of other groups are theirs to write, before or after this visit.
+        # Visits of other groups write the other rows, before or after this one.
         out[...] = jnp.where(is_mine, total[...], out[...].astype(jnp.float32)).astype(out.dtype)
 
 
@@ -194,7 +191,6 @@ def _add_chunk(
     chunk: jax.Array | int,
     columns: pl.Slice,
 ) -> None:
-    """Adds the products of some stored columns to the sum."""
     values = to_floats(elements[:, columns], plan.kind, has_zero_point=plan.offset == "zero_point")
     inputs = [x[part, :, columns] for part in range(len(values))]
     if scales and plan.chunks_a_scale is None:
@@ -224,7 +220,7 @@ def _add_chunk(
 
 
 def _each_columns(of_groups: jax.Ref, columns: pl.Slice, plan: _Plan) -> jax.Array:
-    """Scales [outputs, groups of columns] -> those of some stored columns, [outputs, columns]."""
+    """Expands scales [outputs, groups of columns] to those of some stored columns, [outputs, columns]."""
     shared, lanes = plan.stored_columns_a_scale, (plan.outputs, _LANES)
     group_of_lane = jax.lax.broadcasted_iota(jnp.int32, lanes, 1) // shared
     pieces = []
@@ -240,7 +236,6 @@ def _each_columns(of_groups: jax.Ref, columns: pl.Slice, plan: _Plan) -> jax.Arr
 
 
 def _product(rows: jax.Array, values: jax.Array) -> jax.Array:
-    """[rows, columns] and [outputs, columns] -> float32 [rows, outputs]."""
     precision = "highest" if rows.dtype == jnp.float32 else None
     return jax.lax.dot_general(
         rows, values, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
@@ -248,7 +243,7 @@ def _product(rows: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | None:
-    """None if the kernel does not support the sizes."""
+    """Returns the plan; None if the kernel does not support the sizes."""
     (num_groups, num_outputs, _), columns = stack.shape, stack.stored_columns
     scale_rows, shared = stack.block_shape[0], stack.stored_columns_a_scale
     outputs = _largest_block(num_outputs, columns * stack.elements.dtype.itemsize)
@@ -275,7 +270,6 @@ def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | No
 
 
 def _largest_block(num_outputs: int, row_bytes: int) -> int:
-    """Outputs of a block of weights."""
     outputs = _MOST_OUTPUTS
     while outputs > _LANES and (outputs * row_bytes > _BLOCK_BYTES or outputs >= 2 * num_outputs):
         outputs //= 2
@@ -283,7 +277,7 @@ def _largest_block(num_outputs: int, row_bytes: int) -> int:
 
 
 def _tile_rows(num_rows: int, num_groups: int, row_bytes: int) -> int:
-    """Rows of a tile: a group's average, but enough for the matrix unit and not too many for VMEM."""
+    """Returns the rows of a tile: a group's average, but enough for the matrix unit and not too many for VMEM."""
     average = 1 << (num_rows // num_groups).bit_length()
     most = max(_ROW_MULTIPLE, _BLOCK_BYTES // row_bytes // _ROW_MULTIPLE * _ROW_MULTIPLE)
     rows = min(max(average, _LANES), _MOST_ROWS, most)
@@ -291,7 +285,7 @@ def _tile_rows(num_rows: int, num_groups: int, row_bytes: int) -> int:
 
 
 def _scale_operands(stack: StoredStack, plan: _Plan) -> tuple[list[jax.Array], list[pl.BlockSpec], list[Any]]:
-    """Arrays of scales and what belongs to them, how they are read, and the scratch in which they are float32."""
+    """Returns arrays of scales and offsets, their block specifications, and scratch for their float32 values."""
     arrays, supers = _scales(stack), _supers(stack)
     if not arrays:
         return [], [], []
@@ -315,17 +309,14 @@ def _scale_operands(stack: StoredStack, plan: _Plan) -> tuple[list[jax.Array], l
 
 
 def _loadable(array: jax.Array) -> jax.Array:
-    """TPUs have no float16: its bits."""
     return jax.lax.bitcast_convert_type(array, jnp.uint16) if array.dtype == jnp.float16 else array
 
 
 def _scales(stack: StoredStack) -> list[jax.Array]:
-    """The scales, and the zero points or minima if there are any."""
     return [jnp.asarray(array) for array in (stack.scale, stack.zero_point, stack.minimum) if array is not None]
 
 
 def _supers(stack: StoredStack) -> list[jax.Array]:
-    """What multiplies each of `_scales`, if there is anything."""
     return [jnp.asarray(array) for array in (stack.super_scale, stack.super_minimum) if array is not None]
 
 

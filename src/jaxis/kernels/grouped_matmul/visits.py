@@ -1,4 +1,4 @@
-"""Which rows and which group each tile of a grouped product is for: the schedule of the TPU and GPU kernels."""
+"""Schedule of the TPU and GPU kernels: the rows and the group that each tile of a grouped product computes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Visits:
-    """The tiles of rows that a kernel goes through, in the order of the rows; V of them at most.
+    """At most V visits of tiles of rows, in the order of the rows.
 
     Attributes:
       groups: i32 [V], the group of each visit.
-      first_rows: i32 [V], the first row of its tile.
+      first_rows: i32 [V], the first row of each visit's tile.
       starts: i32 [X], the first row of each group.
-      ends: i32 [X], one past its last row.
-      count: i32 [1], how many visits there are; those after it repeat the last, so that they read nothing new.
+      ends: i32 [X], one past the last row of each group.
+      count: i32 [1], the number of visits. Later entries repeat the last visit, so that they read nothing new.
     """
 
     groups: jax.Array
@@ -35,8 +35,8 @@ def visits(group_sizes: jax.Array, num_rows: int, tile_rows: int, *, aligned: bo
       group_sizes: i32 [X], the number of rows of each group; their sum is at most num_rows.
       num_rows: N.
       tile_rows: Rows of a tile.
-      aligned: Tiles begin at multiples of tile_rows, so that neighbouring groups may share one, which is then visited
-        once for each; otherwise at their group's first row.
+      aligned: True if tiles begin at multiples of tile_rows. Neighbouring groups may then share a tile, which is
+        visited once for each. False: a group's first tile begins at its first row.
     """
     num_groups = len(group_sizes)
     ends = jnp.cumsum(group_sizes, dtype=jnp.int32)
@@ -50,7 +50,7 @@ def visits(group_sizes: jax.Array, num_rows: int, tile_rows: int, *, aligned: bo
     is_of_group = (last - counts <= visit) & (visit < last)
 
     def of_visit(values: jax.Array) -> jax.Array:
-        """[V or 1, X] -> [V]: a sum, which XLA fuses; looking each up would be an operation of its own."""
+        """Selects from [V or 1, X] by a sum [V], which XLA fuses; a lookup would be an operation of its own."""
         return jnp.sum(jnp.where(is_of_group, values, 0), axis=1, dtype=jnp.int32)
 
     groups = of_visit(jnp.arange(num_groups, dtype=jnp.int32)[None, :])

@@ -1,9 +1,9 @@
-"""Which tokens of a paged context each token attends to: those that an indexer scores best (DeepSeek Sparse Attention).
+"""Selection of the context tokens that each token attends to, by an indexer's scores (DeepSeek Sparse Attention).
 
-The score of token s for query t is the sum over heads of `weight[t, h] * max(0, q[t, h] . key[s])`. The best tokens are
-selected; of equal scores, which the maximum with 0 makes common, the earlier token's counts as better. So a query's
-selection is a function of its own context alone. `reference.py` is the definition for whole sequences; `tiled.py` (any
-platform) and `cpu.py` select from a cache.
+The score of token s for query t is the sum over heads of `weight[t, h] * max(0, q[t, h] . key[s])`. The tokens with the
+best scores are selected. Among equal scores, which the maximum with 0 makes common, earlier tokens come first: a
+query's selection is a function of its own context alone. `reference.py` is the definition for whole sequences;
+`tiled.py` (any platform) and `cpu.py` select from a cache, with the arguments of `select_tokens`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ __all__ = ["index_cache_layout", "select_from_whole_sequences", "select_tokens"]
 
 
 def index_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """The layout of a layer's cache of keys of D elements: `[num_blocks, block_size, D]`, int8 with D + 4.
+    """Returns the layout of a layer's cache of keys of D elements: `[num_blocks, block_size, D]`, int8 with D + 4.
 
-    Args:
-      block_size: Tokens of a block.
-      head_dim: D.
-      dtype: float32, bfloat16, float16, or int8 with a float32 scale per key.
+    The type is float32, bfloat16, float16, or int8 with a float32 scale per key.
     """
     kernels = "native" if cpu.supports(head_dim, dtype) else "any"
     shape = (block_size, layout.entry_size(head_dim, dtype))
@@ -52,17 +49,17 @@ def select_tokens(
       q: [T, H, D].
       weights: float32 [T, H].
       keys: [T, D].
-      key_cache: Its layout is from `index_cache_layout`. Donate it, and it is updated in place.
-      positions: i32 [T], each token's position in its sequence.
-      seq_lens: i32 [R], each request's length after this step.
+      key_cache: Cache with a layout of `index_cache_layout`. It is updated in place if donated.
+      positions: i32 [T], the position of each token in its sequence.
+      seq_lens: i32 [R], the length of each request after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
       request_distribution: i32 [3]; the third is the number of requests. Rows past the last request's are padding.
-      num_selected: K, the most tokens that a token attends to.
+      num_selected: K, the largest number of tokens that a token attends to.
 
     Returns:
-      The updated cache, and i32 [T, K]: the positions selected, ascending, then -1. Tokens at positions below K select
-      all up to themselves; padding selects none.
+      The updated cache, and i32 [T, K]: the selected positions, ascending, then -1. Tokens at positions below K select
+      all tokens up to themselves; padding selects none.
     """
     rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
     chosen = cpu if key_cache.layout.kernels == "native" else tiled

@@ -13,7 +13,7 @@ CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
 
 def supports(head_dim: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel takes a cache of keys of this size and type. It has the layout of other platforms."""
+    """Returns whether the kernel takes a cache of keys of this size and type. Its layout is that of other platforms."""
     return native.usable() and head_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
 
 
@@ -30,7 +30,6 @@ def select_tokens(
     *,
     num_selected: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.index_selection.select_tokens`."""
     del positions
     key_cache, selected = native.call(
         "index_selection",

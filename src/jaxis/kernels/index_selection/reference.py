@@ -1,4 +1,4 @@
-"""The definition: the selection within whole sequences, without a cache, in plain JAX."""
+"""Definition of the selection within whole sequences, without a cache, in plain JAX."""
 
 from __future__ import annotations
 
@@ -7,32 +7,22 @@ import jax.numpy as jnp
 
 
 def scores_of_keys(q: jax.Array, weights: jax.Array, keys: jax.Array) -> jax.Array:
-    """Scores of keys, float32 [..., T, S].
-
-    Args:
-      q: [..., T, H, D].
-      weights: float32 [..., T, H].
-      keys: [..., S, D].
-    """
+    """Returns scores float32 [..., T, S] of keys [..., S, D] for q [..., T, H, D] and weights float32 [..., T, H]."""
     products = jnp.einsum(
         "...thd,...sd->...ths", q, keys, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
     scores = jnp.sum(jax.nn.relu(products) * weights[..., None], axis=-2)
-    # -0 and 0 are equal scores, and must be equal to whatever sorts them.
+    # A sort may tell -0 from 0, but the scores are equal.
     return jnp.where(scores == 0, 0.0, scores)
 
 
 def select_from_whole_sequences(
     q: jax.Array, weights: jax.Array, keys: jax.Array, visible: jax.Array, *, num_selected: int
 ) -> jax.Array:
-    """Which of a flat batch's tokens each of them attends to: bool [T, T].
+    """Returns bool [T, T]: True where a token of a flat batch attends to another, to at most `num_selected`.
 
-    Args:
-      q: [T, H, D].
-      weights: float32 [T, H].
-      keys: [T, D].
-      visible: bool [T, T], the tokens of its own sequence up to itself.
-      num_selected: K, the most tokens that a token attends to.
+    Takes q [T, H, D], weights float32 [T, H], keys [T, D], and `visible` bool [T, T], the tokens of a token's own
+    sequence up to itself.
     """
     num_tokens = q.shape[0]
     if num_tokens <= num_selected:

@@ -1,7 +1,7 @@
 """The selection from a cache in plain JAX.
 
-Queries go by tiles of a fixed number, padded, and contexts by chunks of a fixed number of tokens: products have the
-same shapes in every step, so that a compiler has no reason to sum them differently.
+Queries are computed in tiles of a fixed number, padded, and contexts in chunks of a fixed number of tokens. Products
+thus have the same shapes in every step, and a compiler has no reason to sum them differently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def select_tokens(
     *,
     num_selected: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.index_selection.select_tokens`."""
     del seq_lens
     num_tokens = q.shape[0]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
@@ -68,7 +67,7 @@ def select_tokens(
 def _write(
     key_cache: jax.Array, keys: jax.Array, positions: jax.Array, block_tables: jax.Array, valid: jax.Array
 ) -> jax.Array:
-    """Writes keys [T, D] at their positions [T], by each token's own table [T, max_blocks]; padding writes nothing."""
+    """Writes keys [T, D] at positions [T] of each token's own table [T, max_blocks]; padding writes nothing."""
     num_blocks, block_size, _ = key_cache.shape
     index = jnp.minimum(positions // block_size, block_tables.shape[1] - 1)
     block = jnp.take_along_axis(block_tables, index[:, None], axis=1)[:, 0]
@@ -77,7 +76,7 @@ def _write(
 
 
 def _all_up_to(last: jax.Array, num_selected: int) -> jax.Array:
-    """last i32 [T] -> i32 [T, K]: 0, 1, ... up to it, then -1."""
+    """Returns i32 [T, K]: 0, 1, ... up to last i32 [T], then -1."""
     position = jnp.arange(num_selected, dtype=jnp.int32)
     return jnp.where(position <= last[:, None], position, -1)
 
@@ -90,15 +89,10 @@ def _scores(
     last: jax.Array,
     num_selected: int,
 ) -> jax.Array:
-    """Scores of a tile's queries for their contexts, float32 [N, S]; -inf past each query.
+    """Returns the scores of a tile's queries for their contexts, float32 [N, S]; -inf past each query.
 
-    Args:
-      q: [N, H, D].
-      weights: float32 [N, H].
-      key_cache: See `select_tokens`.
-      block_tables: i32 [N, max_blocks], each query's own.
-      last: i32 [N], its position; -1 for padding.
-      num_selected: S is at least this.
+    Takes q [N, H, D], weights float32 [N, H], block tables i32 [N, max_blocks], and last i32 [N]: the position of each
+    query, -1 for padding. S is at least `num_selected`.
     """
     num, block_size = q.shape[0], key_cache.shape[1]
     chunk_tokens, block_tables = whole_chunks(block_tables, block_size, CHUNK_TOKENS)
@@ -121,6 +115,6 @@ def _scores(
 
 
 def _best(scores: jax.Array, num_selected: int) -> jax.Array:
-    """scores [N, S] -> i32 [N, K], the positions of the best, ascending; of equal scores, `top_k` takes the first."""
+    """Returns the positions i32 [N, K] of the best scores, ascending; of equal scores, `top_k` takes the first."""
     _, best = lax.top_k(scores, num_selected)
     return jnp.sort(best.astype(jnp.int32), axis=-1)

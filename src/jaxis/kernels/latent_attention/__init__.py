@@ -2,8 +2,9 @@
 
 All heads share one entry per token, a compressed latent and a rope key. Keys and values are linear in the latent, so
 they are never materialized: the key projection is absorbed into the queries, the value projection into the output.
-`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute the same fast.
-Attention to selected tokens only (see `kernels/index_selection`) is in `cpu.py` and `selected.py` (any platform).
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` are fast
+implementations with the same arguments, as far as they need them. `cpu.py` and `selected.py` (any platform) attend to
+selected tokens (`kernels/index_selection`).
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ __all__ = ["latent_attention", "latent_cache_layout"]
 def latent_cache_layout(
     block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike, *, is_gathered: bool = False
 ) -> CacheLayout:
-    """The layout of the cache that `latent_attention` expects in a program traced under the current mesh.
+    """Returns the cache layout that `latent_attention` expects in a program traced under the current mesh.
 
     Args:
       block_size: B, tokens per block.
       value_dim: Elements of a compressed latent.
       rope_dim: Elements of a rope key.
       dtype: float32, bfloat16, float16, or int8 with two float32 scales per entry.
-      is_gathered: Whether attention is to selected tokens, whose entries are read one by one.
+      is_gathered: True if attention is to selected tokens, whose entries are read one by one.
 
     Raises:
       ConfigError: There is no layout on TPU for blocks of this size.
@@ -64,15 +65,15 @@ def latent_attention(
     Args:
       q: [T, H, D].
       entries: [T, D].
-      kv_cache: Its layout is from `latent_cache_layout`. Donate it, and it is updated in place.
-      positions: i32 [T], each token's position in its sequence.
-      seq_lens: i32 [R], each request's length after this step.
+      kv_cache: Cache with a layout of `latent_cache_layout`. It is updated in place if donated.
+      positions: i32 [T], the position of each token in its sequence.
+      seq_lens: i32 [R], the length of each request after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
         up to the third either; the third is the number of requests. Rows and requests past it are padding.
       selection: i32 [T, K], the positions that each token attends to, ascending, then -1: all up to itself for tokens
-        at positions below K, and just K for the others. None: each token attends to all up to itself.
+        at positions below K, and exactly K for others. None: each token attends to all tokens up to itself.
       value_dim: Elements of a latent, at most D.
       scale: Multiplies the scores.
 

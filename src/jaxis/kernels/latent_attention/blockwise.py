@@ -1,4 +1,4 @@
-"""Latent attention in plain JAX, without work on padding: see `ragged_paged_attention.blockwise`."""
+"""Latent attention in plain JAX, without work on padding, by the two loops of `ragged_paged_attention.blockwise`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def latent_attention(
     scale: float,
     part: ContextPart | None = None,
 ) -> jax.Array:
-    """Attention of each query to its request's cached entries up to its own position.
+    """Attends with each query to its request's cached entries up to its own position.
 
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`. With a `part`, the cache holds these
-    tokens of each block only, and the result is float32 [T, H, value_dim + 2]: the sum of weighted values, the largest
-    score, and the sum of weights relative to it.
+    With a `part`, the cache holds only these tokens of each block, and the result is float32 [T, H, value_dim + 2]: the
+    sum of weighted values, the largest score, and the sum of weights relative to it.
     """
     attention = _Attention(q, kv_cache, block_tables, value_dim, scale, part)
     if q.shape[0] == 1:
@@ -49,7 +48,7 @@ def latent_attention(
 
 @dataclass(frozen=True)
 class _Attention:
-    """The operands that both loops share."""
+    """Operands of both loops."""
 
     q: jax.Array
     kv_cache: jax.Array
@@ -59,7 +58,7 @@ class _Attention:
     part: ContextPart | None
 
     def decode(self, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
-        """[T, H, results] with the first `num_decodes` rows filled, the others 0; request r's only query is row r."""
+        """Returns [T, H, results], 0 but in the first `num_decodes` rows; request r's only query is row r."""
         num_tokens, num_heads, _ = self.q.shape
         num_rows = min(num_tokens, self.block_tables.shape[0])
         positions = jnp.where(jnp.arange(num_rows) < num_decodes, seq_lens[:num_rows] - 1, -1)
@@ -104,13 +103,8 @@ class _Attention:
     def _attend(self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
         """Attention for N requests with M queries each (heads count as queries).
 
-        Args:
-          queries: [N, M, D].
-          block_tables: i32 [N, max_blocks].
-          positions: i32 [N, M or 1]; -1 for a query that is padding.
-
-        Returns:
-          [N, M, results]; sums are 0 where the query is padding.
+        Takes queries [N, M, D], block tables i32 [N, max_blocks] and positions i32 [N, M or 1], -1 for padding. Returns
+        [N, M, results]; sums are 0 for padding.
         """
         num, num_queries, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]

@@ -1,8 +1,8 @@
-"""Latent attention whose cache is divided between devices by its tokens (decode-context parallelism).
+"""Latent attention with a cache whose tokens are divided between devices (decode-context parallelism).
 
-All heads share an entry, so that dividing heads leaves the whole cache on every device. Here a device has some tokens
-of every block instead. It attends to them with the queries of all heads, and the devices' sums, each relative to its
-own largest score, are put together as an online softmax puts together its chunks (arXiv:2205.14135).
+All heads share an entry, so dividing heads would leave the whole cache on every device. Here each device has some
+tokens of every block. It attends to them with the queries of all heads. The devices' sums, each relative to its own
+largest score, are then combined as an online softmax combines its chunks (arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> tuple[PagedCache, jax.Array]:
-    """`jaxis.kernels.latent_attention.latent_attention` over the devices of the current mesh's model axis.
+    """Runs `jaxis.kernels.latent_attention.latent_attention` over the devices of the current mesh's model axis.
 
-    Same arguments and result, but the cache is in the layout of `layout.py`, with its second axis, a block's tokens,
-    divided between the devices. So may be the heads of q.
+    Same arguments and result, but the cache has the layout of `layout.py`. Its second axis, a block's tokens, is
+    divided between the devices, and the heads of q may be.
     """
     cache_spec = PartitionSpec(None, MODEL_AXIS)
     is_split = q.shape[1] % devices_of_layer() == 0
@@ -65,7 +65,7 @@ def _on_device(
     scale: float,
     heads_are_split: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """One device's part of the cache, updated, and the outputs of its heads."""
+    """Returns one device's updated part of the cache, and the outputs of its heads."""
     size, num_heads, dtype = kv_cache.shape[1], q.shape[1], q.dtype
     part = ContextPart(block_size, size, lax.axis_index(MODEL_AXIS) * size)
     kv_cache = layout.write_latent_cache(

@@ -1,4 +1,4 @@
-"""Latent attention on CPU: the native kernel. The layout of its cache is described in `layout.py`."""
+"""Latent attention on CPU: the native kernel. `layout.py` describes the layout of its cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
 
 def supports(value_dim: int, rope_dim: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel supports a cache with these entries."""
+    """Returns whether the kernel supports a cache with these entries."""
     return (
         native.usable() and value_dim % ATTENTION_TILE == 0 and rope_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
     )
 
 
 def latent_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """The layout of a layer's cache."""
+    """Returns the layout of a layer's cache."""
     shape = (1, block_size * layout.entry_size(head_dim, dtype))
     return CacheLayout("native", block_size, 1, shape, np.dtype(dtype), (None, None))
 
@@ -41,10 +41,6 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes the entries into the cache, in place if it is donated, then attends to it.
-
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
-    """
     block_size = kv_cache.shape[2] // layout.entry_size(q.shape[-1], kv_cache.dtype)
     kv_cache, out = native.call(
         "latent_attention" if selection is None else "selected_latent_attention",

@@ -1,7 +1,7 @@
 """Latent attention on NVIDIA GPUs (Ampere and later), by the Triton kernels of ragged paged attention.
 
-All heads share one entry per token, so it is attention with one kv head whose values are the first part of its keys,
-and read once for both.
+All heads share one entry per token. The kernels compute it as attention with one kv head whose values are the first
+part of its keys, read once for both.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from jax.typing import DTypeLike
 from jaxis.kernels.ragged_paged_attention.gpu import MAX_INT8_ELEMENTS, product_type, read_scale
 from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
 from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
-from jaxis.kernels.ragged_paged_attention.gpu_tile import Batch, Chunk, PagedAttention, TileSize, read_rows
+from jaxis.kernels.ragged_paged_attention.gpu_rows import read_rows
+from jaxis.kernels.ragged_paged_attention.gpu_tile import Batch, Chunk, PagedAttention, TileSize
 from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
 
 MAX_VALUE_DIM = 512
 
 
 def supports(q: jax.Array, kv_cache: jax.Array, value_dim: int) -> bool:
-    """Whether the kernels take these shapes and types."""
+    """Returns whether the kernels take these shapes and types."""
     fits = kv_cache.dtype != jnp.int8 or kv_cache.size < MAX_INT8_ELEMENTS
     return fits and value_dim <= MAX_VALUE_DIM and q.shape[-1] - value_dim <= value_dim
 
@@ -40,10 +41,9 @@ def latent_attention(
     scale: float,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of each query to its request's cached entries up to its own position.
+    """Attends with each query to its request's cached entries; padding rows are 0.
 
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`, and `interpret`: whether to run
-    without a GPU, for tests. Padding rows are 0.
+    `interpret` runs the kernels without a GPU, for tests.
     """
     num_tokens, num_heads, head_dim = q.shape
     parts = [(0, value_dim), (value_dim, head_dim - value_dim)]
@@ -65,14 +65,14 @@ def latent_attention(
 
 
 def prefill_tile(attention: PagedAttention) -> TileSize:
-    """Sizes that spill no register on H100."""
+    """Returns sizes that spill no register on H100."""
     if attention.dtype == jnp.float32:  # no tensor cores
         return TileSize(rows=16, tokens=16, num_warps=8, num_stages=1)
     return TileSize(rows=32, tokens=32, num_warps=8, num_stages=2)
 
 
 def decode_tile(attention: PagedAttention) -> TileSize:
-    """Likewise; the rows are one query's heads."""
+    """Returns sizes that spill no register on H100; the rows are one query's heads."""
     if attention.dtype == jnp.float32:
         return TileSize(rows=16, tokens=16, num_warps=8, num_stages=1)
     return TileSize(rows=16, tokens=32, num_warps=4, num_stages=2)
@@ -89,7 +89,7 @@ def read_chunk(
     value_dim: int,
     head_dim: int,
 ) -> Chunk:
-    """A chunk of a cache with the layout of `layout.py`."""
+    """Reads a chunk of a cache with the layout of `layout.py`."""
     entry = (blocks, offsets, kv_head)
     latents = read_rows(cache_ref, entry, (0, value_dim), exists).astype(dtype)
     rope_dim = head_dim - value_dim

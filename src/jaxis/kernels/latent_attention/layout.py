@@ -1,4 +1,4 @@
-"""The layout of the paged cache of latent attention, in one place for every implementation.
+"""Layout of the paged cache of latent attention, and of a device's part of it.
 
 A token's entry is D elements that all heads share: its compressed latent, then its rotated rope key. A layer's cache is
 `[num_blocks, block_size, 1, D]`; for the native CPU kernel the same bytes are `[num_blocks, 1, block_size * D]`. In an
@@ -19,18 +19,16 @@ from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
 from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_token
 
-# Which of a block's tokens a device's part of a paged cache holds, where devices share each block's tokens.
-
 
 class ContextPart(NamedTuple):
-    """The consecutive tokens of every block that are in one device's cache.
+    """The consecutive tokens of every block that one device's cache holds, where devices share each block's tokens.
 
     Blocks have the same numbers on all devices, and a sequence's tokens are spread evenly whatever blocks it has.
 
     Attributes:
       block_size: B, tokens of a whole block.
       size: Tokens of each block in this cache.
-      first: i32 [], the first of them, from 0.
+      first: i32 [], index in its block of the first token that this cache holds.
     """
 
     block_size: int
@@ -38,23 +36,23 @@ class ContextPart(NamedTuple):
     first: jax.Array
 
     def position_of(self, slots: jax.Array) -> jax.Array:
-        """The position in a sequence of each of its tokens in this cache, counted in the order of its blocks."""
+        """Returns the positions in the sequence of tokens in this cache, counted in the order of its blocks."""
         return slots // self.size * self.block_size + self.first + slots % self.size
 
 
 def entry_size(head_dim: int, dtype: DTypeLike) -> int:
-    """Elements of the cache's type that store an entry of D = `head_dim` elements."""
+    """Returns the number of elements of the cache's type that store an entry of D = `head_dim` elements."""
     return head_dim + (2 * SCALE_BYTES if dtype == jnp.int8 else 0)
 
 
 def latent_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike, token_axis: str | None = None) -> CacheLayout:
-    """The layout of a layer's cache; `token_axis` is the logical name of a block's tokens if devices share them."""
+    """Returns the layout of a layer's cache; devices may share a block's tokens by the logical axis `token_axis`."""
     shape = (block_size, 1, entry_size(head_dim, dtype))
     return CacheLayout("any", block_size, 1, shape, np.dtype(dtype), (token_axis, None, None))
 
 
 def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:
-    """Entries [..., D] -> their encoding in a cache of this type, [..., D] or [..., D + 8]."""
+    """Encodes entries [..., D] for a cache of this type, as [..., D] or [..., D + 8]."""
     if dtype != jnp.int8:
         return entries.astype(dtype)
     latent, rope_key = (kv_layout.encode(part, dtype) for part in jnp.split(entries, [value_dim], axis=-1))
@@ -63,7 +61,7 @@ def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:
 
 
 def decode(cached: jax.Array, value_dim: int) -> jax.Array:
-    """Cached entries, [..., D] or [..., D + 8] -> [..., D]; int8 becomes float32."""
+    """Decodes cached entries, [..., D] or [..., D + 8], to [..., D]; int8 becomes float32."""
     if cached.dtype != jnp.int8:
         return cached
     head_dim = cached.shape[-1] - 2 * SCALE_BYTES
@@ -82,7 +80,7 @@ def write_latent_cache(
     request_distribution: jax.Array,
     part: ContextPart | None = None,
 ) -> jax.Array:
-    """Writes this step's entries [T, D] at their positions [T]; padding, and what is not in `part`, writes nothing."""
+    """Writes this step's entries [T, D] at their positions [T]; padding and tokens outside `part` write nothing."""
     num_blocks, num_slots, _, size = kv_cache.shape
     request, valid = request_of_token(query_start_loc, request_distribution[2], entries.shape[0])
     block_size = num_slots if part is None else part.block_size

@@ -1,7 +1,6 @@
-"""The definition: latent attention in plain JAX, as simply as possible.
+"""Definition of latent attention in plain JAX; differentiable.
 
 Every query gathers its whole context, so memory grows with T * S: this is the oracle for tests, not the fast path.
-Differentiable.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> jax.Array:
-    """Attention of each query to its request's cached entries up to its own position.
-
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
-    """
     num_tokens = q.shape[0]
     context_len = block_tables.shape[1] * kv_cache.shape[1]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)

@@ -1,6 +1,6 @@
-"""Latent attention to selected tokens in plain JAX: each query gathers the entries that it sees.
+"""Latent attention to selected tokens in plain JAX: each query gathers the entries that it attends to.
 
-Queries go by tiles of a fixed number, padded, for the reason that `index_selection.tiled` gives.
+Queries are computed in tiles of a fixed number, padded, for the reason that `index_selection.tiled` gives.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> jax.Array:
-    """Attention of each query to its request's cached entries at the positions that `selection` lists for it.
-
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`. Rows of padding are 0.
-    """
+    """Attends with each query to its request's cached entries at the positions in `selection`; padding rows are 0."""
     num_tokens = q.shape[0]
     request, _ = request_of_token(query_start_loc, request_distribution[2], num_tokens)
     rows = ((0, -num_tokens % TILE_QUERIES), (0, 0))
@@ -62,7 +59,7 @@ def _attend(
         position = jnp.maximum(listed, 0)
         block = jnp.take_along_axis(block_tables, position // block_size, axis=1)
         context = decode(kv_cache[block, position % block_size, 0], value_dim)
-        # What no position names may be garbage: a NaN there must not spread.
+        # Entries of no listed position may be garbage: a NaN there must not spread.
         context = jnp.where(visible[..., None], context, 0)
         scores = jnp.einsum("nhd,nsd->nhs", q, context, preferred_element_type=jnp.float32) * scale
         carry, weights = carry.add_scores(jnp.where(visible[:, None], scores, -jnp.inf))

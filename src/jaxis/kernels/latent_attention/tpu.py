@@ -23,10 +23,7 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes the entries into the cache, in place if it is donated, then attends to it.
-
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`; only the cache's layout differs.
-    """
+    """Writes the entries into the cache, in place if it is donated, then attends to it."""
     page = PageLayout.of_latents(1, value_dim, q.shape[-1] - value_dim, kv_cache.dtype).of_cache(kv_cache.shape)
     latents, rope_keys = jnp.split(entries[:, None], [value_dim], axis=-1)
     queries = page.pad(jnp.split(q, [value_dim], axis=-1))

@@ -1,7 +1,7 @@
 """Attention of a flat batch of tokens over a paged KV cache: prefill, chunked prefill and decode in one call.
 
 `reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute it faster.
-The caches of `cpu.py` and `tpu.py` have layouts of their own.
+They take the same arguments, as far as they need them. `cpu.py` and `tpu.py` have cache layouts of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["kv_cache_layout", "ragged_paged_attention"]
 
 
 def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """The layout of the cache that `ragged_paged_attention` expects in a program traced under the current mesh.
+    """Returns the cache layout that `ragged_paged_attention` expects in a program traced under the current mesh.
 
     Args:
       block_size: B, tokens per block.
@@ -59,12 +59,12 @@ def ragged_paged_attention(
 
     Args:
       q: [T, H, D].
-      k: [T, K, D]; None, with `v`, if this step's keys and values are in the cache already. Then nothing is written:
-        the layer reads what another one has cached.
+      k: [T, K, D]; None, with `v`, if the cache has this step's keys and values already because another layer wrote
+        them. Then nothing is written.
       v: [T, K, D] or None.
-      kv_cache: Its layout is from `kv_cache_layout`. Donate it, and it is updated in place.
-      positions: i32 [T], each token's position in its sequence.
-      seq_lens: i32 [R], each request's length after this step.
+      kv_cache: Cache with a layout of `kv_cache_layout`. It is updated in place if donated.
+      positions: i32 [T], the position of each token in its sequence.
+      seq_lens: i32 [R], the length of each request after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
@@ -76,6 +76,9 @@ def ragged_paged_attention(
 
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
+
+    Raises:
+      ConfigError: The span is not causal, and the platform is TPU.
     """
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
     options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks}

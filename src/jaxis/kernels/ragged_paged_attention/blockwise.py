@@ -39,10 +39,6 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of each query to what it sees of its request's cached tokens.
-
-    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
-    """
     attention = _Attention(q, kv_cache, block_tables, scale, span, soft_cap, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
@@ -56,7 +52,7 @@ def ragged_paged_attention(
 
 @dataclass(frozen=True)
 class _Attention:
-    """The operands that both loops share."""
+    """Operands of both loops."""
 
     q: jax.Array
     kv_cache: jax.Array
@@ -75,7 +71,7 @@ class _Attention:
         return self.q.shape[1] // self.num_kv_heads
 
     def decode(self, out: jax.Array, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
-        """Fills the first `num_decodes` rows of `out` [T, H, D]: request r's only query is row r."""
+        """Fills the first `num_decodes` rows of `out` [T, H, D]; request r's only query is row r."""
         num_rows = min(self.q.shape[0], self.block_tables.shape[0])
         is_decode = jnp.arange(num_rows) < num_decodes
         positions = jnp.where(is_decode, seq_lens[:num_rows] - 1, -1)
@@ -93,14 +89,8 @@ class _Attention:
         the products read the gathered blocks in their memory layout: selecting each head's own first would transpose
         them, which is far slower in a step bound by memory.
 
-        Args:
-          queries: [N, H, D].
-          block_tables: i32 [N, max_blocks].
-          positions: i32 [N]; -1 for a row that is padding.
-          oldest: The smallest valid position.
-
-        Returns:
-          [N, H, D].
+        Takes queries [N, H, D], block tables i32 [N, max_blocks], positions i32 [N] (-1 for padding) and `oldest`, the
+        smallest valid position. Returns [N, H, D].
         """
         num, num_heads, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]
@@ -175,17 +165,9 @@ class _Attention:
         first_position: jax.Array,
         seq_len: jax.Array,
     ) -> jax.Array:
-        """Attention for Q consecutive queries of one request.
+        """Attention for Q consecutive queries [Q, H, D] of one request; 0 for padding, whose positions i32 [Q] are -1.
 
-        Args:
-          queries: [Q, H, D].
-          block_table: i32 [max_blocks].
-          positions: i32 [Q]; -1 for a query that is padding.
-          first_position: The smallest valid position.
-          seq_len: The request's tokens.
-
-        Returns:
-          [Q, H, D]; 0 where the query is padding.
+        `block_table` is i32 [max_blocks], `first_position` the smallest valid position, `seq_len` the request's length.
         """
         num_queries, _, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]
@@ -212,7 +194,7 @@ class _Attention:
         return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
     def _visible(self, context_positions: jax.Array, positions: jax.Array, last_visible: jax.Array) -> jax.Array:
-        """bool [N, S]: whether each query, of positions i32 [N, 1] and last visible ones i32 [N], sees each token."""
+        """Returns bool [N, S]: the tokens that queries at positions i32 [N, 1] see, up to the last visible i32 [N]."""
         first = self.span.first_visible(positions)
         return (context_positions >= first) & (context_positions <= last_visible[:, None])
 

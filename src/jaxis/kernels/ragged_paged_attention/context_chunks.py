@@ -1,4 +1,4 @@
-"""Reading a paged context in chunks: a chunk's blocks, and an online softmax over all chunks (arXiv:2205.14135)."""
+"""Chunks of a paged context: their blocks, and an online softmax over all chunks (arXiv:2205.14135)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OnlineSoftmax(NamedTuple):
         return cls(jnp.full(shape, -jnp.inf, jnp.float32), zeros, jnp.zeros((*shape, head_dim), jnp.float32), zeros)
 
     def add_scores(self, scores: jax.Array) -> tuple[OnlineSoftmax, jax.Array]:
-        """scores [..., S], -inf where masked -> the new sums, and the weights [..., S] of the chunk's values."""
+        """Adds scores [..., S], -inf where masked -> the new sums, and the weights [..., S] of the chunk's values."""
         peak = jnp.maximum(self.peak, jnp.max(scores, axis=-1))
         # A query that has seen nothing yet has a peak of -inf; -inf - -inf would be NaN.
         finite_peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
@@ -40,11 +40,11 @@ class OnlineSoftmax(NamedTuple):
         return OnlineSoftmax(peak, total, self.values, correction), weights
 
     def add_values(self, weighted: jax.Array) -> OnlineSoftmax:
-        """Adds weighted [..., D]: the chunk's values, summed with the weights from `add_scores`."""
+        """Adds the chunk's values [..., D], summed with the weights from `add_scores`."""
         return self._replace(values=self.values * self.correction[..., None] + weighted)
 
     def output(self, sinks: jax.Array | None) -> jax.Array:
-        """[..., D]; 0 where nothing was visible. `sinks` broadcast to [...]."""
+        """Returns [..., D], 0 where nothing was visible; `sinks` are broadcast to [...]."""
         values, total = self.values, self.total
         if sinks is not None:
             peak = jnp.maximum(self.peak, sinks)
@@ -54,7 +54,7 @@ class OnlineSoftmax(NamedTuple):
 
 
 def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:
-    """Tokens per chunk (a multiple of the block size), and the tables [..., max_blocks] padded to whole chunks."""
+    """Returns tokens per chunk (a multiple of the block size), and tables [..., max_blocks] padded to whole chunks."""
     max_blocks = block_tables.shape[-1]
     blocks = max(1, min(chunk_tokens // block_size, max_blocks))
     padding = [(0, 0)] * (block_tables.ndim - 1) + [(0, -max_blocks % blocks)]
@@ -62,5 +62,5 @@ def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) ->
 
 
 def blocks_of_chunk(block_tables: jax.Array, chunk: jax.Array, blocks: int) -> jax.Array:
-    """The entries [..., blocks] of one chunk in tables padded by `whole_chunks`."""
+    """Returns the entries [..., blocks] of one chunk in tables padded by `whole_chunks`."""
     return lax.dynamic_slice_in_dim(block_tables, chunk * blocks, blocks, axis=-1)

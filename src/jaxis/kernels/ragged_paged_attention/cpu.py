@@ -24,7 +24,7 @@ UNLIMITED = 1 << 40  # tokens
 
 
 def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel supports a cache with these blocks."""
+    """Returns whether the kernel supports a cache with these blocks."""
     return (
         native.usable()
         and block_size % ATTENTION_TILE == 0
@@ -35,7 +35,7 @@ def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
 
 
 def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """The layout of a layer's cache."""
+    """Returns the layout of a layer's cache."""
     scales = 2 * block_size * SCALE_BYTES if dtype == jnp.int8 else 0
     shape = (num_kv_heads, 2 * block_size * head_dim + scales)
     return CacheLayout("native", block_size, num_kv_heads, shape, np.dtype(dtype), ("kv_heads", None))
@@ -56,11 +56,6 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes keys and values into the cache, in place if it is donated, then attends to it.
-
-    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`;
-    only the cache's layout differs.
-    """
     head_dim = q.shape[-1]
     if k is None or v is None:
         # No rows: the kernel writes nothing.

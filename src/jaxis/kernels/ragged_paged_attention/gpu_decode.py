@@ -1,6 +1,6 @@
-"""Decodes on GPU: the context of a request with one query is split over several programs, whose sums are then combined.
+"""Decodes on GPU: the context of a request with one query is split over several programs, whose sums are combined.
 
-How a context is split depends on that request alone, and sums are combined in order: batch-invariant bits.
+The split of a context depends on its request alone, and sums are combined in order: bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from jaxis.kernels.ragged_paged_attention.gpu_rows import load, padded_size, read_rows, store, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
     MASKED,
@@ -24,17 +25,12 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     TileSize,
     attend,
     empty_sums,
-    load,
-    padded_size,
-    read_rows,
-    store,
-    write_rows,
 )
 
-# Tokens that a program attends to, at least: less is not worth its share of combining.
+# The fewest tokens that a program attends to: fewer are not worth the cost of combining.
 MIN_PARTITION_TOKENS = 128
-# A request's programs, about: one request alone should keep a GPU of some hundred multiprocessors busy, while many
-# requests should not start programs that find nothing to do, nor need much room for their sums.
+# The approximate number of a request's programs. One request alone should keep a GPU of some hundred multiprocessors
+# busy; many requests should not start programs without work, nor need much memory for their sums.
 PROGRAMS_PER_REQUEST = 128
 MIN_PARTITIONS, MAX_PARTITIONS = 8, 32
 # Partitions whose sums are added at a time.
@@ -42,18 +38,18 @@ COMBINED_PARTITIONS = 8
 
 
 def max_partitions(num_head_tiles: int) -> int:
-    """P, the most partitions of a request's context, a power of two."""
+    """Returns P, the most partitions of a request's context, a power of two."""
     return min(MAX_PARTITIONS, max(MIN_PARTITIONS, PROGRAMS_PER_REQUEST // pl.next_power_of_2(num_head_tiles)))
 
 
 class Partitions:
-    """How the visible context of the request's query is split.
+    """Partitions of the visible context of a request's query.
 
     Attributes:
       tokens: Tokens of each partition but the last, a multiple of a chunk.
-      begin: Where the first begins, a multiple of a chunk.
+      begin: Begin of the first partition, a multiple of a chunk.
       first: The first token that the query sees, in the first chunk.
-      end: Where the last ends: the request's length.
+      end: End of the last partition: the request's length.
     """
 
     def __init__(self, attention: PagedAttention, length: jax.Array, chunk_tokens: int, limit: int) -> None:
@@ -79,20 +75,17 @@ def attend_decodes(
     *,
     interpret: bool,
 ) -> jax.Array:
-    """Attention of the only query of each request that has one token in this step.
+    """Attends with the only query of each request that has one token; returns `out`, or q, with these rows filled.
 
     Args:
-      attention: What is computed.
+      attention: The computation.
       q: [T, H, D].
-      kv_cache: As `attention.read_chunk` reads it.
+      kv_cache: Cache that `attention.read_chunk` reads.
       batch: The step's requests.
       sinks: float [H], or None.
       out: [T, H, value size], updated in place; None to put results in the place of queries.
-      tile: The size of tiles.
-      interpret: Whether to run without a GPU, for tests.
-
-    Returns:
-      `out`, or q, with these requests' rows filled.
+      tile: Size of tiles.
+      interpret: True to run without a GPU, for tests.
     """
     num_requests, max_blocks = batch.block_tables.shape
     num_heads = q.shape[1]
@@ -100,7 +93,7 @@ def attend_decodes(
     context = max_blocks * attention.block_size
     if attention.span.reach is not None:
         context = min(context, attention.span.reach + tile.tokens)
-    # Fewer where no request can be long enough for all; that does not change how a request is split.
+    # Fewer if no request can be long enough for all. That does not change a request's split.
     partitions = min(limit, pl.cdiv(context, MIN_PARTITION_TOKENS))
     sums = SoftmaxSums(
         jax.ShapeDtypeStruct((num_requests, num_heads, partitions), jnp.float32),

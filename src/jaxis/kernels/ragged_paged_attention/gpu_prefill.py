@@ -1,4 +1,4 @@
-"""Prefills on GPU: each program attends with a tile of consecutive queries of one request to all that they see."""
+"""Prefills on GPU: each program attends with a tile of consecutive queries of one request to all tokens they see."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jaxis.kernels.ragged_paged_attention.gpu_rows import read_rows, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
     Batch,
@@ -18,8 +19,6 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     TileSize,
     attend,
     empty_sums,
-    read_rows,
-    write_rows,
 )
 
 NO_TILE = -1
@@ -38,18 +37,7 @@ def attend_prefills(
 ) -> jax.Array:
     """Attention of each query of the requests that have two tokens or more in this step.
 
-    Args:
-      attention: What is computed.
-      q: [T, H, D].
-      kv_cache: As `attention.read_chunk` reads it.
-      batch: The step's requests.
-      sinks: float [H], or None.
-      out: [T, H, value size], updated in place; None to put results in the place of queries.
-      tile: The size of tiles.
-      interpret: Whether to run without a GPU, for tests.
-
-    Returns:
-      `out`, or q, with these requests' rows filled.
+    Takes the arguments of `gpu_decode.attend_decodes`, and returns `out`, or q, with these requests' rows filled.
     """
     num_tokens = q.shape[0]
     heads = min(attention.group_size, tile.rows)
@@ -67,7 +55,7 @@ def attend_prefills(
 
 
 def prefill_tiles(batch: Batch, num_tokens: int, tile_queries: int) -> jax.Array:
-    """The tiles of at most `tile_queries` queries of all requests with two tokens or more.
+    """Returns the tiles, of at most `tile_queries` queries, of all requests with two tokens or more.
 
     Returns:
       i32 [2, the most tiles that `num_tokens` tokens can need]: each tile's request, -1 for none, and its first query,

@@ -1,7 +1,7 @@
-"""Inside a Triton kernel: a tile of queries that share a kv head attends to its request's paged context.
+"""Attention inside a Triton kernel: a tile of queries that share a kv head attends to its request's paged context.
 
-Context is read in chunks with an online softmax (arXiv:2205.14135), by a loop inside the kernel, so its length may come
-from the data. Scores are kept in units of log2, because the hardware computes exp2.
+Context is read in chunks with an online softmax (arXiv:2205.14135), by a loop inside the kernel. Its length may thus
+come from data.
 """
 
 from __future__ import annotations
@@ -19,52 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-
-# Inside a Triton kernel: rows of arrays, whose sizes need not be powers of two as those of a kernel are.
-
-
-# Tensor cores multiply matrices of at least so many rows and columns.
-MIN_DOT_SIZE = 16
-
-
-def padded_size(size: int) -> int:
-    """The size of an axis that holds `size` elements in a kernel, where sizes are powers of two."""
-    return max(MIN_DOT_SIZE, pl.next_power_of_2(size))
-
-
-def load(ref: Any, indices: tuple[Any, ...], mask: jax.Array, other: float = 0) -> jax.Array:
-    """Elements at indices, or `other` where they are masked."""
-    return plgpu.load(ref.at[indices], mask=mask, other=other)
-
-
-def store(ref: Any, indices: tuple[Any, ...], values: jax.Array, mask: jax.Array) -> None:
-    """Writes elements at indices, in the reference's type, where they are not masked."""
-    plgpu.store(ref.at[indices], values.astype(ref.dtype), mask=mask)
-
-
-def read_rows(
-    ref: Any, indices: tuple[Any, ...], part: tuple[int, int], exists: jax.Array, width: int | None = None
-) -> jax.Array:
-    """Part (offset, size) of the last axis at N indices -> [N, width], 0 in padding and where not `exists`.
-
-    Without a width, it is `padded_size(size)`.
-    """
-    offset, size = part
-    width = width or padded_size(size)
-    column = jnp.arange(width, dtype=jnp.int32)
-    mask = exists[:, None] if size == width else exists[:, None] & (column < size)[None, :]
-    return load(ref, _rows(indices, offset + column), mask)
-
-
-def write_rows(ref: Any, indices: tuple[Any, ...], size: int, exists: jax.Array, rows: jax.Array) -> None:
-    """Writes the first `size` columns of rows [N, padded size] at N indices, where they exist."""
-    column = jnp.arange(rows.shape[1], dtype=jnp.int32)
-    plgpu.store(ref.at[_rows(indices, column)], rows.astype(ref.dtype), mask=exists[:, None] & (column < size)[None, :])
-
-
-def _rows(indices: tuple[Any, ...], column: jax.Array) -> tuple[Any, ...]:
-    return (*(i[:, None] if jnp.ndim(i) else i for i in indices), column[None, :])
-
+from jaxis.kernels.ragged_paged_attention.gpu_rows import load, padded_size
 
 LOG2_E = math.log2(math.e)
 # The score of a token that a query does not see. Finite, because -inf - -inf is NaN: a query that has seen nothing yet
@@ -76,8 +31,8 @@ class Chunk(NamedTuple):
     """N consecutive context tokens of one kv head.
 
     Attributes:
-      keys: The parts of the keys, each [N, size], with the sizes of the parts of the queries.
-      key_scales: For each part, what to multiply its products by, float32 [N]; None for 1.
+      keys: Parts of the keys, each [N, size], with the sizes of the parts of the queries.
+      key_scales: Factor of each part's products, float32 [N]; None for 1.
       values: [N, value size].
       value_scale: float32 [N], or None for 1.
     """
@@ -89,7 +44,7 @@ class Chunk(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A step's requests, as the public function takes them: arrays, or inside a kernel references to them."""
+    """Requests of a step, in the arguments of the public function: arrays, or references to them inside a kernel."""
 
     seq_lens: Any
     block_tables: Any
@@ -97,13 +52,13 @@ class Batch(NamedTuple):
     request_distribution: Any
 
     def query_len(self, request: jax.Array) -> jax.Array:
-        """The number of a request's tokens in this step; 0 for one that is padding."""
+        """Returns the number of a request's tokens in this step; 0 for padding."""
         queries = self.query_start_loc[request + 1] - self.query_start_loc[request]
         return jnp.where(request < self.request_distribution[2], queries, 0)
 
 
 class TileSize(NamedTuple):
-    """What a program works on, and with how many threads.
+    """Sizes of a program's tile, and its threads.
 
     Attributes:
       rows: M, queries times heads; a power of two.
@@ -124,7 +79,7 @@ class TileSize(NamedTuple):
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """What is computed, known when a program is compiled.
+    """Computation that a program is compiled for.
 
     Attributes:
       num_kv_heads: K.
@@ -132,9 +87,9 @@ class PagedAttention:
       query_parts: Offset and size of each part of a query; scores are the sum of the parts' products.
       value_dim: Elements of a value.
       block_size: B, tokens per block of the cache.
-      dtype: The type that products take.
-      read_chunk: (cache, blocks [N], offsets in them [N], kv head, which tokens to read [N], type) -> Chunk, whose
-        entries are 0 where a token is not to be read.
+      dtype: Type of products.
+      read_chunk: (cache, blocks [N], offsets in them [N], kv head, mask of tokens to read [N], type) -> Chunk with
+        zeros for masked tokens.
       scale: Multiplies the scores.
       span: The tokens that a token sees.
       soft_cap: Bound of the scores, or None.
@@ -152,17 +107,17 @@ class PagedAttention:
     soft_cap: float | None = None
 
     def num_head_tiles(self, rows: int) -> int:
-        """Tiles of heads, of all kv heads together."""
+        """Returns the number of tiles of heads, of all kv heads together."""
         return self.num_kv_heads * pl.cdiv(self.group_size, rows)
 
     def multiply(self, a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
-        """The product of two matrices along these axes, in float32."""
+        """Multiplies two matrices along these axes, in float32."""
         precision = lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
         dimensions = (((contract[0],), (contract[1],)), ((), ()))
         return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
     def scores(self, queries: tuple[jax.Array, ...], chunk: Chunk) -> jax.Array:
-        """[M, N], in units of log2."""
+        """Returns scores [M, N], in units of log2."""
         products = [self.multiply(query, key, (1, 1)) for query, key in zip(queries, chunk.keys, strict=True)]
         scaled = [x if scale is None else x * scale for x, scale in zip(products, chunk.key_scales, strict=True)]
         total = sum(scaled[1:], start=scaled[0])
@@ -171,7 +126,7 @@ class PagedAttention:
         return jnp.tanh(total * (self.scale / self.soft_cap)) * (self.soft_cap * LOG2_E)
 
     def visible(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """Which of the tokens [N] the queries at these positions [M] see: bool [M, N]."""
+        """Returns bool [M, N]: the tokens [N] that queries at positions [M] see."""
         visible = tokens[None, :] <= positions[:, None]
         if self.span == FULL_CONTEXT:
             return visible
@@ -179,12 +134,12 @@ class PagedAttention:
 
 
 class HeadTile(NamedTuple):
-    """The rows of a tile: consecutive queries of one request, each with heads of one group.
+    """Rows of a tile: consecutive queries of one request, each with heads of one group.
 
     Attributes:
-      query: i32 [M], counted from the tile's first.
-      head: i32 [M], a query head.
-      kv_head: The one that they share.
+      query: i32 [M], counted from the tile's first query.
+      head: i32 [M], query heads.
+      kv_head: Kv head that they share.
       exists: bool [M]; False for rows that only fill up the tile.
     """
 
@@ -195,7 +150,7 @@ class HeadTile(NamedTuple):
 
     @classmethod
     def of(cls, attention: PagedAttention, rows: int, heads: int, head_tile: jax.Array) -> HeadTile:
-        """The tile number `head_tile` of `attention.num_head_tiles(rows)`, with so many heads of each query."""
+        """Returns tile number `head_tile` of `attention.num_head_tiles(rows)`, with `heads` heads of each query."""
         per_group = pl.cdiv(attention.group_size, rows)
         kv_head, first = lax.div(head_tile, per_group), lax.rem(head_tile, per_group) * heads
         row = jnp.arange(rows, dtype=jnp.int32)
@@ -205,7 +160,7 @@ class HeadTile(NamedTuple):
 
 
 class SoftmaxSums(NamedTuple):
-    """What is known of a softmax over part of a context: arrays, or references to those of all parts.
+    """Sums of a softmax over part of a context: arrays, or references to those of all parts.
 
     Attributes:
       peak: float32 [M], the largest score, in units of log2.
@@ -233,17 +188,17 @@ def attend(
     """Adds part of a request's context to the sums of a tile of its queries.
 
     Args:
-      attention: What is computed.
-      queries: Their parts, each [M, size].
+      attention: The computation.
+      queries: Parts of the queries, each [M, size].
       positions: i32 [M].
       cache_ref: The paged cache.
       batch: References to the step's requests.
-      request: Its index.
-      kv_head: The kv head that the queries share.
-      context: Begin, a multiple of `chunk_tokens`, and end of what is attended to; and the first token to read, which
-        lies in the first chunk.
+      request: Index of the request.
+      kv_head: Kv head that the queries share.
+      context: Begin (a multiple of `chunk_tokens`) and end of the part, and the first token to read, which lies in the
+        first chunk.
       chunk_tokens: N.
-      sums: Of the context before.
+      sums: Sums over the context before.
     """
     begin, end, first = context
 
@@ -269,6 +224,5 @@ def attend(
 
 
 def empty_sums(rows: int, value_dim: int) -> SoftmaxSums:
-    """The sums of no context."""
     peak = jnp.full((rows,), MASKED, jnp.float32)
     return SoftmaxSums(peak, jnp.zeros_like(peak), jnp.zeros((rows, padded_size(value_dim)), jnp.float32))

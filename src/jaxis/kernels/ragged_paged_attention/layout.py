@@ -1,9 +1,9 @@
-"""The layout of the paged KV cache and of a flat batch, in one place for the implementations that share it.
+"""Layout of the paged KV cache and of a flat batch, for the implementations that share it.
 
-A layer's cache is `[num_blocks, block_size, 2 * K, D]`; along the third axis each kv head's key precedes its value,
+A layer's cache is `[num_blocks, block_size, 2 * K, D]`. Along the third axis each kv head's key precedes its value,
 which keeps a head's keys and values on one device when kv heads are sharded. In an int8 cache, each key and value is
-followed by the four bytes of its float32 scale: `[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel has a
-different layout, see `cpu.py`, and so have TPUs, see `tpu_layout.py`.
+followed by the four bytes of its float32 scale: `[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel
+(`cpu.py`) and TPUs (`tpu_layout.py`) have different layouts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ INT8_MAX = 127
 
 
 def entry_size(head_dim: int, dtype: DTypeLike) -> int:
-    """Elements of the cache's type that store a key or value of D = `head_dim` elements."""
+    """Returns the number of elements of the cache's type that store a key or value of D = `head_dim` elements."""
     return head_dim + (SCALE_BYTES if dtype == jnp.int8 else 0)
 
 
 def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """The layout of a layer's cache."""
+    """Returns the layout of a layer's cache."""
     shape = (block_size, 2 * num_kv_heads, entry_size(head_dim, dtype))
     return CacheLayout("any", block_size, num_kv_heads, shape, np.dtype(dtype), (None, "kv_heads", None))
 
 
 def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Keys or values [..., D] -> cache entries of this type, [..., D] or [..., D + 4]."""
+    """Encodes keys or values [..., D] for a cache of this type, as [..., D] or [..., D + 4]."""
     if dtype != jnp.int8:
         return x.astype(dtype)
     numbers, scale = quantize(x)
@@ -39,14 +39,14 @@ def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys or values [..., D] -> int8 [..., D], and the float32 scale [..., 1] that they are multiples of."""
+    """Quantizes keys or values [..., D] to int8 [..., D] and one float32 scale [..., 1]."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / INT8_MAX
     return jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8), scale
 
 
 def decode(entries: jax.Array) -> jax.Array:
-    """Cache entries, [..., D] or [..., D + 4] -> keys or values [..., D]; int8 becomes float32."""
+    """Decodes cache entries, [..., D] or [..., D + 4], to keys or values [..., D]; int8 becomes float32."""
     if entries.dtype != jnp.int8:
         return entries
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
@@ -54,7 +54,7 @@ def decode(entries: jax.Array) -> jax.Array:
 
 
 def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Interleaved keys and values [..., 2 * K, D] from the cache -> keys and values, each [..., K, D]."""
+    """Splits interleaved keys and values [..., 2 * K, D] from the cache into keys and values, each [..., K, D]."""
     *lead, combined, head_dim = context.shape
     pairs = context.reshape(*lead, combined // 2, 2, head_dim)
     return pairs[..., 0, :], pairs[..., 1, :]
@@ -63,9 +63,9 @@ def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
 def request_of_token(
     query_start_loc: jax.Array, num_requests: jax.Array, num_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """For each of the flat batch's T tokens: its request's index, i32 [T], and whether it is not padding, bool [T].
+    """Returns, for each of the flat batch's T tokens, its request's index i32 [T], and bool [T]: False for padding.
 
-    Padding tokens come last, and get the last request's index and False.
+    Padding tokens come last, and have the last request's index.
     """
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     # Compares with all rather than searches: one fusion, where a search is a loop.

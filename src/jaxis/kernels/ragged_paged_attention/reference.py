@@ -1,7 +1,6 @@
-"""The definition: ragged paged attention in plain JAX, as simply as possible.
+"""Definition of ragged paged attention in plain JAX; differentiable.
 
 Every query gathers its whole context, so memory grows with T * S: this is the oracle for tests, not the fast path.
-Differentiable.
 """
 
 from __future__ import annotations
@@ -26,10 +25,6 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of each query to what it sees of its request's cached tokens.
-
-    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
-    """
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, combined_heads, _ = kv_cache.shape
     num_kv_heads = combined_heads // 2

@@ -1,8 +1,8 @@
 """Ragged paged attention on TPU: Pallas kernels over a cache with a layout of its own (`tpu_layout.py`).
 
-One kernel writes the entries of prefills into their pages (`tpu_write.py`). Another attends (`tpu_kernel.py`): once for
-the decodes, whose entries it writes too, and once for the prefills. Compiled for TPUs and run in Pallas's interpreter,
-they have not run on a TPU yet.
+One kernel writes the entries of prefills into their pages (`tpu_write.py`). Another one attends (`tpu_kernel.py`): once
+for the decodes, whose entries it also writes, and once for the prefills. They compile for TPUs and run in Pallas's
+interpreter, but have not run on a TPU yet.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from jaxis.kernels.ragged_paged_attention.tpu_append import NewEntries
 from jaxis.kernels.ragged_paged_attention.tpu_kernel import Tiling, attend_tiles
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
 from jaxis.kernels.ragged_paged_attention.tpu_tile import Scoring
-from jaxis.kernels.ragged_paged_attention.tpu_write import work_items, write_pages
+from jaxis.kernels.ragged_paged_attention.tpu_work_items import work_items
+from jaxis.kernels.ragged_paged_attention.tpu_write import write_pages
 
-# Tokens of context per product, fewer if they fill CHUNK_BYTES; the same for decodes and prefills, which thus split a
-# request's context at the same places. And bytes of context on their way.
+# Tokens of context per product, fewer if they fill CHUNK_BYTES. They are the same for decodes and prefills, which thus
+# split a request's context at the same places. STREAM_BYTES are the bytes of context in flight.
 MIN_CHUNK_TOKENS = 128
 MAX_CHUNK_TOKENS = 512
 CHUNK_BYTES = 512 << 10
 STREAM_BYTES = 4 << 20
 MAX_BUFFERS = 8
-# Rows of a tile of queries of one kv head, and of all of them, and scores of such rows and a chunk.
+# Limits of a tile: rows of one kv head, rows of all kv heads, and scores of rows of one kv head with a chunk.
 TILE_ROWS = 256
 TILE_ROWS_OF_ALL_HEADS = 2048
 TILE_SCORES = 1 << 16
 
-# How many items there are, and the request and the tile of each.
+# The number of items, and the request and the tile of each.
 ItemLists = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -52,11 +53,6 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes keys and values into the cache, in place if it is donated, then attends to it.
-
-    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`;
-    only the cache's layout differs.
-    """
     head_dim = q.shape[-1]
     page = PageLayout.of_heads(1, head_dim, kv_cache.dtype).of_cache(kv_cache.shape)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, len(page.key_scales) * LANES - head_dim)))
@@ -67,7 +63,7 @@ def ragged_paged_attention(
 
 
 class FlatBatch(NamedTuple):
-    """The flat batch: which rows are whose, and where their contexts are.
+    """Flat batch of a step: the rows and the contexts of its requests.
 
     Attributes:
       seq_lens: i32 [R].
@@ -91,17 +87,17 @@ def write_and_attend(
     page: PageLayout,
     scoring: Scoring,
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes entries into the cache; attention of each query to its request's entries up to its own position.
+    """Writes entries into the cache, then attends with each query to its request's entries up to its own position.
 
     Args:
       q: [T, H, W], padded as the key planes are.
-      parts: The entries' two parts (keys and values, or latents and rope keys), each [T, K, d]; None if the cache has
-        them already.
+      parts: Two parts of the entries (keys and values, or latents and rope keys), each [T, K, d]; None if the cache
+        has them already.
       kv_cache: [num_blocks, K, N, 128].
       step: The flat batch.
       sinks: [H] or None.
-      page: The layout of a page.
-      scoring: Of scores.
+      page: Layout of a page.
+      scoring: Computation of scores.
 
     Returns:
       The cache, and [T, H, value planes * 128] in q's type; padding rows are 0.
@@ -164,7 +160,7 @@ def write_and_attend(
 def _prefill_items(
     query_start_loc: jax.Array, num_decodes: jax.Array, num_requests: jax.Array, num_tokens: int, tile_queries: int
 ) -> ItemLists:
-    """Each tile of rows with each request, from `num_decodes` on, that has rows in it."""
+    """Returns an item for each tile of rows and each request, from `num_decodes` on, that has rows in the tile."""
     begin, end = query_start_loc[:-1], query_start_loc[1:]
     index = jnp.arange(begin.shape[0])
     is_prefill = (index >= num_decodes) & (index < num_requests) & (end > begin)
@@ -178,7 +174,7 @@ def _prefill_items(
 
 
 def _chunks(kv_cache: jax.Array, page: PageLayout) -> tuple[int, int]:
-    """Pages of a chunk, and chunks that are in VMEM or on their way. They follow from the cache's shape alone."""
+    """Returns pages per chunk, and chunks in VMEM or in flight. They follow from the cache's shape alone."""
     page_bytes = math.prod(kv_cache.shape[1:]) * kv_cache.dtype.itemsize
     tokens = min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, _power_of_two(CHUNK_BYTES * page.block_size // page_bytes)))
     chunk_pages = max(1, tokens // page.block_size)
@@ -186,17 +182,15 @@ def _chunks(kv_cache: jax.Array, page: PageLayout) -> tuple[int, int]:
 
 
 def _tile_rows(num_kv_heads: int, chunk_tokens: int) -> int:
-    """Rows of a tile of prefills' queries, for each kv head."""
     return max(16, min(TILE_ROWS, TILE_ROWS_OF_ALL_HEADS // num_kv_heads, TILE_SCORES // chunk_tokens))
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not more than a number, but at least 1."""
     return 1 << (max(1, number).bit_length() - 1)
 
 
 def _to_tiles(q: jax.Array, num_kv_heads: int, tile_queries: int) -> jax.Array:
-    """[T, H, W] -> [tiles, K, M, W], where row m is token m // G and query head m % G of the kv head; M is padded."""
+    """Tiles [T, H, W] as [tiles, K, M, W]: row m is token m // G and query head m % G of the kv head; M is padded."""
     num_tokens, num_heads, width = q.shape
     q = jnp.pad(q, ((0, -num_tokens % tile_queries), (0, 0), (0, 0)))
     q = q.reshape(-1, tile_queries, num_kv_heads, num_heads // num_kv_heads, width).transpose(0, 2, 1, 3, 4)
@@ -206,7 +200,6 @@ def _to_tiles(q: jax.Array, num_kv_heads: int, tile_queries: int) -> jax.Array:
 
 
 def _from_tiles(tiles: jax.Array, group_size: int, tile_queries: int) -> jax.Array:
-    """The reverse of `_to_tiles`: [tiles, K, M, W] -> [tiles * tile_queries, H, W]."""
     num_tiles, num_kv_heads, _, width = tiles.shape
     rows = tiles[:, :, : tile_queries * group_size]
     rows = rows.reshape(num_tiles, num_kv_heads, tile_queries, group_size, width).transpose(0, 2, 1, 3, 4)
@@ -214,7 +207,6 @@ def _from_tiles(tiles: jax.Array, group_size: int, tile_queries: int) -> jax.Arr
 
 
 def _tile_sinks(sinks: jax.Array, num_kv_heads: int, num_rows: int) -> jax.Array:
-    """[H] -> float32 [K, M, 1]."""
     of_heads = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
     repeats = -(-num_rows // of_heads.shape[1])
     return jnp.tile(of_heads, (1, repeats))[:, :num_rows, None]

@@ -1,4 +1,4 @@
-"""Puts each decode's new entry into its page, which the kernel that attends reads anyway, and writes it back."""
+"""Insertion of each decode's new entry into its page, which the attention kernel has read anyway, and writes back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jax.typing import DTypeLike
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout, quantize_parts
 from jaxis.kernels.ragged_paged_attention.tpu_pages import Item, PageStream
 
-# Pages on their way back while the next ones are made.
+# Pages that are being written back while the next ones are made.
 NUM_STAGES = 2
 
 
 class NewEntries(NamedTuple):
-    """The entries of decodes, one a row.
+    """Entries of decodes, one per row.
 
     Attributes:
-      blocks: i32 [R], where each goes.
+      blocks: i32 [R], block that each entry is written to.
       planes: float32 [R, K, P, 128].
       scales: float32 [R, K, 2, 128], each scale in all lanes; None without scales.
     """
@@ -35,7 +35,7 @@ class NewEntries(NamedTuple):
     def of(
         cls, parts: tuple[jax.Array, jax.Array], blocks: jax.Array, page: PageLayout, dtype: DTypeLike
     ) -> NewEntries:
-        """From the entries' parts, each [R, K, d], rounded to the cache's type."""
+        """Returns entries from their parts, each [R, K, d], rounded to the cache's type."""
         scales = None
         if page.is_scaled:
             parts, scales = quantize_parts(parts)
@@ -46,7 +46,7 @@ class NewEntries(NamedTuple):
 
 @dataclass(frozen=True)
 class PageAppender:
-    """In a kernel: the entries of the item's tile, and the pages on their way back.
+    """Writer of new entries inside a kernel: the entries of the item's tile, and the pages in flight.
 
     Attributes:
       blocks: i32 [R] in SMEM.
@@ -55,7 +55,7 @@ class PageAppender:
       cache: [num_blocks, K, N, 128] in HBM.
       stages: [NUM_STAGES, K, N, 128] in VMEM.
       written: Semaphores [NUM_STAGES].
-      page: The layout of a page.
+      page: Layout of a page.
     """
 
     blocks: Any
@@ -68,12 +68,12 @@ class PageAppender:
 
     @staticmethod
     def scratch_shapes(kv_cache: jax.Array) -> dict[str, Any]:
-        """The kernel's scratch memory for it, by attribute."""
+        """Returns the scratch memory that the kernel needs for the appender, by attribute."""
         stages = pltpu.VMEM((NUM_STAGES, *kv_cache.shape[1:]), kv_cache.dtype)
         return {"stages": stages, "written": pltpu.SemaphoreType.DMA((NUM_STAGES,))}
 
     def append(self, index: Any, item: Item, stream: PageStream, chunk: Any, buffer: Any) -> None:
-        """Puts item `index`'s entry into the chunk that has its newest token, and sends the page back."""
+        """Puts item `index`'s entry into the chunk that has its newest token, and starts to write the page back."""
         size, stage = self.page.block_size, index % NUM_STAGES
         place = item.newest // size - chunk * stream.chunk_pages
         is_row = jax.lax.broadcasted_iota(jnp.int32, (size, LANES), 0) == item.newest % size
@@ -103,7 +103,7 @@ class PageAppender:
         self._copy(index).start()
 
     def finish(self, count: Any) -> None:
-        """Waits for the last pages of `count` items, at least one."""
+        """Waits for the last pages of `count` items; `count` is at least one."""
         for behind in range(NUM_STAGES, 0, -1):
 
             @pl.when(count >= behind)

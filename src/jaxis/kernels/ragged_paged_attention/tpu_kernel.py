@@ -1,8 +1,8 @@
-"""The kernel of paged attention on TPU: tiles of queries against the chunks of their requests' contexts.
+"""Kernel of paged attention on TPU: tiles of queries attend to the chunks of their requests' contexts.
 
-Decodes and prefills run the same kernel, with tiles of one query and of many. For a kv head, a tile's rows are its
-tokens with all their query heads, [M, D]; a request's tokens in it attend to the request's context with an online
-softmax (arXiv:2205.14135), whose sums are in float32, and the other rows keep what they are.
+Decodes run it with tiles of one query, prefills with tiles of many. For a kv head, a tile's rows are its tokens with
+all their query heads, [M, D]. A request's tokens in the tile attend to the request's context with an online softmax
+(arXiv:2205.14135) with sums in float32; other rows keep their values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxis.kernels.platform import in_hbm
+from jaxis.kernels.hbm import in_hbm
 from jaxis.kernels.ragged_paged_attention.tpu_append import NewEntries, PageAppender
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
 from jaxis.kernels.ragged_paged_attention.tpu_pages import Items, PageStream
@@ -32,7 +32,7 @@ class Tiling:
     Attributes:
       tile_queries: Tokens of a tile.
       chunk_pages: Pages of context that are computed with at a time.
-      num_buffers: Chunks that are in VMEM or on their way.
+      num_buffers: Chunks in VMEM or in flight.
     """
 
     tile_queries: int
@@ -55,21 +55,20 @@ def attend_tiles(
     scoring: Scoring,
     group_size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention of tiles of queries; a tile that no item is of, and a row that is in none, has garbage.
+    """Attention of tiles of queries. Tiles without an item, and rows outside of all items, contain garbage.
 
     Args:
-      q: [tiles, K, M, key planes * 128]; row m is of the tile's token m // G and of query head m % G of the kv head.
+      q: [tiles, K, M, key planes * 128]; row m has the tile's token m // G and the kv head's query head m % G.
       kv_cache: [num_blocks, K, N, 128].
       seq_lens: i32 [R].
       block_tables: i32 [R, max_blocks].
       query_start_loc: i32 [R + 1].
-      items: How many there are, i32 []; the request of each and its tile, i32 [max_items], tiles in order.
+      items: Their number, i32 []; the request and the tile of each, i32 [max_items], tiles in order.
       sinks: float32 [K, M, 1], or None.
-      entries: If each item is a decode in a tile of its own: its entry, which is not in the cache yet. None if the
-        cache has all of them.
-      page: The layout of a page.
+      entries: Entries of decodes, one in each item's tile, that are not in the cache yet. None if the cache has all.
+      page: Layout of a page.
       tiling: Sizes.
-      scoring: Of scores.
+      scoring: Computation of scores.
       group_size: G, query heads of a kv head.
 
     Returns:
@@ -131,7 +130,7 @@ def attend_tiles(
 
 
 def _of_tile(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-    """Of an array [tiles, ...], what belongs to the tile of each item."""
+    """Returns the specification of blocks [1, ...] of an array [tiles, ...]: the tile of each item."""
 
     def index(item: Any, *scalars: Any) -> tuple[Any, ...]:
         tiles = scalars[2]

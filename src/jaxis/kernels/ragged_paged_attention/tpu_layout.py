@@ -1,4 +1,4 @@
-"""The layout of the paged cache on TPU: whole rows of 128 lanes, so that neither XLA nor a kernel has to re-arrange it.
+"""Layout of the paged cache on TPU: whole rows of 128 lanes, which neither XLA nor a kernel has to re-arrange.
 
 A layer's cache is `[num_blocks, K, N, 128]`. A kv head's N rows of a block are planes of B rows, one row per token:
 
@@ -7,9 +7,9 @@ A layer's cache is `[num_blocks, K, N, 128]`. A kv head's N rows of a block are 
 - latent attention (K = 1): the latents' planes, which are keys and values at once, then those of the rope keys.
 
 In an int8 cache, 8 rows of scales follow: their bytes are two rows of 128 float32, for the two parts of an entry (key
-and value, or latent and rope key). The scale of the token at position p stands in lane p % 128, so that the scales of
-128 consecutive tokens are in order whichever blocks hold them. (A 32-bit element is four bytes in consecutive rows of
-one lane, which is how a TPU packs bytes into its registers.)
+and value, or latent and rope key). The scale of the token at position p is in lane p % 128, so that the scales of 128
+consecutive tokens are in order whichever blocks hold them. (A 32-bit element is four bytes in consecutive rows of one
+lane, which is how a TPU packs bytes into its registers.)
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where the parts of an entry stand in the rows of one kv head in one block.
+    """Places of an entry's parts in the rows of one kv head in one block.
 
     Attributes:
       block_size: B.
       part_widths: Elements of each of the entry's two parts, padded.
-      key_scales: For each plane that is multiplied with queries, the first planes, which part its elements are of.
-      value_planes: The planes that are multiplied with weights.
-      value_part: Which part these are of.
-      value_lane: The lane in the first of them where a value begins.
-      is_scaled: Whether numbers are int8 and have scales.
+      key_scales: Part (0 or 1) of the elements in each of the first planes, which are multiplied with queries.
+      value_planes: Planes that are multiplied with weights.
+      value_part: Part of the elements in these planes.
+      value_lane: Lane in the first of these planes where a value begins.
+      is_scaled: True if numbers are int8 and have scales.
     """
 
     block_size: int
@@ -58,7 +58,7 @@ class PageLayout:
 
     @classmethod
     def of_heads(cls, block_size: int, head_dim: int, dtype: DTypeLike) -> PageLayout:
-        """Of keys and values with D = `head_dim` elements each."""
+        """Returns the layout for keys and values with D = `head_dim` elements each."""
         is_scaled = dtype == jnp.int8
         if 2 * head_dim <= LANES:
             return cls(block_size, (LANES // 2, LANES // 2), (0,), range(1), 1, LANES // 2, is_scaled)
@@ -68,37 +68,36 @@ class PageLayout:
 
     @classmethod
     def of_latents(cls, block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike) -> PageLayout:
-        """Of latents, which are keys and values, and rope keys, which are only keys."""
+        """Returns the layout for latents, which are keys and values, and rope keys, which are only keys."""
         values, ropes = -(-value_dim // LANES), -(-rope_dim // LANES)
         key_scales = (0,) * values + (1,) * ropes
         return cls(block_size, (values * LANES, ropes * LANES), key_scales, range(values), 0, 0, dtype == jnp.int8)
 
     @property
     def num_planes(self) -> int:
-        """P."""
+        """P: the number of planes."""
         return sum(self.part_widths) // LANES
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """N: the number of rows."""
         return self.num_planes * self.block_size + (SCALE_ROWS if self.is_scaled else 0)
 
     def of_cache(self, shape: tuple[int, ...]) -> PageLayout:
-        """The same with the block size of a cache of this shape, [num_blocks, K, N, 128]."""
+        """Returns this layout with the block size of a cache of shape [num_blocks, K, N, 128]."""
         rows = shape[2] - (SCALE_ROWS if self.is_scaled else 0)
         return dataclasses.replace(self, block_size=rows // self.num_planes)
 
     def rows_of(self, plane: int) -> slice:
-        """The rows of a plane."""
         return slice(plane * self.block_size, (plane + 1) * self.block_size)
 
     @property
     def scale_rows(self) -> slice:
-        """The rows of the scales, in an int8 cache."""
+        """Rows of the scales in an int8 cache."""
         return slice(self.num_rows - SCALE_ROWS, self.num_rows)
 
     def cache_layout(self, num_kv_heads: int, dtype: DTypeLike, head_axis: str | None) -> CacheLayout:
-        """The layout of a layer's cache, whose axis of heads has this logical name.
+        """Returns the layout of a layer's cache; `head_axis` is the logical name of its axis of heads.
 
         Raises:
           ConfigError: Blocks of this size cannot be read as whole rows.
@@ -113,7 +112,7 @@ class PageLayout:
         return CacheLayout("tpu", self.block_size, num_kv_heads, shape, np.dtype(dtype), axes)
 
     def pad(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """The two parts of entries, each [..., d], side by side as their planes have them: [..., P * 128]."""
+        """Joins the two parts of entries, each [..., d], in the order of their planes: [..., P * 128]."""
         padded = []
         for part, width in zip(parts, self.part_widths, strict=True):
             padded.append(jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])]))
@@ -121,11 +120,11 @@ class PageLayout:
 
 
 def quantize_parts(parts: tuple[jax.Array, jax.Array]) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """The parts of entries, each [..., d] -> int8 [..., d] each, and their float32 scales [..., 2]."""
+    """Quantizes the two parts of entries, each [..., d], to int8 [..., d] and float32 scales [..., 2]."""
     (first, first_scale), (second, second_scale) = (quantize(part) for part in parts)
     return (first, second), jnp.concatenate([first_scale, second_scale], axis=-1)
 
 
 def supports(dtype: DTypeLike) -> bool:
-    """Whether caches of this type have this layout on TPU."""
+    """Returns whether caches of this type have this layout on TPU."""
     return np.dtype(dtype) in CACHE_DTYPES

@@ -1,8 +1,8 @@
-"""Brings the pages that a kernel needs from HBM, several chunks ahead of their use and across requests.
+"""Copies of a kernel's pages from HBM, several chunks ahead of their use and across requests.
 
-An item is some consecutive queries of one request, and its context is read in chunks of whole pages at multiples of the
-chunk's size, so that the sums of a request are split the same way regardless of what else is in the batch. Only pages
-that its queries see are read.
+An item is some consecutive queries of one request. Its context is read in chunks of whole pages at multiples of the
+chunk's size, so that the sums of a request are split the same way in every batch. Only pages that the item's queries
+see are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxis.config.attention_span import AttentionSpan
 
-# What the cursor says: the next chunk to bring (its item, its index, its buffer), and the buffer to use next.
+# Elements of the cursor: the next chunk to copy (its item, its index, its buffer), and the buffer to use next.
 ITEM, CHUNK, BUFFER, NEXT_USE = range(4)
 
 
@@ -25,12 +25,12 @@ class Item(NamedTuple):
     """Scalars of an item, in a kernel.
 
     Attributes:
-      request: Whose queries these are.
-      begin: The first row of the flat batch.
-      end: The row past the last one.
-      to_position: What to add to a row for the position of its token.
-      oldest: The first position that any of them sees.
-      newest: The last one.
+      request: Index of the request.
+      begin: First row of the flat batch.
+      end: One past the last row.
+      to_position: Difference between a token's position and its row.
+      oldest: First position that any of the queries sees.
+      newest: Position of the last query.
     """
 
     request: Any
@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Items:
-    """The items of a kernel call: requests by tiles of `tile_queries` rows of the flat batch."""
+    """Items of a kernel call: requests by tiles of `tile_queries` rows of the flat batch."""
 
     count: Any
     requests: Any
@@ -64,13 +64,13 @@ class Items:
 
 @dataclass(frozen=True)
 class PageStream:
-    """The chunks of all items, in order, through a ring of buffers.
+    """Stream of the chunks of all items, in order, through a ring of buffers.
 
     Attributes:
-      items: The items.
+      items: Items.
       tables: i32 [R, 1, max_blocks] in HBM.
       cache: [num_blocks, K, N, 128] in HBM.
-      table_buffer: i32 [2, 1, max_blocks] in SMEM: the table of the item whose pages are brought, and of the next.
+      table_buffer: i32 [2, 1, max_blocks] in SMEM: tables of the item whose pages are being copied, and of the next.
       buffer: [num_buffers, chunk_pages, K, N, 128] in VMEM.
       table_arrived: Semaphores [2].
       page_arrived: Semaphores [num_buffers].
@@ -90,7 +90,7 @@ class PageStream:
 
     @staticmethod
     def scratch_shapes(kv_cache: jax.Array, num_buffers: int, chunk_pages: int, table_width: int) -> dict[str, Any]:
-        """The kernel's scratch memory for a stream, by attribute."""
+        """Returns the scratch memory that the kernel needs for a stream, by attribute."""
         return {
             "table_buffer": pltpu.SMEM((2, 1, table_width), jnp.int32),
             "buffer": pltpu.VMEM((num_buffers, chunk_pages, *kv_cache.shape[1:]), kv_cache.dtype),
@@ -109,20 +109,19 @@ class PageStream:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of a chunk."""
         return self.chunk_pages * self.block_size
 
     def chunks(self, item: Item) -> tuple[Any, Any]:
-        """The first chunk that an item reads, and the one past the last."""
+        """Returns the first chunk that an item reads, and one past the last."""
         return item.oldest // self.chunk_tokens, item.newest // self.chunk_tokens + 1
 
     def pages(self, item: Item, chunk: Any) -> tuple[Any, Any]:
-        """The first page of a chunk that an item reads, and the one past the last; indices in the request's table."""
+        """Returns the first page of a chunk that an item reads, and one past the last, as indices in its table."""
         first = jnp.maximum(item.oldest // self.block_size, chunk * self.chunk_pages)
         return first, jnp.minimum(item.newest // self.block_size + 1, (chunk + 1) * self.chunk_pages)
 
     def begin(self) -> None:
-        """Starts the copies of the first chunks, leaving one buffer free. There must be an item."""
+        """Starts the copies of the first chunks but leaves one buffer free. There must be an item."""
         for name in range(4):
             self.cursor[name] = 0
         self._table_copy(0).start()
@@ -168,11 +167,11 @@ class PageStream:
         jax.lax.fori_loop(*self.pages(item, chunk), wait_for, None)
 
     def following(self, buffer: Any) -> Any:
-        """The buffer after one, in the ring."""
+        """Returns the buffer after one, in the ring."""
         return jnp.where(buffer + 1 == self.num_buffers, 0, buffer + 1)
 
     def _enter(self, index: Any) -> None:
-        """Turns to an item, if there is one: its table arrives, and the next one's is sent for."""
+        """Goes on to an item, if there is one: waits for its table and starts the copy of the next one's."""
 
         @pl.when(index < self.items.count)
         def _() -> None:

@@ -19,10 +19,10 @@ from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
 from jaxis.kernels.ragged_paged_attention.tpu_pages import NEXT_USE, Item, PageStream
 
 MASKED = -2e30
-# No score is smaller, so that what is masked has a weight of exp(-1e30) = 0 even before the first visible score.
+# A lower bound of scores. Masked tokens have a weight of exp(-1e30) = 0 even before the first visible score.
 LOWEST_PEAK = -1e30
-# Rows of a tile that are computed at a time; and so few rows that several heads are computed side by side, because one
-# head's products then hide the others' latencies.
+# The most rows of a tile that are computed at a time. With FEW_ROWS or less, several heads are computed side by side,
+# because one head's products then hide the others' latencies.
 MAX_ROWS_TOGETHER = 128
 FEW_ROWS = 64
 HEADS_TOGETHER = 8
@@ -30,7 +30,7 @@ HEADS_TOGETHER = 8
 
 @dataclass(frozen=True)
 class Scoring:
-    """How scores are computed, and which tokens a token sees."""
+    """Parameters of scores, and the tokens that a token sees."""
 
     scale: float
     span: AttentionSpan
@@ -43,15 +43,15 @@ class Tile:
 
     Attributes:
       q: [1, K, M, key planes * 128].
-      sinks: float32 [K, M, 128], the same in all lanes, or None.
+      sinks: float32 [K, M, 128], equal in all lanes, or None.
       out: [1, K, M, value planes * 128].
-      peak: float32 [K, M, 128], the largest score, the same in all lanes.
-      total: float32 [K, M, 128], the weights' sum relative to it, which is that of all lanes.
+      peak: float32 [K, M, 128], the largest score, equal in all lanes.
+      total: float32 [K, M, 128], whose sum over all lanes is the sum of weights relative to the peak.
       values: float32 [K, M, value planes * 128], the sum of weighted values.
-      stream: Brings the context.
-      appender: Of the new entries of decodes, or None.
-      page: The layout of a page.
-      scoring: Of scores.
+      stream: Stream of the context.
+      appender: Writer of the new entries of decodes, or None.
+      page: Layout of a page.
+      scoring: Computation of scores.
       tile_queries: Tokens of a tile.
       group_size: G.
     """
@@ -78,7 +78,7 @@ class Tile:
         return self.q.shape[2]
 
     def attend(self, index: Any) -> None:
-        """Fills the output's rows of item `index`, whose tile this is."""
+        """Fills the output's rows of item `index` of this tile."""
         item = self.stream.items[index]
         first_row = self.stream.items.tiles[index] * self.tile_queries
         if self.sinks is None:
@@ -113,9 +113,8 @@ class Tile:
     def _for_rows(self, first_row: Any, do: Callable[[Any, Any], None]) -> None:
         """Calls `do(rows, row)` for as many of the tile's rows at a time as registers hold.
 
-        Args:
-          first_row: The row of the flat batch in which the tile begins.
-          do: Takes the slice of the tile's rows, and their tokens' rows of the flat batch, i32 [len(rows), 1].
+        `do` takes a slice of the tile's rows, and their tokens' rows of the flat batch, i32 [len(rows), 1], which begin
+        at `first_row`.
         """
         of_register = 32 // self.q.dtype.itemsize
         sizes = range(of_register, MAX_ROWS_TOGETHER + 1, of_register)
@@ -129,9 +128,9 @@ class Tile:
         jax.lax.fori_loop(0, self.num_rows // size, one_group, None)
 
     def _clear_unseen(self, item: Item, chunk: Any, buffer: Any) -> None:
-        """Makes values zero where no token of the item is: what a page or the buffer holds there may be NaN.
+        """Sets values to zero at tokens outside of the item, where a page or the buffer may hold NaN.
 
-        Integers cannot be; their scales are masked where they are used.
+        Integers cannot be NaN; their scales are masked where they are used.
         """
         if self.page.is_scaled:
             return
@@ -198,7 +197,6 @@ class Tile:
             self.values[head, rows, lanes] = self.values[head, rows, lanes] * shrink + added
 
     def _scores(self, head: Any, rows: Any, buffer: Any, scales: Any) -> Any:
-        """[len(rows), S]."""
         of_parts = []
         for part in sorted(set(self.page.key_scales)):
             planes = [plane for plane, plane_part in enumerate(self.page.key_scales) if plane_part == part]
@@ -207,17 +205,15 @@ class Tile:
         return functools.reduce(operator.add, of_parts) * self.scoring.scale
 
     def _product(self, head: Any, rows: Any, plane: int, buffer: Any) -> Any:
-        """Of queries and keys in a plane, [len(rows), S]."""
         queries = self.q[0, head, rows, plane * LANES : (plane + 1) * LANES]
         return _dot(queries, self._plane(head, plane, buffer), contract=1)
 
     def _plane(self, head: Any, plane: int, buffer: Any) -> Any:
-        """[S, 128] in the queries' type."""
         rows = self.stream.buffer[buffer, :, head, self.page.rows_of(plane), :].astype(self.q.dtype)
         return rows.reshape(self.stream.chunk_tokens, LANES)
 
     def _scales(self, head: Any, buffer: Any) -> list[Any]:
-        """The scales of both parts of the chunk's entries, each float32 [1, S]."""
+        """Returns the scales of both parts of the chunk's entries, each float32 [1, S]."""
         pages = LANES // self.page.block_size
         page_of_lane = jax.lax.broadcasted_iota(jnp.int32, (2, LANES), 1) // self.page.block_size
         groups = []
@@ -241,8 +237,8 @@ class Tile:
 
 
 def _dot(a: Any, b: Any, *, contract: int) -> Any:
-    """a [M, X] times b, over b's axis `contract`, in float32."""
-    # Of float32 a TPU would otherwise multiply only the upper half.
+    """Multiplies a [M, X] with b over b's axis `contract`, in float32."""
+    # A TPU would otherwise multiply only the upper half of float32.
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(
         a, b, (((1,), (contract,)), ((), ())), precision=precision, preferred_element_type=jnp.float32

@@ -1,47 +1,22 @@
-"""Writes the keys and values of prefills into a paged cache on TPU, in place, a page at a time.
+"""Writes of the keys and values of prefills into a paged cache on TPU, in place, one page at a time.
 
-An item is a page that a request writes to. The grid's pipeline brings the page and the rows of the flat batch that may
-belong into it; the kernel rotates the new rows to their place and replaces what they replace.
+An item is a page that a request writes to. The grid's pipeline copies the page and the rows of the flat batch that may
+belong into it. The kernel rotates the new rows to their place and replaces the old ones.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxis.kernels.platform import in_hbm
+from jaxis.kernels.hbm import in_hbm
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout, quantize_parts
-
-# Lists of what a kernel does, one item after the other, made from a step's flat batch on the device.
-
-
-class WorkItems(NamedTuple):
-    """Items of all requests, in the order of requests.
-
-    Attributes:
-      count: i32 [], how many there are.
-      request: i32 [max_items], whose each is; past the last one, a valid index.
-      nth: i32 [max_items], the how-manieth of its request each is.
-    """
-
-    count: jax.Array
-    request: jax.Array
-    nth: jax.Array
-
-
-def work_items(counts: jax.Array, max_items: int) -> WorkItems:
-    """`counts[r]` items for each request r, at most `max_items` together."""
-    ends = jnp.cumsum(counts)
-    index = jnp.arange(max_items, dtype=jnp.int32)
-    # Compared with all: XLA merges this for all layers of a step, which it does not do with searchsorted's loop.
-    request = jnp.sum(ends[None, :] <= index[:, None], axis=1, dtype=jnp.int32)
-    request = jnp.minimum(request, counts.shape[0] - 1)
-    return WorkItems(ends[-1].astype(jnp.int32), request, index - (ends - counts)[request])
+from jaxis.kernels.ragged_paged_attention.tpu_work_items import work_items
 
 
 def write_pages(
@@ -53,16 +28,11 @@ def write_pages(
     query_start_loc: jax.Array,
     requests: tuple[jax.Array, jax.Array],
 ) -> jax.Array:
-    """The cache with the new entries of some requests, each at the end of its sequence.
+    """Returns the cache [num_blocks, K, N, 128] with the new entries of some requests, each at the end of its sequence.
 
-    Args:
-      kv_cache: [num_blocks, K, N, 128]. Donate it, and it is updated in place.
-      parts: The entries' two parts (keys and values, or latents and rope keys), each [T, K, d].
-      page: The layout of a page.
-      seq_lens: i32 [R], each request's length after this step.
-      block_tables: i32 [R, max_blocks].
-      query_start_loc: i32 [R + 1].
-      requests: The first request, and the one past the last.
+    The cache is updated in place if donated. `parts` are the two parts of the entries (keys and values, or latents and
+    rope keys), each [T, K, d]. `seq_lens` i32 [R] are lengths after this step, block tables i32 [R, max_blocks], and
+    query_start_loc i32 [R + 1]. `requests` are the first request, and one past the last.
     """
     num_tokens, num_heads, _ = parts[0].shape
     block_size = page.block_size
@@ -89,7 +59,7 @@ def write_pages(
 
 
 def _entries(parts: tuple[jax.Array, jax.Array], page: PageLayout, dtype: Any) -> list[jax.Array]:
-    """What the kernel reads rows of: planes [K * P, T, 128] and, of int8, float32 scales [K, 2, T]; T is padded."""
+    """Returns the sources of the kernel's rows: planes [K * P, T, 128], and int8's float32 scales [K, 2, T]."""
     scales = []
     if page.is_scaled:
         parts, of_parts = quantize_parts(parts)
@@ -111,7 +81,7 @@ def _write(
     num_heads: int,
 ) -> jax.Array:
     def windows(entry: jax.Array, axis: int, size: int) -> list[pl.BlockSpec]:
-        """Of the tokens along `axis`: the `size` aligned ones that hold an item's first token, and the next."""
+        """Returns blocks of tokens along `axis`: the `size` aligned ones with an item's first token, and the next."""
         shape = tuple(size if i == axis else n for i, n in enumerate(entry.shape))
         last = entry.shape[axis] // size - 1
 
@@ -144,7 +114,7 @@ def _write(
 
 
 def _kernel(blocks: Any, rows: Any, places: Any, counts: Any, *refs: Any, page: PageLayout, num_heads: int) -> None:
-    """Item i: `counts[i]` tokens, the first in row `rows[i]` of the flat batch, go to `places[i]` of block `blocks[i]`.
+    """Writes item i: `counts[i]` tokens, from row `rows[i]` of the flat batch, to `places[i]` of block `blocks[i]`.
 
     `places` are positions in the page or, for a cache with scales, in 128 tokens.
     """

@@ -1,4 +1,7 @@
-"""Choosing tokens from logits on device: arg-max, top tokens, filtered categorical sampling, log-probabilities."""
+"""Choice of tokens from logits on the device: arg-max, top tokens, filtered categorical sampling, log-probabilities.
+
+`cpu.py` has the reductions as native kernels, `tiles.py` for other platforms, with the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ __all__ = [
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first most likely token of each row, and its logit.
+    """Returns the first most likely token of each row, and its logit.
 
     Args:
-      logits: float32 [R, V]. Where several devices share the model, each reads a part of the vocabulary: it has
-        computed it itself, unless logits were gathered before.
+      logits: float32 [R, V]. If several devices share the model, each reads a part of the vocabulary: the part that it
+        computed, unless logits were gathered before.
 
     Returns:
       Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN, and the token is meaningless).
@@ -40,37 +43,27 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def logsumexp(logits: jax.Array) -> jax.Array:
-    """The logarithm of the sum of exponentials of each row: float32 [R, V] -> [R]."""
+    """Returns the logarithm of the sum of exponentials of each row: float32 [R, V] -> [R]."""
     return (cpu if cpu.supports(logits) else tiles).logsumexp(logits)
 
 
 def mask_tokens(logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Bans the tokens whose bit is 0.
+    """Sets logits float32 [R, V] to -inf where a token's bit is 0.
 
-    Args:
-      logits: float32 [R, V].
-      mask: int32 [R, ceil(V / 32)]; bit i % 32 of word i / 32 is token i's.
-
-    Returns:
-      float32 [R, V], -inf where banned.
+    The mask is int32 [R, ceil(V / 32)]; bit i % 32 of word i / 32 is token i's.
     """
     bits = mask[:, :, None] >> jnp.arange(32, dtype=jnp.int32) & 1
     return jnp.where(bits.reshape(mask.shape[0], -1)[:, : logits.shape[1]] != 0, logits, -jnp.inf)
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k most likely tokens of each row, most likely first, ties by lowest id, like `lax.top_k`.
+    """Returns the k most likely tokens of each row, most likely first, ties by lowest id, like `lax.top_k`.
 
-    Args:
-      logits: float32 [R, V].
-      k: The number of tokens; at most V are returned.
-
-    Returns:
-      Logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)].
+    These are logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)] for logits float32 [R, V].
     """
     return (cpu if cpu.supports(logits) else tiles).top_tokens(logits, k)
 
 
 def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """1 + the number of likelier tokens: logits float32 [R, V], each row's chosen logit float32 [R] -> int32 [R]."""
+    """Returns 1 + the number of likelier tokens: logits float32 [R, V], a chosen logit per row [R] -> int32 [R]."""
     return (cpu if cpu.supports(logits) else tiles).token_ranks(logits, chosen)

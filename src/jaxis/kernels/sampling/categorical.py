@@ -1,4 +1,4 @@
-"""Draws a token from each row's softmax, filtered by top-k, top-p and min-p.
+"""Draws of a token from each row's softmax, filtered by top-k, top-p and min-p.
 
 The draw is Gumbel-max in two levels: over the tiles by their total weight, then over the winning tile's tokens. That
 is the same distribution as over all tokens at once, from V / 128 + 128 random numbers instead of V.
@@ -18,7 +18,7 @@ from jaxis.kernels.sampling.tiles import TILE
 def sample_categorical(
     logits: jax.Array, temperature: jax.Array, seed: jax.Array, step: jax.Array, filters: TokenFilters | None = None
 ) -> jax.Array:
-    """Draws one token per row from softmax(logits / temperature), filtered.
+    """Draws one token per row from softmax(logits / temperature), filtered; returns token ids int32 [R].
 
     The random numbers come from (seed, step) alone, so a row draws the same token in any batch.
 
@@ -27,31 +27,28 @@ def sample_categorical(
       temperature: float32 [R], positive.
       seed: uint32 [R, 2].
       step: int32 [R]; draws of different steps are independent.
-      filters: None keeps every token.
-
-    Returns:
-      Token ids int32 [R].
+      filters: Filters of tokens; None keeps every token.
     """
     return draw(logits, weights_of(logits, temperature, filters), seed, step)
 
 
 def weights_of(logits: jax.Array, temperature: jax.Array, filters: TokenFilters | None = None) -> TokenWeights:
-    """What `draw` draws from; the arguments are those of `sample_categorical`."""
+    """Returns the distribution that `draw` takes; the arguments are those of `sample_categorical`."""
     weigh = cpu.weigh_tokens if cpu.supports(logits) else weigh_tokens
     return weigh(logits, 1.0 / temperature, filters)
 
 
 def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Logits divided by the temperature of their row: float32 [R, V], positive float32 [R] -> float32 [R, V].
+    """Returns logits divided by the temperature of their row: float32 [R, V], positive float32 [R] -> float32 [R, V].
 
-    The last bits are the same in every program that calls this. Of a division XLA makes a product with the reciprocal
-    in some of them, and it may skip the rounding of that product where something is subtracted from it.
+    The last bits are the same in every program that calls this function. In some programs, XLA turns a division into a
+    product with the reciprocal, and skips the rounding of that product before a subtraction.
     """
     return materialize(logits * materialize(1.0 / temperature)[:, None])
 
 
 def draw(logits: jax.Array, weights: TokenWeights, seed: jax.Array, step: jax.Array) -> jax.Array:
-    """Draws one token per row: `sample_categorical` of weights that are known."""
+    """Draws one token per row, as `sample_categorical` does, from known weights."""
     scale, tile_mass, cutoff = weights
     num_tiles = tile_mass.shape[1]
     uniform = jax.vmap(lambda seed, step: _uniform(seed, step, num_tiles + TILE))(seed, step)
@@ -66,7 +63,7 @@ def draw(logits: jax.Array, weights: TokenWeights, seed: jax.Array, step: jax.Ar
 
 
 def _uniform(seed: jax.Array, step: jax.Array, n: int) -> jax.Array:
-    """n independent numbers between 0 and 1, exclusive, a function of only seed uint32 [2] and step int32 []."""
+    """Returns n independent numbers between 0 and 1, exclusive, from only seed uint32 [2] and step int32 []."""
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), step)
     bits = jax.random.bits(key, (n,), jnp.uint32)
     # All 32 bits count near 0, which maps to large Gumbel samples; 1 itself must not occur.
@@ -74,5 +71,4 @@ def _uniform(seed: jax.Array, step: jax.Array, n: int) -> jax.Array:
 
 
 def _gumbel(uniform: jax.Array) -> jax.Array:
-    """Standard Gumbel samples from uniform ones."""
     return -jnp.log(-jnp.log1p(-uniform))

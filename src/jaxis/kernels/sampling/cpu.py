@@ -1,4 +1,4 @@
-"""The reductions over the vocabulary on CPU: native kernels."""
+"""Reductions over the vocabulary on CPU: native kernels."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from jaxis.kernels.sampling.tiles import TILE
 
 
 def supports(logits: jax.Array) -> bool:
-    """Whether the kernels take these logits."""
+    """Returns whether the kernels take these logits."""
     return native.usable() and logits.dtype == jnp.float32 and logits.size > 0
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.sampling.argmax`."""
     rows = logits.shape[0]
     ids, maxima = native.call("argmax", [_array(jnp.int32, rows), _array(jnp.float32, rows)], logits)
     return ids, maxima
 
 
 def logsumexp(logits: jax.Array) -> jax.Array:
-    """Same arguments and result as `jaxis.kernels.sampling.logsumexp`."""
     return _native_logsumexp(logits)
 
 
@@ -40,7 +38,6 @@ _native_logsumexp = native.transformable(_logsumexp_kernel, functools.partial(ja
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.sampling.top_tokens`."""
     shape = (logits.shape[0], min(k, logits.shape[1]))
     if k == 0:
         return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
@@ -51,12 +48,10 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Same arguments and result as `jaxis.kernels.sampling.token_ranks`."""
     return native.call("token_ranks", _array(jnp.int32, logits.shape[0]), logits, chosen)
 
 
 def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: TokenFilters | None) -> TokenWeights:
-    """Same arguments and result as `jaxis.kernels.sampling.filters.weigh_tokens`."""
     tile_max, tile_mass, row_max, total = _tile_weights(logits, inverse_temperature)
     scale = LogitScale(row_max, inverse_temperature)
     if filters is None:
@@ -78,7 +73,7 @@ def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: Tok
 
 
 def _tile_weights(logits: jax.Array, inverse_temperature: jax.Array) -> Sequence[jax.Array]:
-    """Each tile's maximum and total weight, float32 [R, N]; each row's, float32 [R]."""
+    """Returns each tile's maximum and total weight, float32 [R, N], and each row's, float32 [R]."""
     rows, num_tiles = logits.shape[0], -(-logits.shape[1] // TILE)
     outputs = [_array(jnp.float32, rows, num_tiles)] * 2 + [_array(jnp.float32, rows)] * 2
     return native.call("tile_weights", outputs, logits, inverse_temperature)

@@ -13,58 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.platform import target_platform
+from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.tiles import split_into_tiles, take_tiles
 
-# Exact selection by weight without sorting: bisection over the bit patterns of floats.
-#
-# Floats of one sign are ordered like their bits, so at most 32 halvings find the exact element, each with a masked
-# sum.
-
-
-def largest_value_reaching(
-    values: jax.Array, masses: jax.Array | int, target: jax.Array, maximum: jax.Array
-) -> jax.Array:
-    """The largest value of each row such that the elements from it upwards weigh at least the target.
-
-    Args:
-      values: float32 [R, C], no NaN.
-      masses: int32 [R, C], or one mass for all elements.
-      target: int32 [R]; rows with a target of 0 or less give -inf at no cost.
-      maximum: float32 [R], each row's largest value.
-
-    Returns:
-      float32 [R]; -inf if the whole row does not reach the target.
-    """
-    keys = _float_to_key(values)
-    low = _float_to_key(jnp.full_like(maximum, -jnp.inf))
-    high = jnp.where(target > 0, _float_to_key(maximum) + 1, low)
-
-    def unsettled(bounds: tuple[jax.Array, jax.Array]) -> jax.Array:
-        low, high = bounds
-        return jnp.any(low + 1 < high)
-
-    def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        reached = jnp.sum(jnp.where(keys >= middle[:, None], masses, 0), axis=-1) >= target
-        reached |= middle <= low
-        return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
-
-    return _key_to_float(jax.lax.while_loop(unsettled, halve, (low, high))[0])
-
-
-def _float_to_key(x: jax.Array) -> jax.Array:
-    """Float32 -> int32 of the same shape and order; both zeros map to 0."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)
-    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _key_to_float(key: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(jnp.where(key < 0, key ^ 0x7FFFFFFF, key), jnp.float32)
-
-
-# How many of the most likely tokens are sorted, and how many tiles they are taken from. They settle a row if top-k and
-# top-p keep fewer tokens, and none outside these tiles.
+# The number of most likely tokens that are sorted, and of tiles that they are taken from. They settle a row if top-k
+# and top-p keep fewer tokens, and none outside these tiles.
 NUM_SORTED = 128
 # Probabilities are summed as integers in units of at most 2**-29 of the whole, so that the sum, and with it the set
 # of tokens kept, is the same in any batch and order of summation. With rounding, a row's total stays under
@@ -73,7 +26,7 @@ MASS_BITS = 30
 
 
 class TokenFilters(NamedTuple):
-    """Which tokens may be drawn.
+    """Filters of the tokens that may be drawn.
 
     Attributes:
       top_k: int32 [R]. Keep the k most likely tokens; V or more keeps all.
@@ -96,7 +49,7 @@ class LogitScale(NamedTuple):
     inverse_temperature: jax.Array  # float32 [R]
 
     def scaled(self, logits: jax.Array) -> jax.Array:
-        """(Logits [R, ...] - maximum) / temperature: at most 0, so that no temperature overflows."""
+        """Returns (logits [R, ...] - maximum) / temperature: at most 0, so that no temperature overflows."""
         shape = (-1,) + (1,) * (logits.ndim - 1)
         return (logits - self.max_logit.reshape(shape)) * self.inverse_temperature.reshape(shape)
 
@@ -105,12 +58,12 @@ class LogitScale(NamedTuple):
 
 
 class TokenWeights(NamedTuple):
-    """The distribution to draw from.
+    """Distribution to draw from.
 
     Attributes:
-      scale: Turns logits into weights.
-      tile_mass: Each tile's weight in tokens that are kept, float32 [R, N].
-      cutoff: The smallest logit kept, float32 [R] (-inf in rows without a filter); None if nothing is filtered.
+      scale: Map from logits to weights.
+      tile_mass: Weight of each tile's kept tokens, float32 [R, N].
+      cutoff: Smallest logit kept, float32 [R] (-inf in rows without a filter); None if nothing is filtered.
     """
 
     scale: LogitScale
@@ -119,12 +72,9 @@ class TokenWeights(NamedTuple):
 
 
 def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: TokenFilters | None) -> TokenWeights:
-    """Weighs and filters tokens.
+    """Weighs and filters tokens of logits float32 [R, V]; without filters, every token is kept.
 
-    Args:
-      logits: float32 [R, V].
-      inverse_temperature: float32 [R], positive.
-      filters: None keeps every token.
+    `inverse_temperature` is float32 [R], positive.
     """
     tiles = split_into_tiles(logits)
     scale = LogitScale(jnp.max(jnp.max(tiles, axis=-1), axis=-1), inverse_temperature)
@@ -138,18 +88,10 @@ def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: Tok
 def apply_filters(
     tiles: jax.Array, tile_mass: jax.Array, scale: LogitScale, filters: TokenFilters, vocab_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds which tokens are kept.
+    """Finds the kept tokens in tiles of logits float32 [R, N, 128] with total weights `tile_mass` float32 [R, N].
 
-    Args:
-      tiles: Logits float32 [R, N, 128].
-      tile_mass: Each tile's total weight, float32 [R, N].
-      scale: Turns logits into weights.
-      filters: The filters.
-      vocab_size: V.
-
-    Returns:
-      The smallest logit kept, float32 [R] (-inf in rows without a filter), and each tile's weight in kept tokens,
-      float32 [R, N].
+    Returns the smallest logit kept, float32 [R] (-inf in rows without a filter), and the weight of each tile's kept
+    tokens, float32 [R, N].
     """
     rows, num_tiles, _ = tiles.shape
     unit = _Masses(scale, jnp.sum(tile_mass, axis=-1))
@@ -199,15 +141,14 @@ class _Masses(NamedTuple):
     total_weight: jax.Array  # float32 [R]
 
     def of(self, logits: jax.Array) -> jax.Array:
-        """Logits [R, C] -> int32 [R, C]."""
         return jnp.round(self.scale.weights(logits) * self._units()[:, None]).astype(jnp.int32)
 
     def total(self) -> jax.Array:
-        """Mass of the whole vocabulary, int32 [R]."""
+        """Returns the mass of the whole vocabulary, int32 [R]."""
         return jnp.round(self.total_weight * self._units()).astype(jnp.int32)
 
     def _units(self) -> jax.Array:
-        """The power of two that brings the total weight to between 2**29 and 2**30."""
+        """Returns the power of two that brings the total weight to between 2**29 and 2**30."""
         biased_exponent = jax.lax.bitcast_convert_type(self.total_weight, jnp.int32) >> 23
         return jax.lax.bitcast_convert_type((MASS_BITS - 1 + 2 * 127 - biased_exponent) << 23, jnp.float32)
 
@@ -221,20 +162,20 @@ def _combine(
     kth_largest: Callable[[jax.Array], jax.Array],
     reaching: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Top-k and min-p, then top-p of what they leave.
+    """Applies top-k and min-p, then top-p to the remaining tokens.
 
     Args:
       candidates: float32 [R, C], the logits considered.
       masses: int32 [R, C], the candidates' masses.
-      unit: Converts the rows' logits to masses.
-      filters: The filters.
+      unit: Conversion of the rows' logits to masses.
+      filters: Filters of tokens.
       vocab_size: V.
       kth_largest: Mask of the rows to compute -> float32 [R], the k-th largest logit; -inf if it is not a candidate.
       reaching: Target mass int32 [R], 0 in rows to skip -> float32 [R], the largest logit such that the candidates
         from it upwards reach the target; -inf if there is none.
 
     Returns:
-      The cutoff float32 [R], and the logit that must be above all tokens that are not candidates for a valid cutoff.
+      The cutoff float32 [R], and a logit [R]: the cutoff is valid if it is above all tokens that are not candidates.
     """
     has_k = filters.top_k < vocab_size
     has_p = filters.top_p < 1
@@ -255,7 +196,7 @@ def _combine(
 def _cutoff_among_sorted(
     candidates: jax.Array, unit: _Masses, filters: TokenFilters, vocab_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`_combine` for candidates [R, C] whose largest are sorted."""
+    """Calls `_combine` for candidates [R, C], of which the largest are sorted first."""
     largest, _ = jax.lax.top_k(candidates, min(NUM_SORTED, candidates.shape[1]))
     cumulative = jnp.cumsum(unit.of(largest), axis=-1)
 
@@ -274,7 +215,7 @@ def _cutoff_among_sorted(
 
 
 def _cutoff_by_search(logits: jax.Array, unit: _Masses, filters: TokenFilters, vocab_size: int) -> jax.Array:
-    """`_combine` for all logits [R, V]; always exact."""
+    """Calls `_combine` for all logits [R, V]; always exact."""
     masses = unit.of(logits)
     max_logit = unit.scale.max_logit
     cutoff, _ = _combine(

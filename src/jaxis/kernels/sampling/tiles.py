@@ -1,4 +1,4 @@
-"""Reductions over a vocabulary that is divided between devices, which exchange their results and not the logits."""
+"""Reductions over the vocabulary in tiles of 128 tokens, for GPU, TPU and vocabularies that devices share."""
 
 from __future__ import annotations
 
@@ -13,31 +13,21 @@ TILE = native_constants.VOCAB_TILE
 
 
 def split_into_tiles(logits: jax.Array) -> jax.Array:
-    """Logits [R, V] as [R, V / 128, 128], the last tile padded with -inf."""
+    """Returns logits [R, V] as [R, V / 128, 128], the last tile padded with -inf."""
     return _padded_to(logits, TILE).reshape(logits.shape[0], -1, TILE)
 
 
 def _padded_to(logits: jax.Array, multiple: int) -> jax.Array:
-    """Logits [R, V], -inf after them, so that the multiple divides their number."""
     padding = -logits.shape[1] % multiple
     return jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf) if padding else logits
 
 
 def take_tiles(tiles: jax.Array, tile_ids: jax.Array) -> jax.Array:
-    """The given tiles of each row.
-
-    Args:
-      tiles: [R, N, 128].
-      tile_ids: int32 [R, M].
-
-    Returns:
-      [R, M, 128].
-    """
+    """Returns the given tiles of each row: tiles [R, N, 128], tile_ids int32 [R, M] -> [R, M, 128]."""
     return jnp.take_along_axis(tiles, tile_ids[:, :, None], axis=1)
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.sampling.argmax`."""
     tiles = split_into_tiles(logits)
     tile_max = jnp.max(tiles, axis=-1)
     tile_id = jnp.argmax(tile_max, axis=-1).astype(jnp.int32)
@@ -46,7 +36,6 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def logsumexp(logits: jax.Array) -> jax.Array:
-    """Same arguments and result as `jaxis.kernels.sampling.logsumexp`."""
     tiles = split_into_tiles(logits)
     row_max = jnp.max(jnp.max(tiles, axis=-1), axis=-1)
     tile_sums = jnp.sum(jnp.exp(tiles - row_max[:, None, None]), axis=-1)
@@ -54,9 +43,9 @@ def logsumexp(logits: jax.Array) -> jax.Array:
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.sampling.top_tokens`.
+    """Returns `jaxis.kernels.sampling.top_tokens`, from the k tiles with the largest maxima.
 
-    Each of them is in one of the k tiles with the largest maxima: any token elsewhere has k better ones.
+    Any token elsewhere has k better ones.
     """
     tiles = split_into_tiles(logits)
     rows, num_tiles, _ = tiles.shape
@@ -69,24 +58,21 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Same arguments and result as `jaxis.kernels.sampling.token_ranks`."""
     return 1 + jnp.sum(logits > chosen[:, None], axis=-1, dtype=jnp.int32)
 
 
-# Reductions over a vocabulary that is divided between devices, which exchange their results and not the logits.
-
-
 def argmax_on_shards(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.sampling.argmax`, where several devices share each layer.
+    """Returns `jaxis.kernels.sampling.argmax` on several devices that share each layer.
 
-    A maximum is exact, so the result does not depend on the number of devices. Each sends 8 bytes a row to the others.
+    The devices exchange their results, 8 bytes a row, and not the logits. A maximum is exact, so the result does not
+    depend on the number of devices.
     """
 
     def on_shard(part: jax.Array) -> tuple[jax.Array, jax.Array]:
         token_ids, peaks = argmax(part)
         token_ids += jax.lax.axis_index(MODEL_AXIS) * part.shape[1]
         all_ids, all_peaks = jax.lax.all_gather((token_ids, peaks), MODEL_AXIS)  # [devices, R] each
-        # Of equals the first: devices are in the order of their tokens.
+        # The first of equal logits: devices are in the order of their tokens.
         first = jnp.argmax(all_peaks, axis=0)[None]
         return jnp.take_along_axis(all_ids, first, axis=0)[0], jnp.max(all_peaks, axis=0)
 

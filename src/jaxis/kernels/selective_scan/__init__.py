@@ -1,4 +1,7 @@
-"""Mamba's selective scan, a state space with a decay for each channel and element of its state (arXiv:2312.00752)."""
+"""Mamba's selective scan, a state space with a decay for each channel and element of its state (arXiv:2312.00752).
+
+`reference.py` is the definition, `cpu.py` the native kernel, `chunked.py` for GPU and TPU; all take the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ def selective_scan(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Token by token, for each channel: `S = exp(dt * a) * S + dt * x * b; y = sum(S * c) + d * x`, in float32.
+    """Computes, for each token and channel: `S = exp(dt * a) * S + dt * x * b; y = sum(S * c) + d * x`, in float32.
 
     Args:
-      x: [T, I], a flat batch; request r's tokens are rows query_start_loc[r] to [r + 1], and later rows are padding.
+      x: [T, I], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are padding.
       dt: float32 [T, I], the time step, after its softplus.
       a: float32 [I, N], negative.
-      b: [T, N], which all channels share.
-      c: [T, N], the same.
+      b: [T, N], shared by all channels.
+      c: [T, N], shared by all channels.
       d: [I].
-      state: float32 [num_slots, N, I]. Donate it, and it is updated in place. None: the requests are whole sequences,
-        and the function is differentiable.
-      slots: What the requests read and write; None without a state.
+      state: float32 [num_slots, N, I]. It is updated in place if donated. None: the requests are whole sequences, and
+        the function is differentiable.
+      slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
-      num_requests: i32 [], how many of the R requests are not padding.
+      num_requests: i32 [], the number of requests that are not padding.
 
     Returns:
       The updated state (None without one), and y [T, I] in x's type, zeros for padding.
@@ -65,7 +68,6 @@ def _selective_scan(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """The scan on one device."""
     operands = (x, dt, a, b, c, d, state, slots, query_start_loc, num_requests)
     if cpu.supports(state):
         return cpu.selective_scan(*operands)

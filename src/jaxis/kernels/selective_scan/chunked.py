@@ -1,7 +1,7 @@
 """Mamba's selective scan for GPU and TPU: decodes together, and prefills token by token within chunks.
 
-Each element of a state decays at its own rate, so that a chunk is no product of matrices, as it is in Mamba2. A chunk
-is a loop that carries a state and neither reads nor writes slots.
+Each element of a state decays at its own rate, so that a chunk is no matrix product, unlike in Mamba2. A chunk is a
+loop that carries a state and neither reads nor writes slots.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ def selective_scan(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.selective_scan.selective_scan`."""
     token_step = functools.partial(reference.token_step, a.T, d.astype(jnp.float32))
 
     def chunk_step(state: jax.Array, rows: reference.ScanInputs, num_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A chunk of C tokens: state [N, I], outputs [C, I]."""
         valid = jnp.arange(rows.x.shape[0]) < num_tokens
         # Padding neither decays, since its time step is 0, nor adds.
         rows = reference.ScanInputs(*(jnp.where(valid[:, None], row, 0) for row in rows))

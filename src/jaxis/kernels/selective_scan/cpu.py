@@ -1,4 +1,4 @@
-"""Mamba's selective scan on CPU: the native kernel, which goes token by token and so has the same bits in any steps."""
+"""Mamba's selective scan on CPU: a native kernel that computes token by token, so that bits do not depend on steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.kernels.state_slots import StateSlots
 
 
 def supports(state: jax.Array | None) -> bool:
-    """Whether the kernel takes such a state."""
+    """Returns whether the kernel takes a state of this type."""
     return native.usable() and (state is None or state.dtype == jnp.float32)
 
 
@@ -27,7 +27,6 @@ def selective_scan(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.selective_scan.selective_scan`."""
     operands = (x, dt, a, b, c, d)
     if state is None or slots is None:
         empty = jnp.zeros((0, *a.T.shape), jnp.float32)

@@ -1,4 +1,4 @@
-"""The definition: Mamba's selective scan in plain JAX, token by token, computed in float32."""
+"""Definition of Mamba's selective scan in plain JAX: token by token, in float32."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_slots import StateSlots, TokenSlots, scan_tokens
+from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.token_scan import scan_tokens
 
 
 class ScanInputs(NamedTuple):
-    """What a token brings, or, with a leading axis, many: float32."""
+    """Inputs of one token, or of many with a leading axis, in float32."""
 
     x: jax.Array  # [I]
     dt: jax.Array  # [I]
@@ -21,7 +22,6 @@ class ScanInputs(NamedTuple):
 
     @classmethod
     def of(cls, x: jax.Array, dt: jax.Array, b: jax.Array, c: jax.Array) -> ScanInputs:
-        """From the arguments of `selective_scan`."""
         return cls(*(operand.astype(jnp.float32) for operand in (x, dt, b, c)))
 
 
@@ -37,7 +37,6 @@ def selective_scan(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.selective_scan.selective_scan`."""
     tokens = TokenSlots.of(slots, query_start_loc, num_requests, x.shape[0])
     step = functools.partial(token_step, a.T, d.astype(jnp.float32))
     state, y = scan_tokens(step, state, a.T.shape, tokens, ScanInputs.of(x, dt, b, c))
@@ -45,6 +44,6 @@ def selective_scan(
 
 
 def token_step(rates: jax.Array, skip: jax.Array, state: jax.Array, token: ScanInputs) -> tuple[jax.Array, jax.Array]:
-    """The state [N, I] after a token, and its output [I]; with the decays' rates [N, I] and the skip's weights [I]."""
+    """Returns the state [N, I] after a token, and its output [I], for decay rates [N, I] and skip weights [I]."""
     state = state * jnp.exp(token.dt * rates) + (token.dt * token.x) * token.b[:, None]
     return state, jnp.sum(state * token.c[:, None], axis=0) + skip * token.x

@@ -1,4 +1,7 @@
-"""Mamba2's recurrence, a selective state space with one decay a head (arXiv:2405.21060)."""
+"""Mamba2's recurrence, a selective state space with one decay per head (arXiv:2405.21060).
+
+`reference.py` is the definition, `cpu.py` the native kernel, `chunked.py` for GPU and TPU; all take the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,21 @@ def ssd(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Token by token, for each head: `S = exp(dt * a) * S + (dt * x) b^T; y = S c + d * x`, in float32.
+    """Computes, for each token and head: `S = exp(dt * a) * S + (dt * x) b^T; y = S c + d * x`, in float32.
 
     Args:
-      x: [T, H, P], a flat batch; request r's tokens are rows query_start_loc[r] to [r + 1], and later rows are padding.
+      x: [T, H, P], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are
+        padding.
       dt: float32 [T, H], the time step, after its softplus.
       a: float32 [H], negative.
       b: [T, G, N]; H / G consecutive heads share a group.
       c: [T, G, N].
       d: [H]; None for zeros.
-      state: float32 [num_slots, H, P, N]. Donate it, and it is updated in place. None: the requests are whole
-        sequences, and the function is differentiable.
-      slots: What the requests read and write; None without a state.
+      state: float32 [num_slots, H, P, N]. It is updated in place if donated. None: the requests are whole sequences,
+        and the function is differentiable.
+      slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
-      num_requests: i32 [], how many of the R requests are not padding.
+      num_requests: i32 [], the number of requests that are not padding.
 
     Returns:
       The updated state (None without one), and y [T, H, P] in x's type, zeros for padding.
@@ -70,7 +74,6 @@ def _ssd(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """The recurrence on one device."""
     operands = (x, dt, a, b, c, d, state, slots, query_start_loc, num_requests)
     if cpu.supports(state):
         return cpu.ssd(*operands)

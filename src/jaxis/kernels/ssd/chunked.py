@@ -1,6 +1,6 @@
-"""Mamba2's recurrence by chunks of tokens (arXiv:2405.21060, section 6), mostly products of matrices.
+"""Mamba2's recurrence in chunks of tokens (arXiv:2405.21060, section 6), mostly as matrix products.
 
-The weight of token j's input in what token i reads is the product of the decays between them.
+Token i reads token j's input, weighted by the product of the decays between them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def ssd(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.ssd.ssd`."""
     state, y = run_chunks(
         _chunk_step,
         reference.token_step,
@@ -50,7 +49,7 @@ def ssd(
 
 
 def _chunk_step(state: jax.Array, rows: reference.SsdInputs, num_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A chunk of C tokens: state [H, P, N], outputs [C, H, P]."""
+    """Computes a chunk of C tokens: state [H, P, N], outputs [C, H, P]."""
     num_rows, num_heads, _ = rows.x.shape
     num_groups = rows.b.shape[1]
     valid = jnp.arange(num_rows) < num_tokens

@@ -1,4 +1,4 @@
-"""Mamba2's recurrence on CPU: the native kernel, which goes token by token and so has the same bits in any steps."""
+"""Mamba2's recurrence on CPU: a native kernel that computes token by token, so that bits do not depend on steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.kernels.state_slots import StateSlots
 
 
 def supports(state: jax.Array | None) -> bool:
-    """Whether the kernel takes such a state."""
+    """Returns whether the kernel takes a state of this type."""
     return native.usable() and (state is None or state.dtype == jnp.float32)
 
 
@@ -27,7 +27,6 @@ def ssd(
     query_start_loc: jax.Array,
     num_requests: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.ssd.ssd`."""
     operands = (x, dt, a, b, c, d)
     if state is None or slots is None:
         empty = jnp.zeros((0, *x.shape[1:], b.shape[2]), jnp.float32)

@@ -1,10 +1,10 @@
-"""Weights as values: what a matrix [out, in] is in memory, and the functions on it.
+"""Weights as values: forms of a matrix [out, in] in memory, and the functions on them.
 
-A weight is a float array, or a pytree that inherits from `Weight`, whose methods are what the functions here need of
-it: QuantizedWeight (low-bit integers), BlockScaledWeight (low-bit floats), CodedWeight (low-bit codes of other
-meanings), PackedWeight (any of these, packed for the native CPU kernels), ReorderedWeight (one of these whose columns
-are in an order of their own). A stack of experts is the same form with a leading axis. A new form is one more such
-class; what makes it from a checkpoint is a format of `jaxis.quantization`.
+A weight is a float array, or a pytree that inherits from `Weight` and its methods: QuantizedWeight (low-bit integers),
+BlockScaledWeight (low-bit floats), CodedWeight (low-bit codes of other meanings), PackedWeight (any of these, packed
+for the native CPU kernels), ReorderedWeight (one of these with columns in an order of their own). A stack of experts is
+the same form with a leading axis. A new form is one more such class; a format of `jaxis.quantization` makes it from a
+checkpoint.
 """
 
 from jaxis.kernels.weights.block_scaled_weight import BlockScaledWeight

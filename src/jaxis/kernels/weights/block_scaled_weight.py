@@ -26,8 +26,8 @@ class BlockScaledWeight(Weight):
     """A weight [..., out, in] as `value * scale of its block`. Its products do not quantize their input.
 
     Attributes:
-      value: float8_e4m3fn [..., out, in]; or uint8 [..., out, in / 2], two e2m1 elements a byte, the earlier in the low
-        half (OCP Microscaling Formats 1.0).
+      value: float8_e4m3fn [..., out, in]; or uint8 [..., out, in / 2], two e2m1 elements per byte, the earlier in the
+        low half (OCP Microscaling Formats 1.0).
       scale: [..., ceil(out / rows), ceil(in / columns)], of any float type (float8_e8m0fnu: powers of two); blocks at
         the edges may be cut off.
       block_shape: (rows, columns) of a block.
@@ -53,7 +53,7 @@ class BlockScaledWeight(Weight):
 
     @property
     def column_major_arrays(self) -> frozenset[str]:
-        # Blocks of several rows have few scales, of which the kernels read whole rows.
+        # Blocks of several rows have few scales; kernels read whole rows of them.
         return frozenset() if self.block_shape[0] > 1 else frozenset({"scale"})
 
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
@@ -61,7 +61,7 @@ class BlockScaledWeight(Weight):
         return jnp.einsum("...i,oi->...o", x, dense, preferred_element_type=preferred_element_type)
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
-        """The weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
+        """Returns the weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
         value = jnp.asarray(self.value)
         elements = _decode_e2m1(value) if self.qtype == "float4_e2m1fn" else value.astype(jnp.float32)
         rows, columns = self.shape[-2:]
@@ -77,7 +77,7 @@ class BlockScaledWeight(Weight):
         return BlockScaledWeight(value, scale, (1, columns)).dequantize(dtype)
 
     def take_rows(self, rows: np.ndarray) -> BlockScaledWeight:
-        """Blocks that share a scale are cut where `rows` cuts them."""
+        """Returns these rows; blocks are cut where `rows` cuts them."""
         block_rows, block_columns = self.block_shape
         value = jnp.take(jnp.asarray(self.value), rows, axis=0)
         if self.scale.shape[0] == 1:  # one scale for all
@@ -89,7 +89,7 @@ class BlockScaledWeight(Weight):
         return BlockScaledWeight(value, scale, (piece, block_columns))
 
     def with_rows(self, num_rows: int) -> BlockScaledWeight:
-        """Zeros, whose scales are those of the last rows: scales of some types cannot be zero."""
+        """Appends rows of zeros with the scales of the last rows: scales of some types cannot be zero."""
         block_rows, block_columns = self.block_shape
         value = padded_rows(self.value, num_rows)
         if self.scale.shape[0] == 1:  # one scale for all
@@ -97,9 +97,9 @@ class BlockScaledWeight(Weight):
         return BlockScaledWeight(value, padded_rows(self.scale, -(-num_rows // block_rows), "edge"), self.block_shape)
 
     def with_whole_blocks(self, parts: tuple[int, int]) -> Self:
-        """Blocks that would be cut become smaller, and their scales, of which there are few, are repeated.
+        """Makes blocks that would be cut smaller, and repeats their scales, of which there are few.
 
-        Such are blocks of 128 x 128 whose rows are divided between 64 devices. Blocks of one row stay as they are.
+        An example is blocks of 128 x 128 whose rows are divided between 64 devices. Blocks of one row stay as they are.
         """
         if self.block_shape[0] == 1:
             return self
@@ -123,7 +123,7 @@ class BlockScaledWeight(Weight):
         return StoredStack(self.value, self.scale, kind=kind, block_shape=(rows, columns))
 
     def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> PackedWeight | None:
-        """Elements keep their values; the scales of fp8 become float32."""
+        """Packs the weight. Elements keep their values; the scales of fp8 become float32."""
         (block_rows, block_columns), (rows, columns) = self.block_shape, self.shape
         scale = np.asarray(self.scale)
         if self.qtype == "float4_e2m1fn":
@@ -139,13 +139,13 @@ class BlockScaledWeight(Weight):
 
 
 def scale_shape(shape: tuple[int, ...], block_shape: tuple[int, int]) -> tuple[int, ...]:
-    """The shape of `BlockScaledWeight.scale` for a weight of this shape in these blocks."""
+    """Returns the shape of `BlockScaledWeight.scale` for a weight of this shape in these blocks."""
     *leading, rows, columns = shape
     return (*leading, -(-rows // block_shape[0]), -(-columns // block_shape[1]))
 
 
 def _decode_e2m1(pairs: jax.Array) -> jax.Array:
-    """uint8 [..., n] of two elements a byte -> float32 [..., 2 n]."""
+    """Decodes uint8 [..., n] with two elements per byte to float32 [..., 2 n]."""
     code = jnp.stack([pairs & 0xF, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1).astype(jnp.int32)
     magnitude, exponent, mantissa = code & 7, (code >> 1) & 3, code & 1
     # Twice the magnitude is an integer: 0, 1, 2, 3, 4, 6, 8, 12.

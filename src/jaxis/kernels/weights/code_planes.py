@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
-"""Bits of a code -> how many of them are in `codes` of a CodedWeight; the others are in `high`."""
+"""Map from the bits of a code to the number of them in `codes` of a CodedWeight; the others are in `high`."""
 
-# As many numbers as it has bits fill whole bytes.
-_NUMBERS_PER_BLOCK = 8
+_NUMBERS_PER_BLOCK = 8  # which fill whole bytes
 
 
 def code_planes(numbers: np.ndarray, bits: int) -> dict[str, np.ndarray]:
-    """uint8 numbers [..., in] of 2, 3, 4, 5, 6 or 8 bits -> the arrays `codes` and `high` of a CodedWeight.
+    """Packs uint8 numbers [..., in] of 2, 3, 4, 5, 6 or 8 bits into the arrays `codes` and `high` of a CodedWeight.
 
-    `in` must be a multiple of 8; of 4 bits, of 2.
+    `in` must be a multiple of 8; with 4 bits, a multiple of 2.
     """
     low = LOW_BITS[bits]
     if bits == low:
@@ -23,14 +22,14 @@ def code_planes(numbers: np.ndarray, bits: int) -> dict[str, np.ndarray]:
 
 
 def plane_numbers(codes: np.ndarray, high: np.ndarray | None, bits: int) -> np.ndarray:
-    """The inverse of `code_planes`: uint8 numbers [..., in]."""
+    """Inverts `code_planes`: returns uint8 numbers [..., in]."""
     low, count = LOW_BITS[bits], codes.shape[-1] * 8 // LOW_BITS[bits]
     numbers = unpack_bytes(codes, low, count)
     return numbers if high is None else numbers | unpack_bytes(high, bits - low, count) << low
 
 
 def unpack_bytes(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """uint8 [..., bytes] -> the first `count` numbers, as uint8 [..., count]."""
+    """Returns the first `count` numbers of uint8 [..., bytes], as uint8 [..., count]."""
     if bits == 8:
         return stream[..., :count]
     blocks = -(-count // _NUMBERS_PER_BLOCK)
@@ -47,7 +46,7 @@ def unpack_bytes(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def pack_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [..., count] -> uint8 [..., bytes] of whole blocks of eight numbers."""
+    """Packs uint8 [..., count] into uint8 [..., bytes], in whole blocks of eight numbers."""
     if bits == 8:
         return numbers
     blocks = -(-numbers.shape[-1] // _NUMBERS_PER_BLOCK)
@@ -62,7 +61,7 @@ def pack_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def resized(array: np.ndarray, size: int) -> np.ndarray:
-    """The array with its last axis cut or filled up with zeros to this size."""
+    """Cuts or zero-pads the last axis of an array to this size."""
     missing = size - array.shape[-1]
     if missing <= 0:
         return array[..., :size]

@@ -1,7 +1,7 @@
 """CodedWeight: a matrix of low-bit codes, jaxis' own affine ones and those of formats other than int8, int4 and fp8.
 
-One type serves the block types of GGUF (K-quants, IQ4, Q4_1, ...), NF4, FP4, NVFP4, MLX, HQQ and others, which differ
-in their number of bits, in what a code means and in how scales are stored.
+One type serves the block types of GGUF (K-quants, IQ4, Q4_1, ...), NF4, FP4, NVFP4, MLX, HQQ and others. They differ in
+their number of bits, in the meaning of a code and in how scales are stored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class CodedWeight(Weight):
     """A weight [..., out, in] whose elements are `scale * (value - zero_point) + minimum`.
 
     The value is `levels[code]` if there are levels, else `code - offset`. Every row has as many groups of neighbouring
-    columns as `scale` has entries for it. Scales and minima may have two levels: that of a group is multiplied by that
-    of the super-block of neighbouring groups around it. All of this is computed in float32.
+    columns as `scale` has entries for it. Scales and minima may have two levels: the scale of a group is multiplied by
+    the super-scale of the super-block of neighbouring groups around it. All of this is computed in float32.
 
     Attributes:
       codes: uint8 [..., out, in * LOW_BITS[bits] / 8]: the low bits of the codes, densely, earlier columns in lower
@@ -45,12 +45,12 @@ class CodedWeight(Weight):
         there are none.
       zero_point: [..., out, groups], of any type; None means 0.
       minimum: [..., out, groups], of any type; None means 0.
-      super_scale: float32 or float16 [..., out, super-blocks], which multiplies `scale`; None means 1.
-      super_minimum: The same for `minimum`.
+      super_scale: float32 or float16 [..., out, super-blocks], multiplies `scale`; None means 1.
+      super_minimum: float32 or float16 [..., out, super-blocks], multiplies `minimum`; None means 1.
       bits: Bits of a code: 2, 3, 4, 5, 6 or 8.
-      offset: What is subtracted from a code.
-      levels: The value of each code, instead of the code itself.
-      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
+      offset: Subtracted from a code.
+      levels: Value of each code, instead of the code itself.
+      act_qtype: "int8" quantizes the input of the weight's products dynamically; None does not.
     """
 
     codes: jax.Array | np.ndarray
@@ -72,7 +72,7 @@ class CodedWeight(Weight):
 
     @property
     def group_size(self) -> int:
-        """Columns that share a scale."""
+        """Number of columns that share a scale."""
         return self.shape[-1] // self.scale.shape[-1]
 
     @property
@@ -93,7 +93,7 @@ class CodedWeight(Weight):
         return jnp.einsum("...i,oi->...o", x, dense, preferred_element_type=preferred_element_type)
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
-        """The weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
+        """Returns the weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
         values = self._values().reshape(*self.scale.shape, -1)
         scale = _two_levels(self.scale, self.super_scale)
         if self.zero_point is not None:
@@ -110,7 +110,7 @@ class CodedWeight(Weight):
         return dataclasses.replace(self, act_qtype=act_qtype)
 
     def kernel_stack(self) -> StoredStack | None:
-        """Of codes of 4 bits that are numbers, as jaxis quantizes to int4, and as MLX and GGUF's Q4_1 have them."""
+        """Returns the stack for codes of 4 bits that are numbers: jaxis' own int4, and MLX's and GGUF's Q4_1."""
         are_numbers = self.bits == 4 and self.levels is None and not self.offset and self.zero_point is None
         supers = [array for array in (self.super_scale, self.super_minimum) if array is not None]
         of_rows = all(array.shape[-1] == 1 for array in supers)
@@ -128,12 +128,11 @@ class CodedWeight(Weight):
         )
 
     def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> PackedWeight | None:
-        """Elements keep their values."""
         sources = self._panel_sources()
         return None if sources is None else pack_panels(len(self.codes), *sources, allocate)
 
     def _panel_sources(self) -> tuple[PackedFormat, PanelSources] | None:
-        """What the panels of a weight [out, in] are packed from; None if the kernels do not take it."""
+        """Returns the format and sources of the panels of a weight [out, in]; None if the kernels do not take it."""
         group_size = self._kernel_group()
         if group_size is None or not self._has_kernel():
             return None
@@ -182,7 +181,7 @@ class CodedWeight(Weight):
         )
 
     def _with_codes_for_scales(self) -> CodedWeight:
-        """The weight with products of codes and powers of two as such, if its scales (and its minima) all are."""
+        """Returns the weight with scales (and minima) as codes times powers of two, if they all are such products."""
         scale, minimum = np.asarray(self.scale), self.minimum
         is_float = np.issubdtype(scale.dtype, np.floating) or scale.dtype == ml_dtypes.bfloat16
         if self.super_scale is not None or self.zero_point is not None or not is_float:
@@ -222,7 +221,7 @@ class CodedWeight(Weight):
         return of_one_type and is_known and minimum_is_known and is_whole and has_both
 
     def _shapes_fit(self) -> bool:
-        """Whether the arrays are of one matrix: packing relies on it."""
+        """Returns whether the shapes are those of one matrix; packing relies on it."""
         rows, columns = self.shape
         of_groups = [self.scale, self.minimum, self.zero_point]
         of_blocks = [self.super_scale, self.super_minimum]
@@ -238,7 +237,7 @@ class CodedWeight(Weight):
         return len(self.scale) == rows and (self.high is None or self.high.shape == (rows, high_size))
 
     def _values(self) -> jax.Array:
-        """What the codes mean, as float32 [..., out, in]."""
+        """Returns the values of the codes, float32 [..., out, in]."""
         low_bits = LOW_BITS[self.bits]
         codes = _unpack(jnp.asarray(self.codes), low_bits)
         if self.high is not None:
@@ -249,7 +248,6 @@ class CodedWeight(Weight):
 
 
 def _unpack(packed: jax.Array, bits: int) -> jax.Array:
-    """uint8 [..., n] -> uint8 [..., n * 8 / bits]."""
     if bits == 8:
         return packed
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
@@ -258,7 +256,6 @@ def _unpack(packed: jax.Array, bits: int) -> jax.Array:
 
 
 def _two_levels(fine: jax.Array | np.ndarray, coarse: jax.Array | np.ndarray | None) -> jax.Array:
-    """[..., groups] times [..., super-blocks], as float32 [..., groups]."""
     wide = jnp.asarray(fine).astype(jnp.float32)
     if coarse is None:
         return wide
@@ -267,7 +264,7 @@ def _two_levels(fine: jax.Array | np.ndarray, coarse: jax.Array | np.ndarray | N
 
 
 def _are_whole(levels: tuple[float, ...]) -> bool:
-    """Whether the levels are whole numbers that, with an offset, fit into a byte."""
+    """Returns whether the levels are whole numbers that, with an offset, fit into a byte."""
     return (
         all(level == int(level) for level in levels)
         and max(levels) - min(levels) <= 255

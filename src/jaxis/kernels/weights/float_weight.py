@@ -1,4 +1,4 @@
-"""FloatWeight: the operations of a weight, on an array of floats."""
+"""FloatWeight: a float array with the operations of a weight."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from jaxis.kernels.weights.weight import Allocate, Weight, WeightValue
 class FloatWeight(Weight):
     """A float array [..., out, in] with the operations of a weight.
 
-    Parameters hold the array itself, as those of any model do: `as_weight` wraps it for as long as an operation takes.
+    Parameters hold the array itself, as in any model. `as_weight` wraps it for the duration of an operation.
 
     Attributes:
-      array: The elements; a ShapeDtypeStruct in a model without arrays.
+      array: Elements; a ShapeDtypeStruct in a model without arrays.
     """
 
     array: jax.Array | np.ndarray
@@ -60,7 +60,7 @@ class FloatWeight(Weight):
 
 
 def as_weight(value: WeightValue) -> Weight:
-    """A parameter's value with the operations of a weight.
+    """Returns a parameter's value with the operations of a weight.
 
     Raises:
       TypeError: It is not a weight.
@@ -73,5 +73,5 @@ def as_weight(value: WeightValue) -> Weight:
 
 
 def as_value(weight: Weight) -> WeightValue:
-    """The inverse of `as_weight`: what a parameter holds."""
+    """Inverts `as_weight`: returns the value that a parameter holds."""
     return weight.array if isinstance(weight, FloatWeight) else weight

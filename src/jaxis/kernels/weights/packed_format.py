@@ -1,4 +1,4 @@
-"""How packed weights are stored, as the native kernels are told, and the arrays that they are packed from."""
+"""Format of packed weights, as the native kernels take it, and the arrays that they are packed from."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 from jaxis.kernels.native_constants import CODE_UNIT, MAX_CODE_GROUP, MAX_LEVELS, SCALE_TYPES, WEIGHT_TYPES
 
 GROUP_SIZES = (32, 64, 128)
-"""Columns that share a scale, of low-bit integers and floats."""
+"""Numbers of columns that share a scale, for low-bit integers and floats."""
 
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """The format of packed weights. Weights of one format can be multiplied in one kernel call.
+    """Format of packed weights. Weights of one format can be multiplied in one kernel call.
 
-    All but the first three are of "codes" only, whose elements are `scale * (value - zero_point) + minimum`; see
-    CodedWeight.
+    All attributes but the first three are for "codes" only, whose elements are `scale * (value - zero_point) + minimum`
+    as in CodedWeight.
 
     Attributes:
-      qtype: A key of WEIGHT_TYPES.
+      qtype: Key of WEIGHT_TYPES.
       in_size: Columns.
       group_size: Columns that share a scale; 0 if each row has one scale or none.
       bits: Bits of a packed code: 4, 5, 6 or 8.
-      offset: What is subtracted from a code.
+      offset: Subtracted from a code.
       scale: Type of the scales, a key of SCALE_TYPES; so are `minimum` and `super_scale`.
       minimum: Type of the groups' minima; "none" if there are none.
-      has_zero_points: Whether each group has a zero point, a byte.
-      super_scale: Type of the super-scales, and of the super-minima where there are minima.
+      has_zero_points: True if each group has a zero point, a byte.
+      super_scale: Type of the super-scales, and of the super-minima if there are minima.
       super_block: Columns that share a super-scale.
-      levels: The value of each code.
+      levels: Value of each code.
       act_qtype: "int8" quantizes the input of products dynamically; None does not.
     """
 
@@ -48,7 +48,7 @@ class PackedFormat:
     act_qtype: str | None = None
 
     def encode(self) -> np.ndarray:
-        """The format as the kernels take it: int64 numbers, without `in_size`, which they know from their operands."""
+        """Returns the format as int64 numbers for the kernels, without `in_size`, which their operands have."""
         levels = np.zeros(MAX_LEVELS, np.float32)
         if self.levels is not None:
             levels[: len(self.levels)] = self.levels
@@ -69,12 +69,12 @@ class PackedFormat:
 
 @dataclass(frozen=True)
 class PanelSources:
-    """The arrays that panels are packed from, in row order; see `Pack` in native/src/matmul.h.
+    """Arrays that panels are packed from, in row order; `Pack` in native/src/matmul.h takes them.
 
     Attributes:
-      data: [out, ...], the elements; of codes, uint8 or int8, their lower bits.
+      data: [out, ...], the elements; for codes, their lower bits as uint8 or int8.
       scale: [out, groups]; None without scales.
-      bits: Bits of a code as it is here; 0 if elements are no codes. The attributes below are of codes only.
+      bits: Bits of a code in these arrays; 0 if elements are no codes. The attributes below are for codes only.
       high: uint8 [out, ...], the other bits.
       zero_point: uint8 [out, groups].
       minimum: [out, groups].
@@ -93,7 +93,7 @@ class PanelSources:
 
 
 def kernel_group(in_size: int, group_size: int) -> int | None:
-    """The columns to a scale in the kernels, for codes that have `group_size`; None if they have no such groups."""
+    """Returns the columns per scale in the kernels for codes with `group_size`; None if they have no such groups."""
     is_half = group_size == CODE_UNIT // 2 and in_size % CODE_UNIT == 0
     if is_half or (group_size % CODE_UNIT == 0 and group_size <= MAX_CODE_GROUP):
         return group_size
@@ -103,10 +103,10 @@ def kernel_group(in_size: int, group_size: int) -> int | None:
 
 
 def kernel_scales(scales: np.ndarray) -> np.ndarray:
-    """Scales or minima in a type that the kernels have."""
+    """Returns scales or minima in a type that the kernels have."""
     return scales if scales.dtype.name in SCALE_TYPES else scales.astype(np.float32)
 
 
 def repeat(scales: np.ndarray, repeats: int) -> np.ndarray:
-    """Scales, minima or zero points of groups that are cut into so many."""
+    """Repeats scales, minima or zero points of groups that are each cut into `repeats` groups."""
     return scales if repeats == 1 else np.repeat(scales, repeats, axis=-1)

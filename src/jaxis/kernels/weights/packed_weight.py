@@ -1,7 +1,7 @@
 """PackedWeight: a weight packed for the native kernels on CPU, and the products with it.
 
-The layout is described in native/src/matmul.h. Products can be differentiated with respect to everything but the packed
-data; a weight that is trained brings the floats that it was packed of, which get its derivative.
+native/src/matmul.h describes the layout. Products can be differentiated with respect to everything but the packed data.
+A weight that is trained also holds the floats that it was packed from, which get its derivative.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxis.kernels import native
+from jaxis.kernels import huge_pages, native
 from jaxis.kernels.gates import gated
 from jaxis.kernels.host_threads import for_each_part
 from jaxis.kernels.native_constants import ACTIVATIONS, GATES, MAX_MATRICES, PANEL_ROWS
@@ -35,14 +35,14 @@ Arrays: TypeAlias = Sequence[jax.Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedWeight(Weight):
-    """A weight [out, in], or a stack of weights.
+    """A packed weight [out, in], or a stack of weights.
 
     Attributes:
-      data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
+      data: uint8 [..., panels, panel's bytes], 32 rows per panel.
       out_size: Rows of each weight.
-      format: What weights must share to be multiplied in one kernel call.
-      master: float32 [..., out, in], which it was packed of, where derivatives are taken with respect to that: rounding
-        changes none ("straight through"). No product reads it.
+      format: Format, which weights must share to be multiplied in one kernel call.
+      master: float32 [..., out, in], the floats that `data` was packed from, for derivatives with respect to them:
+        rounding does not change these ("straight through"). No product reads it.
     """
 
     data: jax.Array | np.ndarray
@@ -119,7 +119,7 @@ class PackedWeight(Weight):
     def experts(
         self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
     ) -> jax.Array:
-        """`functions.experts` in one kernel, for `stacks` whose `up` is this weight."""
+        """Computes `functions.experts` in one kernel, for `stacks` whose `up` is this weight."""
         num_tokens, k = expert_ids.shape
         inputs = x.astype(jnp.float32)
         if stacks.scales_input:
@@ -154,21 +154,21 @@ class PackedWeight(Weight):
 
 
 def can_pack_experts(examples: Sequence[WeightValue]) -> bool:
-    """Whether the kernel of a layer of experts takes stacks of such weights, each packed as far as it can be.
+    """Returns whether the kernel of a layer of experts takes stacks of such weights, each packed as far as it can be.
 
-    It quantizes the input of all their products, or of none.
+    The kernel quantizes the input of all their products, or of none.
     """
     packed = [example for example in examples if isinstance(example, PackedWeight)]
     return len(packed) == len(examples) and len({example.format.act_qtype for example in packed}) == 1
 
 
 def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
-    """Packs a weight [out, in]: bfloat16 stays so, every other type becomes float32.
+    """Packs a weight [out, in]: bfloat16 stays bfloat16, every other type becomes float32.
 
     Args:
       weight: The weight.
-      allocate: Allocates the memory, which becomes the result's data as it is. None allocates new memory and wraps it
-        in a JAX array.
+      allocate: Allocator of the memory, which becomes the result's data as it is. None allocates new memory and wraps
+        it in a JAX array.
     """
     qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
     if qtype == "float32":
@@ -180,12 +180,12 @@ def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
 def quantize_and_pack(
     weight: np.ndarray, scheme: WeightScheme, allocate: Allocate | None = None
 ) -> PackedWeight | None:
-    """`quantize(weight, scheme).pack(allocate=allocate)`, in one pass over the weight.
+    """Computes `quantize(weight, scheme).pack(allocate=allocate)` in one pass over the weight.
 
     Returns None if the kernels do not take the weight, or no native code can quantize it.
 
     Raises:
-      ValueError: See `quantize`.
+      ValueError: `quantize` raises it.
     """
     in_size, qtype = weight.shape[1], scheme.weight_qtype
     check_quantizable(in_size, scheme)
@@ -201,7 +201,7 @@ def quantize_and_pack(
 
 
 def _format_of(in_size: int, scheme: WeightScheme) -> PackedFormat:
-    """The format of weights that `quantize_and_pack` makes; native/src/quantize.cc has the same."""
+    """Returns the format of weights that `quantize_and_pack` makes; native/src/quantize.cc has the same."""
     if scheme.group_size is None:
         return PackedFormat("int8", in_size, act_qtype=scheme.act_qtype)
     bits, method = BITS[scheme.weight_qtype], scheme.weight_calibration_method
@@ -224,7 +224,7 @@ def _format_of(in_size: int, scheme: WeightScheme) -> PackedFormat:
 def pack_panels(
     rows: int, weight_format: PackedFormat, sources: PanelSources, allocate: Allocate | None
 ) -> PackedWeight:
-    """Packs a weight of so many rows in this format; for `allocate`, see `Weight.pack`."""
+    """Packs a weight of `rows` rows in this format; `allocate` is that of `Weight.pack`."""
     library = native.library()
     assert library is not None
     packed = _empty_panels(rows, weight_format, allocate)
@@ -272,19 +272,16 @@ def matmul(
     act_qtype: str | None = None,
     activation: str | None = None,
 ) -> list[jax.Array]:
-    """Products of one x with up to four weights of the same format; x is read (and quantized) once.
+    """Multiplies one x, read (and quantized) once, with up to four weights of the same format: float32 [..., out] each.
 
     Args:
       x: float32 [..., in].
-      weights: Each of [out, in].
-      addends: float32 [..., out], added to each product; none: nothing is.
-      factors: float32 [..., out], by which each sum with an addend is multiplied; none: no sum is.
+      weights: Weights [out, in].
+      addends: float32 [..., out], added to each product; empty for none.
+      factors: float32 [..., out], multiply each sum with an addend; empty for none.
       act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; None does not.
-      activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`,
-        with the addends and factors in the brackets.
-
-    Returns:
-      float32 [..., out] for each.
+      activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`, with the addends and
+        factors in the brackets.
     """
     rows = x.reshape(-1, x.shape[-1])
     product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype is not None, activation)
@@ -297,9 +294,9 @@ def matmul(
 def _product(
     forms: tuple[tuple[int, PackedFormat], ...], quantizes_input: bool, activation: str | None
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """`matmul` of x [T, in]: panels of as many weights as there are forms, (rows, format), masters, addends, factors.
+    """Returns `matmul` of x [T, in], panels of weights with these forms (rows, format), masters, addends, factors.
 
-    Its derivative is that of the products with what the weights stand for: rounding the input changes none.
+    Its derivative is that of products with the floats that the weights stand for; rounding of the input is ignored.
     """
     sizes, weight_format = [size for size, _ in forms], forms[0][1]
 
@@ -346,7 +343,7 @@ def _product(
 def _deriving_from_products(
     fused: Callable[..., tuple[jax.Array, ...]], product: Callable[..., tuple[jax.Array, ...]], activation: str
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """`fused`, but where it is differentiated, the two products are kept for that instead of computed again."""
+    """Returns `fused`, which keeps the two products if it is differentiated, instead of computing them again."""
 
     def separate(*operands: Any) -> tuple[jax.Array, ...]:
         gate, up = product(*operands)
@@ -370,7 +367,7 @@ def _gate(activation: str, gate: jax.Array, up: jax.Array) -> tuple[jax.Array, .
 
 
 def floats_of(weight: PackedWeight) -> jax.Array:
-    """What a weight [..., out, in] stands for, float32, with its derivative."""
+    """Returns the floats that a weight [..., out, in] stands for, with its derivative."""
     master = weight.master
     if master is not None and weight.format.qtype == "float32":
         return master
@@ -384,7 +381,7 @@ def floats_of(weight: PackedWeight) -> jax.Array:
 
 @functools.cache
 def _head_product(out_size: int, weight_format: PackedFormat) -> Callable[..., jax.Array]:
-    """`PackedWeight.head_matmul` of x [T, H, in], the panels of a stack and its master, all in float32."""
+    """Returns `PackedWeight.head_matmul` of x [T, H, in], the panels of a stack and its master, all in float32."""
 
     def kernel(x: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
         del master
@@ -399,7 +396,7 @@ def _head_product(out_size: int, weight_format: PackedFormat) -> Callable[..., j
 
 @functools.cache
 def _rows(out_size: int, weight_format: PackedFormat) -> Callable[..., jax.Array]:
-    """`PackedWeight.lookup` of ids, panels and master, in float32."""
+    """Returns `PackedWeight.lookup` of ids, panels and master, in float32."""
 
     def kernel(ids: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
         del master
@@ -422,7 +419,7 @@ _BLOCK_ROWS = 8192
 
 
 def _in_blocks(x: jax.Array, weight: PackedWeight) -> jax.Array:
-    """x [T, in] -> [T, out] by XLA, with so many rows of the weight at a time in float32."""
+    """Multiplies x [T, in] -> [T, out] by XLA, with at most _BLOCK_ROWS rows of the weight at a time in float32."""
     if weight.out_size <= _BLOCK_ROWS or weight.master is not None:
         return x @ floats_of(weight).T
     return _by_blocks(x, weight)
@@ -441,7 +438,7 @@ def _by_blocks_forward(x: jax.Array, weight: PackedWeight) -> tuple[jax.Array, P
 
 
 def _by_blocks_backward(weight: PackedWeight, dy: jax.Array) -> tuple[jax.Array, None]:
-    """The derivative by x alone. JAX's own would first copy dy, which is of a vocabulary, block by block."""
+    """Returns the derivative by x alone. JAX's own would first copy dy, which spans a vocabulary, block by block."""
 
     def of_rows(start: int | jax.Array, count: int) -> jax.Array:
         ids = start + jnp.arange(count, dtype=jnp.int32)
@@ -458,7 +455,7 @@ _by_blocks.defvjp(_by_blocks_forward, _by_blocks_backward)
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """X experts as their kernel takes them.
+    """X experts in the form that their kernel takes.
 
     Attributes:
       gate: Stack of X weights [F, E].
@@ -485,18 +482,11 @@ class PackedExperts:
     act_qtype: str | None = None
 
     def __call__(self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array) -> jax.Array:
-        """Sum over each token's slots of `weight * down(activation(gate(x), up(x)))`, with the slot's expert.
+        """Returns the sum over each token's slots of `weight * down(activation(gate(x), up(x)))` by the slot's expert.
 
-        Reads each used expert's weights once, and no others. Results are batch-invariant, bit for bit: a token's slots
-        are summed in the order of their experts.
-
-        Args:
-          x: float32 [T, E].
-          expert_ids: i32 [T, k]; ids outside [0, X) contribute nothing.
-          expert_weights: float32 [T, k].
-
-        Returns:
-          float32 [T, E].
+        Reads the weights of each used expert once, and no others. Results are batch-invariant, bit for bit: a token's
+        slots are summed in the order of their experts. x and the result are float32 [T, E], expert_ids i32 [T, k], of
+        which ids outside [0, X) contribute nothing, and expert_weights float32 [T, k].
         """
         [y] = self._call([jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, expert_ids, expert_weights)
         return y
@@ -508,10 +498,10 @@ class PackedExperts:
         expert_weights: jax.Array,
         addends: tuple[jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        """The same, with addends of each slot's gate and up.
+        """Returns the same sum, with addends of each slot's gate and up, and the input of each slot's `down`.
 
-        Addends, float32 [T, k, F] each, are added to the products and biases, the gate's only where `gate` is read.
-        Returns float32 [T, E] and the input of each slot's `down`, float32 [T, k, F].
+        The addends, float32 [T, k, F] each, are added to the products and biases, the gate's only where `gate` is read.
+        Returns float32 [T, E] and float32 [T, k, F].
         """
         outputs = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct(addends[1].shape, jnp.float32)]
         y, hidden = self._call(outputs, x, expert_ids, expert_weights, addends)
@@ -546,7 +536,7 @@ class PackedExperts:
 
 
 def device_array(packed: np.ndarray) -> jax.Array:
-    """Packed panels as a JAX array that shares their memory."""
+    """Returns packed panels as a JAX array that shares their memory."""
     # Without may_alias, JAX would copy the data into small pages.
     return jax.device_put(packed, may_alias=True)
 
@@ -559,4 +549,4 @@ def _empty_panels(rows: int, weight_format: PackedFormat, allocate: Allocate | N
     if panel_bytes < 0:
         raise ValueError(f"no kernel takes weights of the format {weight_format}")
     num_panels = -(-rows // PANEL_ROWS)
-    return (allocate or native.empty_pages)((num_panels, panel_bytes))
+    return (allocate or huge_pages.empty_pages)((num_panels, panel_bytes))

@@ -1,4 +1,4 @@
-"""Quantizes float weights to QuantizedWeight or CodedWeight on the host, some rows at a time."""
+"""Quantization of float weights to QuantizedWeight or CodedWeight on the host, some rows at a time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from jaxis.kernels.weights.scale_codes import SCALE_BITS, unit_of
 from jaxis.kernels.weights.scheme import BITS, NOT_FINITE, WeightScheme, check_quantizable
 
 _ELEMENTS_AT_ONCE = 1 << 22
-# For "mse": what a group's extreme value maps to before rounding. -8 is the end of the range that has no positive
-# counterpart; with -8.8 the value is clipped, which pays off if it is an outlier.
+# For "mse": values that a group's extreme maps to before rounding. -8 is the end of the range without a positive
+# counterpart; with -8.8 the extreme is clipped, which pays off if it is an outlier.
 _INT4_EXTREMES = (-8.0, -8.8)
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight | CodedWeight:
     """Quantizes a weight, always on the CPU, so that every device gets the same bits.
 
-    Grouped scales are rounded first, and the integers are chosen for the rounded scales, so that rounding them costs
-    almost no accuracy. Those of int8 and of "affine" are codes of 8 bits times a power of two of the row, the others
+    Grouped scales are rounded first, and integers are chosen for the rounded scales, so that rounding the scales costs
+    almost no accuracy. The scales of int8 and "affine" are codes of 8 bits times a power of two of the row, all others
     bfloat16.
 
     Args:
       weight: float32, float16 or bfloat16 [out, in].
-      scheme: Its `weight_calibration_method` determines how scales are chosen. "absmax": from the largest magnitude;
+      scheme: Scheme, whose `weight_calibration_method` determines the scales. "absmax": from the largest magnitude;
         "minmax": from the smallest and the largest value, with a zero point (int4 only); "mse": the one of a few
         candidates with the least squared error (int4 only); "affine": with a minimum, both of the least squared error
         (int4, int5 and int6). int8 scales are rounded up, so that no value is clipped.
@@ -50,7 +50,7 @@ def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight | Code
 
 
 def quantize_to_integers(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight:
-    """`quantize` for schemes whose method is not "affine"."""
+    """Computes `quantize` for schemes with a method other than "affine"."""
     qvalue, scale, *zero_point = _arrays(weight, scheme)
     return QuantizedWeight(qvalue, scale, *zero_point, act_qtype=scheme.act_qtype)
 
@@ -67,9 +67,9 @@ def _arrays(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...]:
 
 
 def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """The arrays of `quantize`'s result, for the same arguments; None if a value is not finite.
+    """Returns the arrays of `quantize`'s result, for the same arguments; None if a value is not finite.
 
-    Those of "affine" are as `quantize_affine` returns them.
+    For "affine", they are the arrays of `quantize_affine`.
     """
     out_size, in_size = weight.shape
     if scheme.weight_calibration_method == "affine" and not np.isfinite(weight).all():
@@ -137,10 +137,10 @@ def _int4_mse(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]
 
 
 def _squared_error(weight: jax.Array, scale: jax.Array) -> jax.Array:
-    """The squared error of each int4 group, [out, groups, 1].
+    """Returns the squared error of each int4 group, [out, groups, 1].
 
     Each product is rounded separately, and sums have a fixed order: the second half (zero-padded to a power of two) is
-    added to the first, repeatedly. XLA is kept from reordering or fusing them.
+    added to the first, repeatedly. Barriers keep XLA from reordering or fusing them.
     """
     barrier = jax.lax.optimization_barrier
     q = _divide_and_round(weight, scale, -8, 7)
@@ -174,7 +174,7 @@ _QUANTIZERS = {
 
 
 def _rounded_up_to_codes(scale: jax.Array) -> jax.Array:
-    """Scales [out, groups, 1] rounded up to products of 0 to 255 and a power of two of the row; see `scale_codes`."""
+    """Rounds scales [out, groups, 1] up to products of 0 to 255 and a power of two of the row, as in `scale_codes`."""
     unit = unit_of(jnp.max(scale, axis=1, keepdims=True), SCALE_BITS)
     codes = jnp.where(scale == 0, 0, jnp.maximum(jnp.ceil(scale / unit), 1))
     # The unit of a row with a NaN would be a number.
@@ -189,18 +189,17 @@ def _rounded(scale: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _flushed(x: jax.Array) -> jax.Array:
-    """x with denormals set to 0: XLA's CPU threads may or may not flush them."""
+    """Returns x with denormals set to 0: XLA's CPU threads may or may not flush them."""
     return jnp.where(jnp.abs(x) < jnp.finfo(jnp.float32).tiny, 0, x)
 
 
 def _divide_and_round(weight: jax.Array, scale: jax.Array, low: int, high: int) -> jax.Array:
-    """round-half-even(weight / scale), clipped; 0 where the scale is 0."""
+    """Returns round-half-even(weight / scale), clipped; 0 where the scale is 0."""
     divisor = jnp.broadcast_to(jnp.where(scale == 0, jnp.inf, scale), weight.shape)
     # If XLA saw that a group shares the divisor, it would multiply by its reciprocal, which rounds twice.
     return jnp.clip(jnp.rint(weight / jax.lax.optimization_barrier(divisor)), low, high)
 
 
 def _pack(q: jax.Array) -> jax.Array:
-    """[out, groups, tile] of values 0 to 15 -> uint8 [out, in / 2]."""
     pairs = q.astype(jnp.uint8).reshape(len(q), -1, 2)
     return pairs[..., 0] | pairs[..., 1] << 4

@@ -1,4 +1,4 @@
-"""`quantize` in native code, called with ctypes: bit-identical to the definition in plain JAX."""
+"""Quantization in native code, called with ctypes: bit-identical to the definition in plain JAX."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jaxis.kernels.weights.scheme import WeightScheme
 
 _ELEMENTS_PER_TASK = 1 << 19
 _OUTPUTS = ("qvalue", "scale", "zero_point", "scale_unit", "minimum", "minimum_unit")
-"""What `jaxis_quantize` writes to, in the order of its arguments."""
+"""Outputs of `jaxis_quantize`, in the order of its arguments."""
 
 
 def usable(weight: np.ndarray) -> bool:
-    """Whether native code supports weights of this type."""
+    """Returns whether native code supports weights of this type."""
     return native.library() is not None and weight.dtype.name in FLOAT_TYPES
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """The same as `quantize.quantize_by_definition`."""
+    """Returns the result of `quantize.quantize_by_definition`."""
     weight = np.ascontiguousarray(weight)
     rows, columns = weight.shape
     is_row_wise, group = scheme.group_size is None, scheme.group_size or columns
@@ -58,7 +58,7 @@ def quantize(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...]
 
 
 def _outputs(rows: int, columns: int, scheme: WeightScheme) -> dict[str, np.ndarray]:
-    """The arrays that the library fills, by names of _OUTPUTS."""
+    """Allocates the arrays that the library fills, by names of _OUTPUTS."""
     method, is_int8 = scheme.weight_calibration_method, scheme.weight_qtype == "int8"
     groups = (rows, columns // (scheme.group_size or columns))
     if method == "affine":
@@ -81,16 +81,13 @@ def _outputs(rows: int, columns: int, scheme: WeightScheme) -> dict[str, np.ndar
 
 
 def quantize_panels(weight: np.ndarray, scheme: WeightScheme, packed: np.ndarray, panel_rows: int) -> bool:
-    """Quantizes straight into packed panels; see `packed.quantize_and_pack`.
+    """Quantizes straight into packed panels, for `packed_weight.quantize_and_pack`; True if all values are finite.
 
     Args:
-      weight: See `quantize`.
-      scheme: See `quantize`.
+      weight: float32, float16 or bfloat16 [out, in].
+      scheme: Scheme of `quantize.quantize`.
       packed: uint8 [panels, panel's bytes]; filled in place.
       panel_rows: Rows of a panel.
-
-    Returns:
-      Whether all weights and scales are finite.
     """
     weight = np.ascontiguousarray(weight)
     rows, columns = weight.shape

@@ -1,4 +1,4 @@
-"""Activations quantized to int8 while a program runs, in groups of features."""
+"""Quantization of activations to int8 while a program runs, in groups of features."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxis.kernels.native_constants import ACTIVATION_GROUP
 
 
 def quantize_activations(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x [..., in] -> int8 [..., in], and scales and midpoints, float32 [..., ceil(in / ACTIVATION_GROUP)].
+    """Quantizes x [..., in] to int8 q [..., in], with float32 scales and midpoints [..., ceil(in / ACTIVATION_GROUP)].
 
-    x ~ scale * q + midpoint. Of each group of ACTIVATION_GROUP features (the last may be shorter) the midpoint is
+    x ~ scale * q + midpoint. In each group of ACTIVATION_GROUP features (the last may be shorter) the midpoint is
     (max + min) / 2, the scale (max - min) / 254, and q round-half-even((x - midpoint) / scale), from -127 to 127; 0
     where all features of a group are equal.
     """
@@ -26,16 +26,16 @@ def quantize_activations(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
     highest, lowest = jnp.max(grouped, axis=-1), jnp.min(grouped, axis=-1)
     midpoint, scale = (highest + lowest) * 0.5, divide(highest - lowest, 254)
     q = (grouped - midpoint[..., None]) / jnp.where(scale > 0, scale, 1)[..., None]
-    # Where the range is a few units in the last place the midpoint is off by a part of it.
+    # Clipped: with a range of a few units in the last place, the midpoint is off by a part of it.
     q = jnp.where(scale[..., None] > 0, jnp.clip(jnp.rint(q), -127, 127), 0)
     return q.astype(jnp.int8).reshape(padded.shape)[..., : x.shape[-1]], scale, midpoint
 
 
 def round_activations(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
-    """x [..., in] quantized and dequantized again, in `dtype`, or else its own type.
+    """Quantizes and dequantizes x [..., in], in `dtype`, by default x's type.
 
-    Its derivative is that of x (straight through, arXiv:1308.3432): rounding has none, so nothing would be learned of
-    what lies before a product with such an input.
+    Its derivative is that of x (straight through, arXiv:1308.3432). Rounding has none, so that the layers before a
+    product with such an input would learn nothing.
     """
     return _rounded(x, jnp.dtype(dtype or x.dtype))
 
@@ -53,5 +53,5 @@ def _rounded_jvp(dtype: np.dtype, primals: tuple[jax.Array], tangents: tuple[jax
 
 
 def divide(x: jax.Array, divisor: float) -> jax.Array:
-    """x / divisor, correctly rounded: XLA would multiply by a constant's reciprocal, which rounds once more."""
+    """Returns x / divisor, correctly rounded: XLA would multiply by a constant's reciprocal, which rounds once more."""
     return x / jax.lax.optimization_barrier(jnp.full_like(x, divisor))

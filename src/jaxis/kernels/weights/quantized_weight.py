@@ -32,13 +32,13 @@ class QuantizedWeight(Weight):
     """A weight [out, in], or a stack of weights, as `scale * (qvalue - zero_point)`, one scale for each group of a row.
 
     Attributes:
-      qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit elements a byte, the earlier in the
+      qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit elements per byte, the earlier in the
         low nibble.
       scale: [..., out, groups], each for in / groups neighbouring columns; float32 if a row is one group, else bfloat16
         (or float32 or float16, in some checkpoints).
       zero_point: uint8 [..., out, groups], int4 only. None means symmetric: int8 is stored as it is, int4 with
         INT4_OFFSET added.
-      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
+      act_qtype: "int8" quantizes the input of the weight's products dynamically; None does not.
     """
 
     qvalue: jax.Array | np.ndarray
@@ -58,7 +58,7 @@ class QuantizedWeight(Weight):
 
     @property
     def group_size(self) -> int:
-        """Columns that share a scale."""
+        """Number of columns that share a scale."""
         return self.shape[-1] // self.scale.shape[-1]
 
     @property
@@ -81,10 +81,10 @@ class QuantizedWeight(Weight):
         return frozenset({"scale", "zero_point"})
 
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
-        """As a single XLA product, which `reference.quantized_matmul` defines term by term.
+        """Computes a single XLA product, which `reference.quantized_matmul` defines term by term.
 
         Scales are folded into their factors, so that per-group sums are never materialized: the activation's into the
-        activation, the weight's into the result if a row has one scale, else into the weight. This rounds differently
+        activation; the weight's into the result if a row has one scale, else into the weight. This rounds differently
         from the definition, by about the rounding error of x's type.
         """
         out_dtype = preferred_element_type or x.dtype
@@ -101,7 +101,7 @@ class QuantizedWeight(Weight):
         return grouped.reshape(q.shape).astype(dtype)
 
     def integers(self) -> jax.Array:
-        """qvalue - zero_point as float32 [..., out, in]."""
+        """Returns qvalue - zero_point, float32 [..., out, in]."""
         q = jnp.asarray(self.qvalue)
         if self.qtype == "int8":
             return q.astype(jnp.float32)
@@ -133,7 +133,7 @@ class QuantizedWeight(Weight):
         if group_size is None or not (is_one_group or self.group_size in GROUP_SIZES):
             return None
         bits, scale, unit = int(self.qtype.removeprefix("int")), kernel_scales(scale), None
-        # Those of int4, which jaxis' own quantization does not choose so, would be codes by chance only.
+        # Only int8 scales: jaxis quantizes int4 with others, which would be codes by chance only.
         if bits == 8 and (found := find_codes(scale)) is not None:
             scale, unit = found
         repeats = self.group_size // group_size

@@ -1,4 +1,4 @@
-"""The definition of a quantized product, in plain JAX, term by term: the oracle of the fast implementations."""
+"""Definition of a quantized product, in plain JAX, term by term: the oracle of the fast implementations."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ def quantized_matmul(
     act_qtype: str | None = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
-    """`x @ dequantize(weight).T`, with x quantized dynamically if requested.
+    """Returns `x @ dequantize(weight).T`, [..., out], with x quantized dynamically if requested.
 
     y[t, o] = sum over groups g of s_w[o, g] * (sum over k in g of x[t, k] * (q_w[o, k] - z_w[o, g])), where x[t, k] is
     s_x * q_x + m_x of `quantize_activations` if there is an `act_qtype`.
 
     Args:
       x: [..., in].
-      weight: Stands for [out, in].
+      weight: [out, in].
       act_qtype: "int8", or None for unquantized activations.
       preferred_element_type: Type of the result; None means x's.
-
-    Returns:
-      [..., out].
     """
     used = x.astype(jnp.float32) if act_qtype is None else round_activations(x, jnp.float32)
     tile = weight.group_size
@@ -41,7 +38,6 @@ def quantized_matmul(
 
 
 def _in_groups(x: jax.Array, tile: int) -> jax.Array:
-    """[..., in] -> [..., ceil(in / tile), tile], padded with zeros."""
     missing = -x.shape[-1] % tile
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
     return x.reshape(*x.shape[:-1], -1, tile)

@@ -1,4 +1,4 @@
-"""ReorderedWeight: a weight whose columns are in another order than the features that they multiply."""
+"""ReorderedWeight: a weight whose columns are in a different order from the features that they multiply."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxis.kernels.weights.weight import Allocate, Weight
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReorderedWeight(Weight):
-    """A weight [..., out, in] that `weight` stands for when its columns are put back into the order of the features.
+    """A weight [..., out, in]: `weight` with its columns put back into the order of the features.
 
     GPTQ with act-order quantizes columns by their importance: columns of one group are neighbours in that order only.
 
     Attributes:
-      weight: Stands for [..., out, in]; its column i multiplies feature `input_order[i]`.
+      weight: Weight [..., out, in], whose column i multiplies feature `input_order[i]`.
       input_order: int32 [..., 1, in], a permutation. It has as many axes as the other arrays of a weight, so that it is
         stacked and placed like them.
     """
@@ -71,6 +71,6 @@ class ReorderedWeight(Weight):
         return None if packed is None else dataclasses.replace(self, weight=packed)
 
     def _in_order(self, columns: jax.Array) -> jax.Array:
-        """[..., rows, in] in the order of the weight's columns -> in that of the features."""
+        """Puts [..., rows, in] from the order of the weight's columns into that of the features."""
         places = jnp.argsort(jnp.asarray(self.input_order), axis=-1)
         return jnp.take_along_axis(columns, places, axis=-1)

@@ -1,6 +1,6 @@
-"""Rows of a table on TPU, read from HBM a tile at a time.
+"""Lookup of rows of a table on TPU, read from HBM a tile at a time.
 
-Where a table fits into VMEM, as a device's part of a vocabulary may, XLA fetches all of it for the few rows of a step.
+If a table fits into VMEM, as a device's part of a vocabulary may, XLA fetches all of it for the few rows of a step.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxis.kernels.platform import in_hbm
+from jaxis.kernels.hbm import in_hbm
 
 _TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 32 of one
 _LARGEST_TABLE = 128 << 20  # the largest VMEM; larger tables are gathered from HBM
-_FEWEST_COLUMNS = 512  # what is shorter is small, or scales, which lie column by column
+_FEWEST_COLUMNS = 512  # shorter rows are small, or scales, which lie column by column
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint8)
 
 
 def supports(table: jax.Array, ids: jax.Array) -> bool:
-    """Whether the kernel takes these, and reads much less than the whole table."""
+    """Returns whether the kernel takes these arguments, and reads much less than the whole table."""
     reads = len(ids) * _rows_of_tile(table)
     if table.shape[1] < _FEWEST_COLUMNS:
         return False
@@ -27,15 +27,7 @@ def supports(table: jax.Array, ids: jax.Array) -> bool:
 
 
 def take_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """`table[ids]`.
-
-    Args:
-      table: [V, E]; `supports` says which.
-      ids: i32 [T]; those out of range are clipped.
-
-    Returns:
-      [T, E].
-    """
+    """Returns `table[ids]`, [T, E], for a table [V, E] that `supports` accepts and ids i32 [T], which are clipped."""
     tile, (num_rows, columns) = _rows_of_tile(table), table.shape
     rows = pl.pallas_call(
         _kernel,
@@ -57,7 +49,7 @@ def take_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def _kernel(ids: jax.Ref, block: jax.Ref, out: jax.Ref) -> None:
-    """One row: block [rows of a tile, E], out int32 [1, E], of floats their bits."""
+    """Copies one row from block [rows of a tile, E] to out int32 [1, E]; floats as their bits."""
     row = ids[pl.program_id(0)] % block.shape[0]
     values = block[...]
     if jnp.issubdtype(values.dtype, jnp.floating):

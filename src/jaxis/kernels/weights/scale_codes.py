@@ -1,4 +1,4 @@
-"""Scales as 8-bit codes times a power of two of their row: half the bytes of bfloat16, which can hold each of them."""
+"""Scales as 8-bit codes times a power of two of their row: half the bytes of bfloat16, which holds each product."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 def unit_of(largest: Numbers, bits: int) -> Numbers:
-    """The smallest power of two by which codes of so many bits reach the largest magnitude of a row.
+    """Returns the smallest power of two with which codes of so many bits reach the largest magnitude of a row.
 
-    It is a normal number, so that its products with codes are exact.
-
-    Args:
-      largest: float32, 0 or more, not denormal.
-      bits: SCALE_BITS or MINIMUM_BITS.
+    It is a normal number, so that its products with codes are exact. `largest` is float32, 0 or more, not denormal;
+    `bits` is SCALE_BITS or MINIMUM_BITS.
     """
     library: Any = jnp if isinstance(largest, jax.Array) else np
     exponent = largest.view(np.int32) & np.int32(0x7F800000)
@@ -32,15 +29,9 @@ def unit_of(largest: Numbers, bits: int) -> Numbers:
 
 
 def find_codes(numbers: np.ndarray, *, are_minima: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
-    """The codes and units that scales or minima are products of.
+    """Returns codes and units whose products are exactly these numbers [out, groups], or None if a row has none.
 
-    Args:
-      numbers: [out, groups], of any float type.
-      are_minima: Whether they may be negative.
-
-    Returns:
-      uint8 (for minima int8) [out, groups] and float32 [out, 1], whose products are exactly the numbers; None if there
-      are none for some row.
+    Codes are uint8 (for minima, which may be negative, int8) [out, groups], units float32 [out, 1].
     """
     wide = numbers.astype(np.float32)
     magnitudes = np.abs(wide)

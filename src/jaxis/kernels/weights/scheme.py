@@ -1,4 +1,4 @@
-"""How weights are quantized, as data."""
+"""Quantization schemes of weights, as data."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from jaxis.quantization_rules import CALIBRATION_METHODS
 
 BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
-"""Type of quantized weights -> bits of an element."""
+"""Bits of an element, by type of quantized weights."""
 NOT_FINITE = "has values that are not finite"
 
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How a weight and the input of its products are quantized.
+    """Quantization of a weight and of the input of its products.
 
     Attributes:
-      weight_qtype: A key of BITS.
+      weight_qtype: Key of BITS.
       group_size: Input features that share a scale; None means all of them.
-      weight_calibration_method: How scales are chosen: "absmax", "minmax", "mse" or "affine"; see `quantize`.
-      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
+      weight_calibration_method: Choice of scales: "absmax", "minmax", "mse" or "affine", as `quantize` describes.
+      act_qtype: "int8" quantizes the input of the weight's products dynamically; None does not.
     """
 
     weight_qtype: str
@@ -29,7 +29,11 @@ class WeightScheme:
 
 
 def check_quantizable(in_size: int, scheme: WeightScheme) -> None:
-    """Raises ValueError if the scheme does not fit a weight of `in_size` columns; the message follows its name."""
+    """Checks that the scheme fits a weight of `in_size` columns.
+
+    Raises:
+      ValueError: The scheme does not fit; the message continues a sentence that begins with the weight's name.
+    """
     qtype, calibration_method = scheme.weight_qtype, scheme.weight_calibration_method
     if qtype not in BITS:
         raise ValueError(f"cannot be quantized to {qtype!r}; known: {', '.join(BITS)}")

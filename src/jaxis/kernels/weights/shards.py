@@ -1,4 +1,4 @@
-"""How a weight is divided between the devices of the current mesh, and lookups of rows on each device's own part."""
+"""Division of a weight between the devices of the current mesh, and lookups of rows on each device's own part."""
 
 from __future__ import annotations
 
@@ -27,27 +27,22 @@ Axes = tuple[str | None, ...]
 
 
 def num_shards() -> int | None:
-    """Devices that share the current mesh's features; None if there is one, or inside of what runs on each of them."""
+    """Returns the number of devices that share the current mesh's features; None for one, or inside `shard_map`."""
     if MODEL_AXIS not in automatic_axes() or devices_of_layer() == 1:
         return None
     return devices_of_layer()
 
 
 def is_divided(axis: str | None) -> bool:
-    """Whether devices have parts of this logical axis."""
+    """Returns whether devices have parts of this logical axis."""
     return axis is not None and MODEL_AXIS in LOGICAL_AXIS_RULES.get(axis, ())
 
 
 def divided_axis(weight: WeightValue, axes: Axes) -> int | None:
-    """Which axis of a weight [..., out, in] the current mesh divides, so that each part is a weight itself.
+    """Returns the axis of a weight [..., out, in] that the current mesh divides, so that each part is a weight itself.
 
-    Args:
-      weight: The weight, or a stack of weights.
-      axes: Its logical axes.
-
-    Returns:
-      -2 or -1: that of `axes`, but -2 in place of -1 if that would cut groups of columns that share a scale. None if it
-      cannot be divided, or if `axes` divide both or none.
+    It is -2 or -1, by the weight's logical axes, but -2 in place of -1 if that would cut groups of columns that share a
+    scale. None if the weight cannot be divided, or if `axes` divide both or none.
     """
     shards = num_shards()
     divided = [axis for axis in (-2, -1) if is_divided(axes[axis])]
@@ -57,7 +52,7 @@ def divided_axis(weight: WeightValue, axes: Axes) -> int | None:
 
 
 def placement(weight: WeightValue, axes: Axes) -> Axes:
-    """The logical axes by which the arrays of a weight are placed on the current mesh, for `divided_axis`."""
+    """Returns the logical axes by which `divided_axis` requires a weight's arrays to be placed on the current mesh."""
     stack = stack_struct(weight)
     is_float = stack is None or stack.scale is None
     axis = None if is_float else divided_axis(weight, axes)
@@ -67,10 +62,10 @@ def placement(weight: WeightValue, axes: Axes) -> Axes:
 
 
 def in_equal_parts(weight: WeightValue, axes: Axes) -> WeightValue:
-    """The weight [out, in] in a form that the current mesh can divide by its logical axes; a bias [out] as it is.
+    """Returns the weight [out, in] in a form that the current mesh divides by its logical axes; a bias [out] as it is.
 
-    Rows of zeros are added where `padded_shape` has them, and blocks of several rows and columns become smaller where
-    the mesh would cut them.
+    Rows of zeros are added according to `padded_shape`, and blocks of several rows and columns become smaller where the
+    mesh would cut them.
     """
     shards = num_shards()
     if shards is None:
@@ -86,15 +81,9 @@ def in_equal_parts(weight: WeightValue, axes: Axes) -> WeightValue:
 
 
 def shard_specs(weight: WeightValue, axis: int, shards: int) -> Any:
-    """Where a weight's arrays [..., out, in] are divided if one of the last two axes is.
+    """Returns PartitionSpecs of a weight's arrays [..., out, in], divided along axis -2 (outputs) or -1 (features).
 
-    Args:
-      weight: The weight, or a stack of weights.
-      axis: -2 for the outputs, -1 for the features.
-      shards: Into how many parts.
-
-    Returns:
-      A PartitionSpec for each of its arrays; None if a part would not be a weight itself, or no kernel knows its form.
+    None if a part would not be a weight itself, or no kernel knows the weight's form.
     """
     stack = stack_struct(weight)
     if stack is None or not _is_divisible(stack, axis, shards):
@@ -112,26 +101,23 @@ def shard_specs(weight: WeightValue, axis: int, shards: int) -> Any:
 
 
 def stack_struct(weight: WeightValue) -> StoredStack | None:
-    """The shapes and types of `Weight.kernel_stack` for a stack [X, out, in], or for a weight [out, in] as one of 1."""
+    """Returns `Weight.kernel_stack` as shapes and types for a stack [X, out, in], or for a weight as a stack of one."""
     leading = () if len(as_weight(weight).shape) > 2 else (1,)
     structs = jax.tree.map(lambda array: jax.ShapeDtypeStruct((*leading, *array.shape), array.dtype), weight)
     return as_weight(structs).kernel_stack()
 
 
 def lookup_on_shards(ids: jax.Array, weight: WeightValue, dtype: DTypeLike, axis: str | None) -> jax.Array | None:
-    """Rows of a table whose rows are divided between devices: bit-identical to those on one device.
+    """Looks up rows [T, in] of a weight whose rows are divided between devices; None if the mesh does not divide them.
 
-    XLA may gather the whole table on each device for the few rows of a step. So each device looks up the rows that it
-    has, and one sum over the devices follows.
+    The result is bit-identical to one device's. XLA may gather the whole table on each device for the few rows of a
+    step. So each device looks up the rows that it has, and one sum over the devices follows.
 
     Args:
       ids: i32 [T]; those out of range are clipped.
-      weight: Stands for [out, in].
-      dtype: A float type, of the result.
+      weight: [out, in].
+      dtype: Float type of the result.
       axis: Logical axis of the weight's `out`.
-
-    Returns:
-      [T, in]; None if the current mesh does not divide these rows.
     """
     shards = num_shards()
     if shards is None or not is_divided(axis):
@@ -154,7 +140,6 @@ def lookup_on_shards(ids: jax.Array, weight: WeightValue, dtype: DTypeLike, axis
 
 
 def _is_divisible(stack: StoredStack, axis: int, shards: int) -> bool:
-    """Whether shards of equal size hold whole blocks and bytes."""
     if stack.elements.shape[axis] % shards:
         return False
     if stack.scale is None or stack.scale.shape[axis] == 1:

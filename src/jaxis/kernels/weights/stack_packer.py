@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels import native
+from jaxis.kernels import huge_pages
 from jaxis.kernels.native_constants import CODE_UNIT, PANEL_ROWS
 from jaxis.kernels.weights.packed_format import PackedFormat
 from jaxis.kernels.weights.packed_weight import PackedWeight, device_array, pack
@@ -20,7 +20,7 @@ _FLOATS = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.floa
 
 
 class StackPacker:
-    """Packs the weights of X experts, each straight into its place in one stack.
+    """Packer of the weights of X experts, each straight into its place in one stack.
 
     Experts may be packed in any order, and in several threads at a time.
 
@@ -37,7 +37,7 @@ class StackPacker:
 
     @property
     def experts(self) -> Iterable[int]:
-        """Those that are packed."""
+        """Indices of the packed experts."""
         return self._packed.keys()
 
     def pack(self, expert: int, pack: Callable[[Allocate], PackedWeight]) -> None:
@@ -45,10 +45,11 @@ class StackPacker:
 
         Args:
           expert: Index of the expert.
-          pack: Packs the weight, given an allocator for its memory.
+          pack: Function that packs the weight, given an allocator for its memory.
 
         Raises:
-          ValueError: The weight is packed in another format than an earlier one; the message follows its name.
+          ValueError: The weight is packed in another format than an earlier one. The message continues a sentence that
+            begins with the weight's name.
         """
         packed = pack(lambda shape: self._place(expert, shape))
         with self._lock:
@@ -58,7 +59,7 @@ class StackPacker:
             self._packed[expert] = packed
 
     def stack(self) -> PackedWeight:
-        """The stack, once every expert is packed: uint8 [X, panels, panel's bytes] as a JAX array."""
+        """Returns the stack once every expert is packed: uint8 [X, panels, panel's bytes] as a JAX array."""
         assert self._data is not None
         assert len(self._packed) == self._num_experts
         # The scales of one expert may be 8-bit codes by chance, and those of another not: then all become floats.
@@ -72,12 +73,12 @@ class StackPacker:
     def _place(self, expert: int, shape: tuple[int, int]) -> np.ndarray:
         with self._lock:
             if self._data is None:
-                self._data = native.empty_pages((self._num_experts, *shape))
+                self._data = huge_pages.empty_pages((self._num_experts, *shape))
         return self._data[expert] if self._data.shape[1:] == shape else np.empty(shape, np.uint8)
 
 
 def pack_stack(weights: np.ndarray) -> PackedWeight:
-    """Packs a stack [X, out, in] of floats: bfloat16 stays so, every other type becomes float32."""
+    """Packs a stack [X, out, in] of floats: bfloat16 stays bfloat16, every other type becomes float32."""
     stack = StackPacker(len(weights))
     for index, matrix in enumerate(weights):
         rows = np.ascontiguousarray(matrix)
@@ -86,12 +87,11 @@ def pack_stack(weights: np.ndarray) -> PackedWeight:
 
 
 def _fit(one: PackedFormat, other: PackedFormat) -> bool:
-    """Whether weights of two formats can stand in one stack."""
     return one == other or _can_have_floats(one, other) or _can_have_floats(other, one)
 
 
 def _can_have_floats(coded: PackedFormat, other: PackedFormat) -> bool:
-    """Whether weights whose scales are 8-bit codes become weights of another format if their scales become floats."""
+    """Returns whether weights with 8-bit codes as scales have another format once the scales become floats."""
     has_codes = coded.scale == "uint8" and coded.super_block == coded.in_size
     with_floats = dataclasses.replace(
         coded, scale=other.scale, minimum=other.minimum, super_scale="none", super_block=0
@@ -105,7 +105,7 @@ def _can_have_floats(coded: PackedFormat, other: PackedFormat) -> bool:
 
 
 def _with_float_scales(weight: PackedWeight, target: PackedFormat) -> np.ndarray:
-    """The panels of a weight with the same elements in a format that `_can_have_floats` accepts."""
+    """Returns the panels of the same elements in a format that `_can_have_floats` accepts."""
     coded, data = weight.format, np.asarray(weight.data)
     span = max(coded.group_size, CODE_UNIT)
     codes_per_span = span // coded.group_size * PANEL_ROWS

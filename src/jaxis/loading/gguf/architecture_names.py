@@ -1,4 +1,4 @@
-"""How the tensors of each architecture are called in GGUF files and in Hugging Face checkpoints."""
+"""Names of each architecture's tensors in GGUF files and in Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OF_EACH_HEAD = ".{head}"
-"""Ends the name in the layer of tensors that the checkpoint has for each head, and the file all in one."""
+"""Suffix of names in the layer for tensors that the checkpoint has for each head, and the file all in one."""
 
 OF_EACH = "{}"
-"""In the name of a tensor of no layer: its number, where the file has several in one."""
+"""Number in the name of a tensor outside layers, where the file has several tensors in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureNames:
-    """How an architecture's tensors are called in Hugging Face checkpoints.
+    """Names of an architecture's tensors in Hugging Face checkpoints.
 
     Attributes:
       block: Name in the file, without `blk.N.` and `.weight`, -> name in the layer. A value that ends in "=" is the
-        whole name, without `.weight` or `.bias`. One that ends in "[0]" is of the tensor's first rows, which the rows
-        of "[1]" follow. See also OF_EACH_HEAD. A name in the file may end in its suffix, such as `.scale`, where only
-        tensors with that suffix are called so.
-      experts: Name in the layer of what holds the experts.
-      projections: What an expert's gate, up and down projections are called.
-      permutes_rope: Whether rows of queries and keys are stored so that rotated dimensions are neighbours.
-      adds_one_to_norms: Whether the file's norms have the 1 added that the model adds; not those of states.
-      groups_qkv: Whether the checkpoint has queries, key and value of each group of heads together in a projection in
-        which the file has all queries, all keys and all values.
-      norm: What the norm after the last layer is called.
-      layers: What the layers are called.
-      top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors of no layer; decoders' are alike.
-        See also OF_EACH.
+        whole name, without `.weight` or `.bias`. One that ends in "[0]" is of the tensor's first rows; the rows of
+        "[1]" follow. See also OF_EACH_HEAD. A name in the file that ends in a suffix, such as `.scale`, is for tensors
+        with that suffix only.
+      experts: Name in the layer of the module with the experts.
+      projections: Names of an expert's gate, up and down projections.
+      permutes_rope: True if rows of queries and keys are stored so that rotated dimensions are neighbours.
+      adds_one_to_norms: True if the file's norms include the 1 that the model adds; not the norms of states.
+      groups_qkv: True if the checkpoint's projection has queries, key and value of each group of heads together, and
+        the file's has all queries, all keys and all values.
+      norm: Name of the norm after the last layer.
+      layers: Name of the list of layers.
+      top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors outside layers; the same for all
+        decoders. See also OF_EACH.
     """
 
     block: Mapping[str, str]
@@ -127,7 +127,7 @@ _FEED_FORWARD = {name: target.replace("mlp.", "feed_forward.") for name, target 
 
 
 def _packed(attention: str, output: str, up: str, down: str) -> dict[str, str]:
-    """A layer of a packed projection and an ungated block, whose norms have names of their own."""
+    """Returns a layer with a packed projection and an ungated block, whose norms have names of their own."""
     return {"attn_qkv": attention, "attn_output": output, "ffn_up": up, "ffn_down": down}
 
 
@@ -152,7 +152,7 @@ _BACKBONE: Mapping[str, Any] = {
 
 
 def _mamba_mixer(mixer: str, time_steps: str) -> dict[str, str]:
-    """A Mamba layer's tensors; of Mamba2, time steps have a bias alone."""
+    """Returns the names of a Mamba layer's tensors. The time steps of Mamba2 have a bias only."""
     names = {"in": "in_proj", "conv1d": "conv1d", "dt": time_steps, "a": "A_log=", "d": "D=", "out": "out_proj"}
     return {f"ssm_{name}": f"{mixer}.{target}" for name, target in names.items()} | {"ssm_norm": f"{mixer}.norm"}
 

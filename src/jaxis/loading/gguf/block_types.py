@@ -1,4 +1,4 @@
-"""How GGUF tensors store their elements: plain floats, or blocks of neighbouring elements of a row."""
+"""Storage of elements in GGUF tensors: plain floats, or blocks of neighbouring elements of a row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxis.errors import CheckpointError
 
 @dataclass(frozen=True)
 class BlockType:
-    """How elements are stored.
+    """Storage of elements.
 
     Attributes:
-      name: As ggml calls it.
+      name: ggml's name.
       elements: Elements of a block, which are neighbours in a row.
       nbytes: Bytes of a block.
-      dtype: Type of an element that is stored as it is; None in blocks of more.
+      dtype: Type of plain elements; None for blocks of more than one element.
     """
 
     name: str
@@ -89,11 +89,11 @@ _FIRST_OF_IK_LLAMA, _LAST_OF_IK_LLAMA = 97, 400
 
 
 def find_block_type(type_id: int, what: str) -> BlockType:
-    """The type of this id.
+    """Returns the type of this id.
 
     Args:
       type_id: The id in the file.
-      what: The tensor, for the error's first words.
+      what: Name of the tensor, for the error.
 
     Raises:
       CheckpointError: The type is not supported.

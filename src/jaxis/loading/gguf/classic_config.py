@@ -136,7 +136,7 @@ def _classic(reader: ConfigReader, architecture: str, model_type: str) -> Values
 
 
 def _partial_rope(reader: ConfigReader) -> Values:
-    """The rope of families of which most models rotate a part of a head: that all of it is rotated is said, too."""
+    """Returns the rope of families that usually rotate a part of a head, also where all of it is rotated."""
     return {"partial_rotary_factor": 1.0, **reader.rope()}
 
 
@@ -155,4 +155,4 @@ CLASSICS: Mapping[str, Callable[[ConfigReader], Values]] = {
     "nemotron": _nemotron,
     "chatglm": _chatglm,
 }
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

@@ -1,7 +1,7 @@
-"""From the keys of a GGUF file to what a config.json would be, one function for each architecture.
+"""Conversion of a GGUF file's keys to a config.json, with one function for each architecture.
 
-What the keys leave out is known from llama.cpp's `src/models/*.cpp`, or from the original checkpoints; each such value
-is reported (`Keys.assume`).
+Values that the keys leave out are known from llama.cpp's `src/models/*.cpp`, or from the original checkpoints. Each
+such value is reported (`Keys.assume`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from jaxis.loading.gguf.stored_part import Sizes
 
 @dataclass(frozen=True)
 class GGUFConfig:
-    """What the keys say.
+    """Config that the keys of a GGUF file describe.
 
     Attributes:
       architecture: The entry of `architecture_names.NAMES`.
-      values: What config.json would be.
-      sizes: Of the model.
-      assumptions: See `GGUFCheckpoint`.
+      values: Content of the corresponding config.json.
+      sizes: Sizes of the model.
+      assumptions: Sentences about assumed values, as in `GGUFCheckpoint`.
       small_tensors: Tensors of the checkpoint that the file has as keys, float32.
     """
 
@@ -142,7 +142,7 @@ def _mistral3(reader: ConfigReader) -> Values:
 
 
 def _smollm3(reader: ConfigReader) -> Values:
-    """SmolLM3, of which llama.cpp knows that every fourth layer has no rope."""
+    """SmolLM3. By llama.cpp, every fourth layer has no rope."""
     values = reader.usual("SmolLM3ForCausalLM", "smollm3")
     reader.keys.assume("no_rope_layer_interval", 4)
     return {**values, **_biases(reader.keys), "no_rope_layer_interval": 4}
@@ -212,7 +212,7 @@ def _qwen3vl(reader: ConfigReader) -> Values:
 
 
 def _qwen3vlmoe(reader: ConfigReader) -> Values:
-    """The same with experts."""
+    """Text of Qwen3-VL with experts."""
     reader.keys.ignore("n_deepstack_layers")
     return reader.with_mrope(_qwen3moe(reader), interleaved=True)
 
@@ -443,7 +443,7 @@ def _deepseek2(reader: ConfigReader) -> Values:
 
 
 def _is_sigmoid(reader: ConfigReader) -> bool:
-    """Whether experts are chosen by sigmoid scores (V3 and later), not by softmax (V2)."""
+    """Returns whether experts are chosen by sigmoid scores (V3 and later), not by softmax (V2)."""
     keys = reader.keys
     gating = keys.get("expert_gating_func", 0)
     if gating in (1, 2):

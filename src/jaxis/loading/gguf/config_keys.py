@@ -28,7 +28,7 @@ class Keys:
     Attributes:
       architecture: `general.architecture`.
       metadata: All keys of the file, also those of no architecture.
-      assumptions: See `GGUFCheckpoint`.
+      assumptions: Sentences about assumed values, as in `GGUFCheckpoint`.
     """
 
     def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], source: str) -> None:
@@ -45,7 +45,7 @@ class Keys:
         return key in self._values
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key's value, or the default; one number where an array has the same for every layer.
+        """Returns a key's value, or the default; one number where an array has the same for every layer.
 
         Raises:
           ConfigError: The layers differ.
@@ -64,31 +64,31 @@ class Keys:
         return default if value is None else value
 
     def require(self, key: str) -> Any:
-        """A key's value. Raises ConfigError if the file lacks it."""
+        """Returns a key's value. Raises ConfigError if the file lacks it."""
         value = self.get(key)
         if value is None:
             raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer. Raises ConfigError if it is something else, or absent without a default."""
+        """Returns a positive integer. Raises ConfigError if it is something else, or absent without a default."""
         value = self.require(key) if default is None else self.get(key, default)
         if type(value) is not int or value < 0:
             raise ConfigError(f"{self.source} has {self.architecture}.{key} = {value!r}, expected a number above 0")
         return value
 
     def assume(self, name: str, value: Any) -> Any:
-        """The value, of the family, that the file does not have; reported as such."""
+        """Returns the family's value for a key that the file does not have, and reports it."""
         self.assumptions.append(f"{name}={value}")
         return value
 
     def get_or_assume(self, key: str, name: str, default: Any) -> Any:
-        """A key's value, or the family's, reported as an assumption about config.json's `name`."""
+        """Returns a key's value, or the family's, reported as an assumption about config.json's `name`."""
         value = self.get(key)
         return self.assume(name, default) if value is None else value
 
     def for_layers(self, key: str, num_layers: int) -> list[Any] | None:
-        """A key's value for each layer; None if it is absent or one number for all.
+        """Returns a key's value for each layer; None if it is absent or one number for all.
 
         Raises:
           ConfigError: There are fewer values than layers.
@@ -106,7 +106,7 @@ class Keys:
         self._read.update(keys)
 
     def expect(self, key: str, *expected: Any) -> None:
-        """Reads a key whose other values are not supported; it may be absent.
+        """Reads a key with only one supported value; the key may be absent.
 
         Raises:
           ConfigError: It has another value.
@@ -119,7 +119,7 @@ class Keys:
             )
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the model, or its first layer, has a tensor of this name."""
+        """Returns whether the model, or its first layer, has a tensor of this name."""
         return name in self.tensors or f"blk.0.{name}" in self.tensors
 
     def check_all_read(self) -> None:
@@ -137,7 +137,7 @@ class Keys:
 
 
 def _is_neutral(key: str, value: Any) -> bool:
-    """Whether the key cannot change logits, or is 0 or false, which for all of llama.cpp's keys means not used."""
+    """Returns whether the key cannot change logits, or is 0 or false: in llama.cpp, these turn a key off."""
     if key in NEUTRAL_KEYS:
         return True
     return not isinstance(value, np.ndarray | list | str) and not value

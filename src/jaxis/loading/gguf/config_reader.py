@@ -1,4 +1,4 @@
-"""What the configs of all architectures have in common, read from the keys of a GGUF file."""
+"""Reader of the config values that all architectures share, from the keys of a GGUF file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ReadTensor = Callable[[str], np.ndarray | None]
 
 
 class ConfigReader:
-    """What all architectures have in common, as the keys of config.json.
+    """Values that all architectures share, as the keys of config.json.
 
     Args:
-      keys: The file's.
+      keys: Keys of the file.
       read_tensor: Reads a tensor of floats; None if there is none of the name.
 
     Attributes:
       kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
       names: The entry of `architecture_names.NAMES`, where the family's config changes it.
-      delta_heads, packed_delta_heads: See `Sizes`; set by families that have them.
-      small_tensors: See `GGUFConfig`.
+      delta_heads, packed_delta_heads: Fields of `Sizes`; set by families that have them.
+      small_tensors: Tensors of the checkpoint that the file has as keys; see `GGUFConfig`.
 
     Raises:
-      ConfigError: A size is missing or not one; so do all methods.
+      ConfigError: A size is missing or invalid. All methods raise it too.
     """
 
     def __init__(self, keys: Keys, read_tensor: ReadTensor) -> None:
@@ -57,13 +57,13 @@ class ConfigReader:
         keys.expect("attention.causal", keys.architecture not in ENCODERS)
 
     def _num_kv_heads(self) -> int:
-        """Key-value heads of the layers with attention, or the most of any; the others have 0 of them."""
+        """Returns the largest number of key-value heads of a layer; layers without attention have 0."""
         if listed := [count for count in self.kv_heads_of_layers or () if count]:
             return max(listed)
         return self.keys.integer("attention.head_count_kv", self.num_heads)
 
     def base(self, architecture: str, model_type: str, *, kv_heads_differ: bool = False) -> Values:
-        """The keys that every config.json has, except those of feed-forward blocks, norms and ropes.
+        """Returns the keys of every config.json, except those of feed-forward blocks, norms and ropes.
 
         With `kv_heads_differ`, layers with attention may have different numbers of key-value heads.
         """
@@ -86,12 +86,12 @@ class ConfigReader:
         }
 
     def usual(self, architecture: str, model_type: str, *, theta: float = 10_000.0) -> Values:
-        """The config of a decoder of RMS norms and ropes; the rope's base is that of files that have none."""
+        """Returns the config of a decoder with RMS norms and ropes; `theta` is for files without the base."""
         return {**self.base(architecture, model_type), **self.rms(), **self.dense(), **self.rope(theta=theta)}
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embeddings; the key of that name is sometimes that of the original, which had more rows."""
+        """Returns the rows of the embeddings; the key of that name sometimes counts more rows."""
         embeddings = self.keys.tensors.get("token_embd.weight")
         if embeddings is None or len(embeddings.shape) != 2:
             raise ConfigError(f"{self.keys.source} has no token embeddings: use another file of the model")
@@ -99,7 +99,7 @@ class ConfigReader:
 
     @property
     def dtype(self) -> str:
-        """The type that a model in it loses nothing in, if the file has one for all; else that of most models."""
+        """Returns the type of the matrices if they all are float16 or all float32; else bfloat16."""
         found = {tensor.block_type.name for tensor in self.keys.tensors.values() if len(tensor.shape) > 1}
         return {frozenset({"F16"}): "float16", frozenset({"F32"}): "float32"}.get(frozenset(found), "bfloat16")
 
@@ -108,15 +108,15 @@ class ConfigReader:
         return {"rms_norm_eps": float(self.keys.require("attention.layer_norm_rms_epsilon"))}
 
     def dense(self) -> Values:
-        """The width of dense feed-forward blocks."""
+        """Returns the width of dense feed-forward blocks."""
         return {"intermediate_size": self.keys.integer("feed_forward_length")}
 
     def attention_bias(self) -> Values:
-        """Whether the projections of attention have biases."""
+        """Returns whether the projections of attention have biases."""
         return {"attention_bias": self.keys.has_tensor("attn_q.bias")}
 
     def granite_multipliers(self) -> Values:
-        """Granite's, of embeddings, residuals, scores and logits."""
+        """Returns Granite's multipliers of embeddings, residuals, scores and logits."""
         keys = self.keys
         return {
             "embedding_multiplier": keys.get("embedding_scale", 1.0) or 1.0,
@@ -126,16 +126,16 @@ class ConfigReader:
         }
 
     def has_tensors(self, name: str) -> bool:
-        """Whether any layer has a tensor of this name."""
+        """Returns whether any layer has a tensor of this name."""
         return any(stored.partition(".")[2].partition(".")[2] == name for stored in self.keys.tensors)
 
     def rope(self, *, theta: float = 10_000.0, yarn: Values | None = None) -> Values:
-        """The rope's settings; the arguments are what the family has where the keys leave it out."""
+        """Returns the rope's settings; the arguments are the family's values for missing keys."""
         freqs = self.read_tensor(ROPE_FREQS)
         return rope_values(self.keys, head_dim=self.head_dim, default_theta=theta, freqs=freqs, yarn=yarn)
 
     def with_mrope(self, values: Values, *, interleaved: bool) -> Values:
-        """The config of a model whose rope counts the rows and columns of images (M-RoPE), if the file says so."""
+        """Adds a rope that counts the rows and columns of images (M-RoPE), if the file has one."""
         sections = self.keys.for_layers("rope.dimension_sections", 3)
         if sections is None:
             return values
@@ -143,7 +143,7 @@ class ConfigReader:
         return {**values, "rope_scaling": {**(values.get("rope_scaling") or {"rope_type": "default"}), **mrope}}
 
     def layer_types(self, *, full_every: int) -> list[str]:
-        """Which layers have the window: what the file says, or all but every `full_every`-th."""
+        """Returns the layers' types: by the file, or a window for all but every `full_every`-th layer."""
         keys = self.keys
         listed = keys.for_layers("attention.sliding_window_pattern", self.num_layers)
         if listed is not None:
@@ -154,7 +154,6 @@ class ConfigReader:
         return [SLIDING if (i + 1) % period else FULL for i in range(self.num_layers)]
 
     def window(self, default: int | None = None) -> int | None:
-        """Tokens of the window; None if there is none."""
         window = self.keys.get("attention.sliding_window")
         if window is None and default is not None:
             return self.keys.assume("sliding_window", default)

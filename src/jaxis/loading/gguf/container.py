@@ -50,9 +50,9 @@ class GGUFTensor:
     """A tensor of the file.
 
     Attributes:
-      name: Its name in the file.
-      block_type: How its elements are stored.
-      shape: Of its elements, the slowest axis first, as in NumPy (the file has the reverse).
+      name: Name in the file.
+      block_type: Storage of its elements.
+      shape: Shape in elements, the slowest axis first, as in NumPy (the file has the reverse).
       offset: Position of its first byte, from the start of the file.
     """
 
@@ -68,7 +68,7 @@ class GGUFTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of the array that `GGUFFile.tensor` returns: a quantized row is its bytes."""
+        """Shape of the array that `GGUFFile.tensor` returns: a quantized row is its bytes."""
         if self.block_type.dtype is not None:
             return self.shape
         return (*self.shape[:-1], self.shape[-1] // self.block_type.elements * self.block_type.nbytes)
@@ -97,7 +97,7 @@ class GGUFFile:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor as a read-only view of the mapped file; of a quantized one, uint8 [..., bytes of a row].
+        """Returns a read-only view of the mapped file; of a quantized tensor, uint8 [..., bytes of a row].
 
         The view stays valid after `release` and after `close`.
 
@@ -131,7 +131,7 @@ class GGUFFile:
 
 
 def read_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The keys of a GGUF file, in its order.
+    """Reads the keys of a GGUF file, in its order.
 
     Numbers, booleans and strings are Python's; an array of numbers is a NumPy array, one of strings a list. Strings
     that are not valid UTF-8 (some vocabularies have them) are decoded with `surrogateescape`.
@@ -143,7 +143,7 @@ def read_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def shortest_float(number: float) -> float:
-    """The shortest number that is the same float32: a file has 0.95 as float32, and a config.json has 0.95."""
+    """Returns the shortest number that is the same float32: a file has 0.95 as float32, and a config.json has 0.95."""
     return float(str(np.float32(number)))
 
 
@@ -158,7 +158,7 @@ _headers: ContextVar[dict[tuple[Path, int, int], _Header] | None] = ContextVar("
 
 @contextmanager
 def headers_read_once() -> Iterator[None]:
-    """Inside the block, the header of a file is parsed once and then shared: a vocabulary takes a tenth of a second."""
+    """Context in which a file's header is parsed once and shared: a vocabulary takes a tenth of a second."""
     token = _headers.set({})
     try:
         yield

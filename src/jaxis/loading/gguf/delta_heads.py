@@ -1,9 +1,9 @@
-"""The heads of gated delta networks, whose values llama.cpp's converter puts into another order.
+"""Heads of gated delta networks, whose values llama.cpp's converter reorders.
 
-In checkpoints the value heads that share a key head are neighbours; in the file, value heads 0, G, 2 G, ... share key
-head 0, with G key heads. Where heads are of the size of quantized blocks, or larger, their old order is restored.
-Where a block of `ssm_out` has columns of two heads it cannot be: then the values stay in the file's order, and each key
-head is there once for each of its value heads, which is the same model with more key heads.
+In checkpoints, the value heads that share a key head are neighbours. In the file, with G key heads, value heads 0, G, 2
+G, ... share key head 0. The old order is restored where heads are at least as large as quantized blocks. It cannot be
+restored where a block of `ssm_out` has columns of two heads. Then the values keep the file's order, and each key head
+is repeated for each of its value heads, which is the same model with more key heads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class DeltaHeads:
 
     Attributes:
       num_key_heads: G, of the file.
-      num_value_heads: A multiple of it.
+      num_value_heads: A multiple of G.
       key_dim: Size of a query and of a key.
       value_dim: Size of a value.
-      keeps_order: Whether values stay in the file's order, and keys are repeated.
+      keeps_order: True if values keep the file's order, and keys are repeated.
     """
 
     num_key_heads: int
@@ -33,11 +33,11 @@ class DeltaHeads:
 
     @property
     def model_key_heads(self) -> int:
-        """Key heads of the model that the tensors are given for."""
+        """Key heads of the model that the tensors are for."""
         return self.num_value_heads if self.keeps_order else self.num_key_heads
 
     def rows_of(self, base: str) -> np.ndarray | None:
-        """The rows of the file's tensor in the order of the model; None if it has none by head, or they are right."""
+        """Returns the rows of the file's tensor in the model's order; None if they stay as they are."""
         if base in ("attn_qkv", "ssm_conv1d"):
             return self._rows_of_qkv()
         if self.keeps_order:
@@ -47,7 +47,7 @@ class DeltaHeads:
         return self._values() if base in ("ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a") else None
 
     def columns_of(self, base: str) -> np.ndarray | None:
-        """The groups of columns of the file's tensor, likewise."""
+        """Returns the groups of columns of the file's tensor in the model's order; None if they stay as they are."""
         return None if self.keeps_order or base != "ssm_out" else self._values()
 
     def _rows_of_qkv(self) -> np.ndarray:
@@ -79,7 +79,7 @@ class PackedDeltaHeads:
     value_dim: int
 
     def rows_of(self, base: str) -> dict[str, np.ndarray] | None:
-        """The projections that a tensor of the file is packed of, with their rows in it; None for other tensors."""
+        """Returns projection -> its rows in a packed tensor of the file; None for other tensors."""
         shared_by = self.num_value_heads // self.num_key_heads
         if base == "ssm_ba":
             b, a = self._split([shared_by, shared_by])
@@ -91,7 +91,7 @@ class PackedDeltaHeads:
         return None
 
     def _split(self, sizes: list[int]) -> list[np.ndarray]:
-        """The rows of each of the parts that every key head has one after the other."""
+        """Returns the rows of each part; every key head has the parts one after the other."""
         rows = np.arange(self.num_key_heads * sum(sizes)).reshape(self.num_key_heads, -1)
         return [part.ravel() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
 

@@ -1,4 +1,4 @@
-"""From the keys of a GGUF file to config.json, of encoders, and how hidden states become vectors."""
+"""Conversion of a GGUF file's keys to config.json for encoders, and the pooling of their hidden states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 
 POOLING_MODE = "gguf_pooling_mode"
-"""Key of the config that says which hidden states count: "mean", "cls" or "last"."""
+"""Key of the config for the hidden states that are pooled: "mean", "cls" or "last"."""
 DENSE_SIZES = "gguf_dense_sizes"
 """Key of the config with the (input, output) features of Dense modules, by the names of their tensors."""
 
@@ -15,7 +15,7 @@ _POOLING_MODES = {1: "mean", 2: "cls", 3: "last"}
 
 
 def bert(reader: ConfigReader) -> Values:
-    """BERT, or RoBERTa, whose table of positions the file has without the rows that no position uses."""
+    """BERT, or RoBERTa. The file's table of positions lacks the rows that no position uses."""
     values = _encoder(reader, "BertModel", "bert") | {"hidden_act": "gelu"}
     return {**values, "max_position_embeddings": _rows(reader, "position_embd.weight")}
 
@@ -26,10 +26,10 @@ def nomic_bert(reader: ConfigReader) -> Values:
 
 
 def pooling_values(keys: Keys) -> Values:
-    """Which hidden states of a model become an input's vector, if the file says it.
+    """Returns the pooling of a model's hidden states, if the file describes it.
 
     Raises:
-      ConfigError: It says something that is not supported.
+      ConfigError: The pooling is not supported.
     """
     kind = keys.get("pooling_type", 0)
     if kind not in (0, *_POOLING_MODES):

@@ -14,7 +14,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 
 
 def _olmoe(reader: ConfigReader) -> Values:
-    """OLMoE, of which llama.cpp knows that the weights of experts are not normalised."""
+    """OLMoE. By llama.cpp, the weights of experts are not normalised."""
     return {
         **reader.usual("OlmoeForCausalLM", "olmoe"),
         "num_experts": reader.keys.integer("expert_count"),
@@ -70,7 +70,7 @@ def _bailingmoe2(reader: ConfigReader) -> Values:
 
 
 def deepseek_experts(reader: ConfigReader) -> Values:
-    """How the families with DeepSeek V3's routing call what its keys say."""
+    """Returns the keys for families with DeepSeek V3's routing."""
     keys = reader.keys
     return {
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -130,7 +130,7 @@ def _granitemoe(reader: ConfigReader) -> Values:
 
 
 def granite_experts(reader: ConfigReader) -> Values:
-    """The number of Granite's experts and of those of a token."""
+    """Returns the numbers of Granite's experts and of a token's experts."""
     keys = reader.keys
     keys.expect("expert_weights_scale", 1.0)
     return {
@@ -179,4 +179,4 @@ WITH_EXPERTS: Mapping[str, Callable[[ConfigReader], Values]] = {
     "granitemoe": _granitemoe,
     "phimoe": _phimoe,
 }
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

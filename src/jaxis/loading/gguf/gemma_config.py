@@ -19,7 +19,7 @@ _UNROTATED = 1e29  # the least divisor of frequencies that stand for none
 
 
 def _gemma3n(reader: ConfigReader) -> Values:
-    """Gemma 3n; llama.cpp has its sparse layers, its rank and its soft cap from the model or from the weights."""
+    """Gemma 3n. llama.cpp takes its sparse layers, rank and soft cap from the model or from the weights."""
     keys = reader.keys
     listed = keys.for_layers("activation_sparsity_scale", reader.num_layers)
     if listed is None:
@@ -81,7 +81,7 @@ def _gemma4(reader: ConfigReader) -> Values:
 
 
 def _gemma(reader: ConfigReader, architecture: str, model_type: str, *, kv_heads_differ: bool = False) -> Values:
-    """What both have: a window, and embeddings of the layers' own (of size 0: none)."""
+    """Returns the values of both families: a window, and embeddings for each layer (of size 0: none)."""
     keys = reader.keys
     size = keys.integer("embedding_length_per_layer_input", 0)
     of_layers = {"vocab_size_per_layer_input": _rows(reader, "per_layer_token_embd.weight")} if size else {}
@@ -107,7 +107,7 @@ def _two_ropes(reader: ConfigReader, full: Values) -> Values:
 
 
 def _rotated_part(reader: ConfigReader) -> float:
-    """The part of a full layer's frequencies that turn anything: the others' divisors are as good as infinite."""
+    """Returns the part of a full layer's frequencies that rotate; the others' divisors are practically infinite."""
     divisors = reader.read_tensor(ROPE_FREQS)
     if divisors is None:
         return 1.0
@@ -118,7 +118,7 @@ def _rotated_part(reader: ConfigReader) -> float:
 
 
 def _kv_heads(reader: ConfigReader, kinds: list[str]) -> Values:
-    """Key-value heads by the layers' kind, and whether full layers' values are their keys."""
+    """Returns key-value heads by kind of layer, and whether full layers use keys as values."""
     tensors = reader.keys.tensors
     same = any(
         f"blk.{i}.attn_k.weight" in tensors and f"blk.{i}.attn_v.weight" not in tensors
@@ -153,4 +153,4 @@ def _rows(reader: ConfigReader, name: str) -> int:
 
 
 GEMMAS: Mapping[str, Callable[[ConfigReader], Values]] = {"gemma3n": _gemma3n, "gemma4": _gemma4}
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

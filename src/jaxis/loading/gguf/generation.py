@@ -19,7 +19,7 @@ SETTINGS = {
 
 
 def gguf_generation_defaults(path: Path) -> dict[str, Any]:
-    """What generation_config.json would say, of the settings that both have; empty if the file recommends nothing.
+    """Returns the file's settings as keys of generation_config.json; empty if the file recommends nothing.
 
     Raises:
       CheckpointError: The file cannot be read.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,98 +14,10 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.gguf.architecture_names import NAMES
 from jaxis.loading.gguf.block_types import FLOAT32, BlockType
 from jaxis.loading.gguf.config import read_config
-from jaxis.loading.gguf.container import GGUFFile, GGUFTensor
+from jaxis.loading.gguf.model_files import GGUFModelFiles
 from jaxis.loading.gguf.names import parts_of
-from jaxis.loading.gguf.shards import find_shards
 from jaxis.loading.gguf.stored_part import Sizes, StoredPart
 from jaxis.loading.safetensors import TensorInfo
-
-# The GGUF files of one model, opened together.
-
-
-class GGUFModelFiles:
-    """All files of a model. A context manager.
-
-    Args:
-      path: Any of the model's files.
-
-    Attributes:
-      path: The first file.
-      metadata: The model's keys, which are in the first file.
-      tensors: The tensors of all files by name, in the order of their files and of their bytes in each.
-
-    Raises:
-      CheckpointError: On opening, if a file is missing or broken, contradicts another, or is not a language model.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        paths = find_shards(Path(path))
-        self.path = paths[0]
-        self._files: list[GGUFFile] = []
-        self._file_of: dict[str, GGUFFile] = {}
-        try:
-            for each in paths:
-                self._files.append(GGUFFile(each))
-            for number, file in enumerate(self._files):
-                self._check_place(file, number)
-                self._add_tensors(file)
-            self.metadata: Mapping[str, Any] = self._files[0].metadata
-            self.tensors: Mapping[str, GGUFTensor] = {name: file.tensors[name] for name, file in self._file_of.items()}
-            self._check_whole()
-        except CheckpointError:
-            self.close()
-            raise
-
-    def file_of(self, name: str) -> GGUFFile:
-        """The file that holds a tensor."""
-        return self._file_of[name]
-
-    def close(self) -> None:
-        """Closes every file; arrays that still view one stay valid."""
-        for file in self._files:
-            file.close()
-
-    def __enter__(self) -> GGUFModelFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _add_tensors(self, file: GGUFFile) -> None:
-        for name in file.tensors:
-            if name in self._file_of:
-                raise CheckpointError(
-                    f"{file.path}: tensor {name!r} is also in {self._file_of[name].path.name}: download both again"
-                )
-            self._file_of[name] = file
-
-    def _check_place(self, file: GGUFFile, number: int) -> None:
-        """Checks that a file is the shard that its name says."""
-        count = len(self._files)
-        stored = file.metadata.get("split.no", 0), file.metadata.get("split.count", 1) or 1
-        if stored != (number, count):
-            raise CheckpointError(
-                f"{file.path} says that it is shard {stored[0] + 1} of {stored[1]}, not {number + 1} of {count}: "
-                "give it back its original name"
-            )
-
-    def _check_whole(self) -> None:
-        expected = self.metadata.get("split.tensors.count", len(self.tensors))
-        if expected != len(self.tensors):
-            raise CheckpointError(
-                f"{self.path} and its other shards have {len(self.tensors)} tensors, but must have {expected}: "
-                "download them again"
-            )
-        kind = self.metadata.get("general.type", "model")
-        if kind != "model":
-            hint = "give the file of the model itself"
-            raise CheckpointError(f"{self.path} is not a language model but of the type {kind!r}: {hint}")
-        architecture = self.metadata.get("general.architecture")
-        if not isinstance(architecture, str):
-            raise CheckpointError(f"{self.path} does not name its architecture: use another file of the model")
-        if architecture == "clip":
-            raise CheckpointError(f"{self.path} is the vision part of a model: give the file of the model itself")
-
 
 QUANT_METHOD = "gguf"
 
@@ -118,7 +29,7 @@ class GGUFCheckpoint:
     """The weights of a GGUF model. A context manager; see `Checkpoint`.
 
     A tensor of floats is an array of them. A quantized one, [out, in], is an array uint8 [out, bytes of a row] of the
-    blocks as they are in the file; `config["quantization_config"]` says of which type.
+    file's blocks; `config["quantization_config"]` names their type.
 
     Args:
       path: Any of the model's files.
@@ -126,8 +37,8 @@ class GGUFCheckpoint:
     Attributes:
       path: The first file.
       architecture: The entry of `architecture_names.NAMES`.
-      config: What a config.json would be.
-      assumptions: What the config has although the file does not say it, one sentence each.
+      config: Content of the corresponding config.json.
+      assumptions: Values of the config that the file does not contain, one sentence each.
       total_bytes: Bytes of all tensors together.
 
     Raises:
@@ -157,11 +68,11 @@ class GGUFCheckpoint:
         self.total_bytes = sum(self.info(name).nbytes for name in self.names())
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the order in which `iterate` yields them."""
+        """Every tensor's name, in the order of `iterate`."""
         return (*self._parts, *self._small)
 
     def info(self, name: str) -> TensorInfo:
-        """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
+        """Returns a tensor's type, shape and place. Raises CheckpointError if there is none of that name."""
         if name in self._small:
             tensor = self._small[name]
             return TensorInfo(tensor.dtype, tensor.shape, tensor.nbytes, 0)
@@ -175,13 +86,13 @@ class GGUFCheckpoint:
         return TensorInfo(dtype, shape, math.prod(shape) * view.itemsize, self._files.tensors[stored].offset)
 
     def block_type(self, name: str) -> BlockType:
-        """How a tensor's elements are stored. Raises CheckpointError if there is none of that name."""
+        """Returns a tensor's storage. Raises CheckpointError if there is none of that name."""
         if name in self._small:
             return FLOAT32
         return self._files.tensors[self._find(name)[0][0]].block_type
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor, as a read-only view of the mapped file if it is there as it is.
+        """Returns a tensor, as a read-only view of the mapped file if it is there unchanged.
 
         Raises:
           CheckpointError: There is none of that name.
@@ -217,7 +128,7 @@ class GGUFCheckpoint:
         return name in self._parts or name in self._small
 
     def _floats(self, stored: str) -> np.ndarray | None:
-        """A one-dimensional tensor that the config is made of; None if the file does not have it."""
+        """Returns a one-dimensional tensor that the config needs; None if the file does not have it."""
         return self._files.file_of(stored).tensor(stored).copy() if stored in self._files.tensors else None
 
     def _made(self, stored: str, part: StoredPart) -> np.ndarray:
@@ -240,7 +151,7 @@ class GGUFCheckpoint:
             self._files.file_of(stored).release(self._view(stored, part))
 
     def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, list[tuple[str, StoredPart]]]:
-        """Hugging Face name -> the tensors in the file whose rows it has, mostly one, and what to do with each."""
+        """Returns Hugging Face name -> tensors in the file with its rows, mostly one, and their changes."""
         found: dict[str, list[tuple[str, StoredPart]]] = {}
         for stored, tensor in self._files.tensors.items():
             try:
@@ -264,14 +175,14 @@ class GGUFCheckpoint:
         return found
 
     def _scaled_modules(self) -> Iterator[str]:
-        """Modules whose weights have a scale of their own."""
+        """Yields modules whose weights have a separate scale."""
         for name in self._parts:
             module = name.removesuffix(".scale")
             if module != name and f"{module}.weight" in self._parts:
                 yield module
 
     def _block_types(self) -> dict[str, str]:
-        """Module, or stack of experts, -> the type of its blocks; those whose weights are plain floats are left out."""
+        """Returns module, or stack of experts, -> type of its blocks; plain floats are left out."""
         types: dict[str, str] = {}
         for name, pieces in self._parts.items():
             block_type = self._files.tensors[pieces[0][0]].block_type

@@ -1,4 +1,4 @@
-"""From the keys of a GGUF file to config.json, of architectures whose layers are not all of attention."""
+"""Conversion of a GGUF file's keys to config.json for architectures with layers other than attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def qwen35(reader: ConfigReader) -> Values:
 
 
 def qwen35moe(reader: ConfigReader) -> Values:
-    """The same with experts."""
+    """Qwen3.5, 3.6 and 3.8 with experts."""
     keys = reader.keys
     keys.expect("expert_gating_func", _SOFTMAX)
     keys.expect("expert_weights_scale", 1.0, 0.0)
@@ -34,7 +34,7 @@ def qwen35moe(reader: ConfigReader) -> Values:
 
 
 def qwen3next(reader: ConfigReader) -> Values:
-    """Qwen3-Next, as the Qwen3.5 with experts that has its projections unpacked, as files do."""
+    """Qwen3-Next: Qwen3.5 with experts and unpacked projections, as files have them."""
     keys = reader.keys
     keys.expect("expert_gating_func", _SOFTMAX)
     keys.expect("expert_weights_scale", 1.0, 0.0)
@@ -86,7 +86,7 @@ def _qwen_hybrid(reader: ConfigReader, architecture: str, model_type: str) -> Va
 
 
 def _splits_blocks(reader: ConfigReader, value_dim: int) -> bool:
-    """Whether blocks of a layer's output projection have columns of two heads."""
+    """Returns whether blocks of a layer's output projection have columns of two heads."""
     outputs = (tensor for name, tensor in reader.keys.tensors.items() if _DELTA_OUTPUT.fullmatch(name))
     return any(value_dim % tensor.block_type.elements for tensor in outputs)
 
@@ -101,7 +101,7 @@ def lfm2(reader: ConfigReader) -> Values:
 
 
 def lfm2moe(reader: ConfigReader) -> Values:
-    """The same with experts."""
+    """LFM2 and LFM2.5 with experts."""
     keys = reader.keys
     keys.expect("expert_gating_func", _SIGMOID)
     keys.expect("expert_weights_norm", True)

@@ -93,4 +93,4 @@ LATER: Mapping[str, Callable[[ConfigReader], Values]] = {
     "olmo": _olmo,
     "minicpm": _minicpm,
 }
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

@@ -70,7 +70,7 @@ def _heads(reader: ConfigReader) -> tuple[int, int]:
 
 
 def _jamba(reader: ConfigReader) -> Values:
-    """Jamba, whose periods of layers show in the layers that have attention or experts."""
+    """Jamba. The layers with attention or experts show the periods of layers."""
     keys = reader.keys
     num_experts = keys.integer("expert_count", 1)
     attends = [heads > 0 for heads in reader.kv_heads_of_layers or [reader.num_kv_heads] * reader.num_layers]
@@ -93,7 +93,7 @@ def _jamba(reader: ConfigReader) -> Values:
 
 
 def _period(reader: ConfigReader, name: str, chosen: list[bool]) -> Values:
-    """The period of layers, and the first layer, of those that are chosen."""
+    """Returns the period and the offset of the chosen layers."""
     indices = [i for i, is_chosen in enumerate(chosen) if is_chosen]
     first = indices[0] if indices else 0
     period = indices[1] - first if len(indices) > 1 else max(len(chosen), first + 1)
@@ -129,7 +129,7 @@ def _granitehybrid(reader: ConfigReader) -> Values:
 
 
 def _falcon_h1(reader: ConfigReader) -> Values:
-    """Falcon-H1, of whose multipliers the file has none: its weights are multiplied by them."""
+    """Falcon-H1. The file has no multipliers: the weights include them."""
     keys = reader.keys
     if "output.weight" not in keys.tensors:
         raise ConfigError(
@@ -156,7 +156,7 @@ def _falcon_h1(reader: ConfigReader) -> Values:
 
 
 def _nemotron_h(reader: ConfigReader) -> Values:
-    """Nemotron-H and Nemotron Nano 2, whose layers have one part each; which, show sizes that are not 0."""
+    """Nemotron-H and Nemotron Nano 2. Each layer has one part: the one whose size is not 0."""
     sizes = reader.keys.for_layers("feed_forward_length", reader.num_layers) or []
     return {
         **_nemotron(reader, "-"),
@@ -229,4 +229,4 @@ WITH_MAMBA: Mapping[str, Callable[[ConfigReader], Values]] = {
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h_moe,
 }
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

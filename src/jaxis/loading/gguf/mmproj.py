@@ -30,12 +30,12 @@ _QWEN_WINDOW = 112  # pixels; files of Qwen2.5-VL do not say it
 
 
 def is_mmproj(name: str) -> bool:
-    """Whether a file with this name can be the vision part of a model."""
+    """Returns whether a file with this name can be the vision part of a model."""
     return name.lower().endswith(".gguf") and "mmproj" in name.lower()
 
 
 def choose_mmproj(names: Sequence[str]) -> str | None:
-    """The file of a model's vision part among those with these names, of which it may have several types.
+    """Returns the file of a model's vision part among these names; there may be several types of it.
 
     Returns None if there is none, or if they are of several models.
     """
@@ -50,19 +50,19 @@ def choose_mmproj(names: Sequence[str]) -> str | None:
 
 
 def mmproj_beside(model: Path) -> Path | None:
-    """The vision part that lies beside a model's GGUF file; None if there is none, or if it is not clear which."""
+    """Returns the vision part beside a model's GGUF file; None if there is none, or the choice is not clear."""
     chosen = choose_mmproj([path.name for path in model.parent.glob("*.gguf")])
     return None if chosen is None else model.parent / chosen
 
 
 @dataclass(frozen=True)
 class _Names:
-    """How a kind's tensors are called in Hugging Face checkpoints.
+    """Names of a kind's tensors in Hugging Face checkpoints.
 
     Attributes:
-      blocks: What holds the layers.
+      blocks: Name of the list of layers.
       block: Name in the file, without `v.blk.N.` and `.weight`, -> name in the layer.
-      top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors of no layer.
+      top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors outside layers.
     """
 
     blocks: str
@@ -117,16 +117,16 @@ class MmprojFile:
 
     Attributes:
       path: The file.
-      kind: What llama.cpp calls what is after the tower, such as `qwen3vl_merger`.
-      config: What of config.json would be about the tower.
-      processor: What processor_config.json would be.
-      image_processor: What preprocessor_config.json would be.
+      kind: llama.cpp's name of the projector after the tower, such as `qwen3vl_merger`.
+      config: The tower's part of config.json.
+      processor: Content of the corresponding processor_config.json.
+      image_processor: Content of the corresponding preprocessor_config.json.
       size: E, of the embeddings.
-      total_bytes: Of all tensors, in the file.
+      total_bytes: Bytes of all tensors in the file.
 
     Raises:
       CheckpointError: On opening, if the file is broken or is not a model's vision part.
-      ConfigError: It is of a kind that is not supported, or has keys that are not known.
+      ConfigError: The kind is not supported, or there are unknown keys.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ class MmprojFile:
         """Yields every tensor once, under its Hugging Face name.
 
         Args:
-          floats: Makes floats of what the file has of a tensor; see `GGUFFile.tensor`.
+          floats: Converts a tensor as `GGUFFile.tensor` returns it to floats.
         """
         for name, stored in self._parts.items():
             arrays = [floats(self._file.tensors[each], self._file.tensor(each)) for each in stored]
@@ -181,7 +181,7 @@ class MmprojFile:
         self.close()
 
     def _find_parts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Hugging Face name -> the tensors in the file that it is made of."""
+        """Yields (Hugging Face name, tensors in the file that it is made of)."""
         names, tensors = _NAMES[self.kind], self._file.tensors
         deepstack = sorted({int(match[1]) for match in map(_OF_DEEPSTACK.fullmatch, tensors) if match})
         for stored in tensors:
@@ -233,7 +233,7 @@ class MmprojFile:
 
 
 class _Reader:
-    """From the keys to what the files of a Hugging Face checkpoint would say."""
+    """Converts the keys to the content of a Hugging Face checkpoint's files."""
 
     def __init__(self, keys: Keys, tensors: Mapping[str, GGUFTensor]) -> None:
         self._keys, self._tensors = keys, tensors
@@ -257,7 +257,7 @@ class _Reader:
         self.scale = {name: [shortest_float(each) for each in values or ()] for name, values in scale.items()}
 
     def read(self, kind: str) -> tuple[int, Values, Values, Values]:
-        """E, and what of config.json, processor_config.json and preprocessor_config.json there would be."""
+        """Returns E, and the contents of config.json, processor_config.json and preprocessor_config.json."""
         if kind == "gemma3":
             return self._gemma3()
         return self._idefics3() if kind == "idefics3" else self._qwen(kind)
@@ -309,7 +309,7 @@ class _Reader:
         }
 
     def _num_tokens(self, factor: int) -> int:
-        """Embeddings of a square, of `factor` ** 2 patches each."""
+        """Returns the embeddings of an image of squares with `factor` ** 2 patches each."""
         side = self.image_size // self.patch_size // factor
         places = self._shape("v.position_embd.weight")[0]
         if side < 1 or (self.image_size // self.patch_size) ** 2 != places:

@@ -1,7 +1,7 @@
-"""From the names of a GGUF file's tensors to those of Hugging Face checkpoints, and what changes on the way.
+"""Conversion of tensors from GGUF names and forms to those of Hugging Face checkpoints.
 
-The names are llama.cpp's (`gguf-py/gguf/tensor_mapping.py`), the changes those that its converters make
-(`conversion/*.py`), undone.
+The names are llama.cpp's (`gguf-py/gguf/tensor_mapping.py`). The changes undo those of its converters
+(`conversion/*.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOT_WEIGHTS_OF_BLOCKS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "r
 
 
 def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list[StoredPart]:
-    """The Hugging Face tensors that one of the file becomes; empty if it is none that the model's logits need.
+    """Returns the Hugging Face tensors that one of the file becomes; empty if the model's logits do not need it.
 
     Raises:
       CheckpointError: The architecture has no such tensor.
@@ -100,7 +100,7 @@ def _parts_of_block(
 def _named_part(
     tensor: GGUFTensor, prefix: str, target: str, base: str, suffix: str, names: ArchitectureNames, sizes: Sizes
 ) -> StoredPart:
-    """The tensor of the checkpoint, or the rows of it, that `target` of `ArchitectureNames.block` names."""
+    """Returns the checkpoint's tensor, or the rows of it, that `target` of `ArchitectureNames.block` names."""
     piece = 0
     if match := _PIECE.search(target):
         if suffix == "scale":
@@ -125,14 +125,14 @@ def _named_part(
 
 
 def _rows_by_group(sizes: Sizes) -> np.ndarray:
-    """The file's rows of packed projections, in the checkpoint's order: queries, key and value of each group."""
+    """Returns the file's rows of packed projections in the checkpoint's order: query, key, value by group."""
     q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     parts = np.split(np.arange(q + 2 * k), [q, q + k])
     return np.concatenate([part.reshape(sizes.num_kv_heads, -1) for part in parts], axis=1).ravel()
 
 
 def _parts_of_qkv(prefix: str, suffix: str, names: ArchitectureNames, sizes: Sizes) -> Iterator[StoredPart]:
-    """The projections of queries, keys and values, which the file has one below the other."""
+    """Yields the projections of queries, keys and values, which the file has one below the other."""
     first = 0
     for each, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads), ("v", sizes.num_kv_heads)):
         rows = slice(first, first + heads * sizes.head_dim)

@@ -23,13 +23,13 @@ def rope_values(
     freqs: np.ndarray | None = None,
     yarn: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`rope_theta`, and `rope_scaling` and `partial_rotary_factor` where the file has any.
+    """Returns `rope_theta`, and `rope_scaling` and `partial_rotary_factor` where the file has any.
 
     Args:
-      keys: Of the file.
+      keys: Keys of the file.
       head_dim: Dimensions of a head.
-      default_theta: Where the file has none.
-      freqs: The tensor `rope_freqs`, what each frequency is divided by; None if there is none.
+      default_theta: Base for files that have none.
+      freqs: The tensor `rope_freqs`, the divisors of the frequencies; None if there is none.
       yarn: Further settings of a YaRN rope.
 
     Raises:
@@ -76,7 +76,7 @@ def _scaling(keys: Keys, yarn: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _scaling_of_freqs(divisors: np.ndarray, theta: float, context_length: int) -> dict[str, Any]:
-    """Llama 3's scaling if it gives exactly these divisors, else the divisors themselves.
+    """Returns Llama 3's scaling if it gives exactly these divisors, else the divisors themselves.
 
     Args:
       divisors: float32 [D / 2].
@@ -108,7 +108,7 @@ def _scaling_of_freqs(divisors: np.ndarray, theta: float, context_length: int) -
 def llama3_divisors(
     theta: float, rotary_dim: int, factor: float, low: float, high: float, original_context: int
 ) -> np.ndarray:
-    """What Llama 3's scaling divides each frequency by: float64 [rotary_dim / 2]."""
+    """Returns the divisors of the frequencies by Llama 3's scaling: float64 [rotary_dim / 2]."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, rotary_dim, 2) / rotary_dim)
     rotations = original_context / wavelengths
     smooth = np.clip((rotations - low) / (high - low), 0, 1) if high > low else (rotations > low).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Which GGUF files make up a model: one file, or the shards `NAME-00001-of-00003.gguf`."""
+"""The GGUF files of a model: one file, or the shards `NAME-00001-of-00003.gguf`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _OTHER_FILE = re.compile(r"(?:.*[-_.])?(?:mmproj|imatrix)(?:[-_.].*)?\.gguf", re
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file with this name can be a model or a shard of one."""
+    """Returns whether a file with this name can be a model or a shard of one."""
     return name.endswith(".gguf") and not _OTHER_FILE.fullmatch(name)
 
 
 def model_name(name: str) -> str:
-    """The name that the shards of a model share: that of the file without `.gguf` and the shard's number."""
+    """Returns the name that a model's shards share: the file's, without `.gguf` and the shard's number."""
     match = _SHARD.fullmatch(name)
     return match["stem"] if match else name.removesuffix(".gguf")
 
 
 def gguf_file(path: str | os.PathLike[str]) -> Path | None:
-    """The GGUF file that a path means: itself, or the only model, by its first shard, of a folder without safetensors.
+    """Returns the GGUF file that a path means.
 
-    Returns None for a folder with another kind of checkpoint.
+    It is the path itself, or the first shard of the only model in a folder without safetensors. Returns None for a
+    folder with another kind of checkpoint.
 
     Raises:
       CheckpointError: The folder has several models.
@@ -46,7 +47,7 @@ def gguf_file(path: str | os.PathLike[str]) -> Path | None:
 
 
 def find_shards(path: Path) -> list[Path]:
-    """All files of the model that this one belongs to, the first shard first.
+    """Returns all files of the model that this one belongs to, the first shard first.
 
     Raises:
       CheckpointError: A shard is missing.

@@ -1,4 +1,4 @@
-"""What a tensor of a Hugging Face checkpoint is made of in a GGUF file: a part of one, and what changes on the way."""
+"""The part of a GGUF file's tensor that a Hugging Face tensor is made of, and its changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Sizes:
       num_kv_heads: K.
       head_dim: D.
       num_experts: X; 0 without experts.
-      delta_heads: Of gated delta networks whose file has the value heads in another order; None without.
-      packed_delta_heads: Of gated delta networks with projections that are packed by key head; None without.
+      delta_heads: Heads of gated delta networks whose file has the value heads in another order; None without.
+      packed_delta_heads: Heads of gated delta networks whose projections are packed by key head; None without.
     """
 
     num_layers: int
@@ -39,14 +39,14 @@ class StoredPart:
     """A tensor of the Hugging Face checkpoint, made of one in the file.
 
     Attributes:
-      name: Its Hugging Face name.
-      index: Which part of the stored array it is; empty means all of it.
-      rope_heads: The heads in which rows that are rotated together are neighbours, in the file only; 0 means none.
-      has_one_added: Whether the file's numbers have 1 added.
-      rows: The file's rows, in their order here; None takes them as they are.
-      columns: The file's groups of columns, which are equally wide, in their order here; None takes them as they are.
-      restore: What makes the tensor of a small one that the file has in another form; None means the form is the same.
-      piece: Which of the tensor's rows these are, where the file has them in several tensors: 0 for the first.
+      name: Hugging Face name.
+      index: Index of this part in the stored array; empty means all of it.
+      rope_heads: Heads in which the file has rows that are rotated together as neighbours; 0 means none.
+      has_one_added: True if the file's numbers have 1 added.
+      rows: The file's rows, in the order of this tensor; None takes them as they are.
+      columns: The file's groups of columns, equally wide, in the order of this tensor; None takes them as they are.
+      restore: Function that restores a small tensor from another form in the file; None if the form is the same.
+      piece: Index among the tensors of the file with rows of this one; 0 for the first.
     """
 
     name: str
@@ -59,13 +59,13 @@ class StoredPart:
     piece: int = 0
 
     def shape_of(self, view: np.ndarray) -> tuple[int, ...]:
-        """The tensor's shape, of the part of the array in the file, without making the tensor if it is large."""
+        """Returns the tensor's shape, without making a large tensor."""
         if self.restore is not None:
             return self.restore(view if self.rows is None else view[self.rows]).shape
         return view.shape if self.rows is None else (len(self.rows), *view.shape[1:])
 
     def made_of(self, stored: np.ndarray) -> np.ndarray:
-        """The tensor, of the array in the file; a view of it where nothing changes.
+        """Returns the tensor from the array in the file; a view of it where nothing changes.
 
         Raises:
           CheckpointError: The array does not have the heads that the model has.

@@ -1,4 +1,4 @@
-"""Checkpoints of the model without its head, as `MistralModel` and `Qwen3Model` are in `architectures`."""
+"""Checkpoints of a model without its head, such as `MistralModel` or `Qwen3Model` in `architectures`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from jaxis.errors import CheckpointError
 
 _ENDS = ("ForCausalLM", "LMHeadModel")
 _PARTS = ("model.", "lm_head.", "score.")
-# What the reference calls the model within a model with a head.
+# Prefixes that the reference gives the inner model in models with a head.
 _PREFIXES = ("transformer.", "backbone.", "gpt_neox.", "model.decoder.")
 
 
 def names_with_head(architecture: str) -> list[str]:
-    """What `architectures` may call the models with a head on a model; none, if the name is of no model without one."""
+    """Returns the possible `architectures` entries of the model with a head; none if the name has one."""
     stem = architecture.removesuffix("Model")
     is_base = stem not in ("", architecture) and not architecture.endswith(_ENDS)
     return [stem + end for end in _ENDS] if is_base else []
 
 
 def name_with_prefix(parameter_name: Callable[[str], str], name_in_file: str) -> str:
-    """A parameter's name, whether the checkpoint is of a model with a head or without.
+    """Returns a parameter's name for a tensor of a checkpoint with or without a head.
 
     Args:
-      parameter_name: From a name in the file of a model with a head.
-      name_in_file: The tensor's.
+      parameter_name: Maps tensor names of checkpoints with a head to parameter names.
+      name_in_file: Name of the tensor.
     """
     name = parameter_name(name_in_file)
     if name.startswith(_PARTS):
@@ -40,11 +40,11 @@ def name_with_prefix(parameter_name: Callable[[str], str], name_in_file: str) ->
 
 
 def of_base_model(model_class: type[Any], architecture: str) -> type[Any]:
-    """The class of a decoder whose checkpoint is that of a model without a head.
+    """Returns a subclass that loads checkpoints without a head.
 
     Args:
-      model_class: A `CausalLM`.
-      architecture: What the checkpoint calls itself.
+      model_class: Class of the model with a head, a `CausalLM`.
+      architecture: Entry of `architectures` in the checkpoint.
     """
 
     class WithoutHead(model_class):

@@ -1,4 +1,4 @@
-"""Code shared by Cohere's models: layer norms without bias, a head that is tied to the embeddings, scaled logits."""
+"""Code shared by Cohere's models: layer norms without bias, a tied head, scaled logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxis.models.common.layer_norms import unbiased_layer_norm
 
 
 class CohereCausalLM(CausalLM):
-    """Base of Cohere's models; each sets its layer class."""
+    """Base of Cohere's models; each model sets its layer class."""
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -21,7 +21,7 @@ class CohereCausalLM(CausalLM):
 
 
 class Cohere2CausalLM(CohereCausalLM):
-    """Base of those whose layers are in parallel and have windows by a pattern, with experts or without."""
+    """Base of Cohere 2's models, dense or sparse: parallel layers, some of which have a window."""
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

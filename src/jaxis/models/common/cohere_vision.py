@@ -1,4 +1,4 @@
-"""What encodes images for Aya Vision and Command A Vision: SigLIP, neighbours joined, and a gated projector."""
+"""Image encoder of Aya Vision and Command A Vision: SigLIP, joined neighbours, a gated projector."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _DEFAULTS = {
 
 
 class CohereProjector(JaxModule):
-    """`linear_2(silu(gate) * x)`, where `linear_1` makes x and then the gate.
+    """`linear_2(silu(gate) * x)`, where `linear_1` computes x and then the gate.
 
     Args:
       scope: The projector's scope, with all of config.json.
-      num_features: Of neighbours together.
-      size: Of x and the gate together.
-      norm_epsilon: Of a norm that comes first; None: there is none.
+      num_features: Features of the joined neighbours.
+      size: Features of x and the gate together.
+      norm_epsilon: Epsilon of a norm before the products; None for no norm.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, size: int, norm_epsilon: float | None) -> None:
@@ -49,15 +49,7 @@ class CohereProjector(JaxModule):
 
 
 class Cohere2Vision(VisionTower):
-    """The vision tower of Command A Vision, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Command A Vision, with its projector."""
 
     config_keys = (
         *("vision_config", "downsample_factor", "alignment_intermediate_size", "text_config.hidden_size"),
@@ -66,7 +58,7 @@ class Cohere2Vision(VisionTower):
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.head.", "vision_tower.embeddings.position_ids")
     names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
-    # Whether the tower's last norm is left out, and one before the projector takes its place.
+    # True if the norm comes before the projector instead of after the tower's layers.
     norms_late = False
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
@@ -85,21 +77,12 @@ class Cohere2Vision(VisionTower):
         self.multi_modal_projector = CohereProjector(scope / "multi_modal_projector", num_features, size, epsilon)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         x = self.vision_tower(patches)
         return self.multi_modal_projector(x.reshape(x.shape[0] // self.merge_size**2, -1))
 
 
 class AyaVision(Cohere2Vision):
-    """That of Aya Vision.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Aya Vision, with its projector."""
 
     unused = (*Cohere2Vision.unused, "vision_tower.post_layernorm.")
     norms_late = True

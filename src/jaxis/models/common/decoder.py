@@ -1,6 +1,6 @@
-"""The decoder-only stack that families share: embed, run the layers, norm, project to logits.
+"""The decoder-only stack that families share: embeddings, layers, final norm, logits.
 
-It knows nothing about the layers. A family's file defines its layer and names it in its `ForCausalLM` class.
+A family's file defines its layer and names it in its `ForCausalLM` class; this module knows nothing else about layers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.embed import PositionEmbedding
-from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, HasState, SharesCache
+from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
 from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import HasState
 from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAdditions, LoadableWithIterator
 from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
     from jaxis.config.quantization import QuantizationConfig
 
 Caches = list[Any] | None
-"""One for each layer that caches, in their order: an array of pages, or the arrays of a state; None without."""
+"""One entry for each layer that caches, in order: an array of blocks or the arrays of a state. None for no caches."""
 
 
 class LayerClass(Protocol):
     """Creates a decoder layer, which maps (kv_cache, x [T, E], metadata) to the updated cache and [T, E].
 
-    It also takes what the model's `DecoderModel.layer_inputs` has for it.
+    The layer also takes the arrays that `DecoderModel.layer_inputs` returns for it.
     """
 
     def __call__(self, scope: LayerScope) -> JaxModule:
-        """The layer at this scope."""
+        """Creates the layer at this scope."""
         ...
 
 
@@ -61,21 +62,21 @@ class DecoderOptions:
     """A family's settings outside its decoder layers.
 
     Attributes:
-      norm: The final norm; None means an RMS norm with config.json's `rms_norm_eps`.
-      embed_size: The size of a token's embedding; None means config.json's `hidden_size`.
-      embed_scale: Multiplies the embeddings, after being rounded to their type.
-      embed_norm: Norms the embeddings; None for no norm.
+      norm: Final norm; None means an RMS norm with config.json's `rms_norm_eps`.
+      embed_size: Size of a token's embedding; None means config.json's `hidden_size`.
+      embed_scale: Factor of the embeddings, rounded to their type.
+      embed_norm: Norm of the embeddings; None for no norm.
       embed_positions: Embeddings of positions, added to those of tokens; None for none.
-      embedding_multiplier: Multiplies the first layer's input, including `inputs_embeds`.
-      tied_by_default: Whether the head is tied to the embeddings if config.json does not say.
-      head_bias: Whether a head that is not tied has a bias.
-      logits_multiplier: Multiplies the logits.
+      embedding_multiplier: Factor of the first layer's input, `inputs_embeds` included.
+      tied_by_default: True if the head is tied to the embeddings when config.json does not say.
+      head_bias: True if an untied head has a bias.
+      logits_multiplier: Factor of the logits.
       logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
-      num_layers: The number of layers; None means config.json's `num_hidden_layers`.
-      num_prediction_layers: Layers that follow the model's own in the checkpoint, and predict later tokens.
-      prediction_modules: Beginnings of the names of the checkpoint's other tensors that predict later tokens.
-      prediction: What the first of such layers consists of; None if it cannot be loaded. It is loaded only where it is
-        asked for; the others never are.
+      num_layers: Number of layers; None means config.json's `num_hidden_layers`.
+      num_prediction_layers: Number of layers after the model's own in the checkpoint that predict later tokens.
+      prediction_modules: Name prefixes of the checkpoint's other tensors that predict later tokens.
+      prediction: Parts of the first prediction layer, which is loaded only on request; None if it cannot be loaded.
+        Further prediction layers are never loaded.
     """
 
     norm: Norm | None = None
@@ -98,20 +99,19 @@ class DecoderModel(JaxModule):
     """Token embeddings, layers, final norm.
 
     Args:
-      scope: The model's scope.
-      layer_class: Creates each layer.
+      scope: Scope of the model.
+      layer_class: Factory of the layers.
       options: Settings outside the layers.
 
     Attributes:
-      cache_entries: For each layer, the indices of its entries in `kv_caches`. Layers that share an earlier layer's
-        cache have that layer's; of the others, each has its own, in their order: one, several or none. Layers that
-        share an indexer's selection of tokens also have the index of that selection. It comes after the indices of
-        all `kv_caches`, because a selection is kept for one step only.
-      has_shared_selection: Whether layers do.
-      hands_on: Whether another pipeline stage follows, which takes what leaves the last layer; see `cut_to_stage`.
-      aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
-        decoding and for comparing with a reference); none by default. The number of layers means the states
-        that leave the last one, before the final norm.
+      cache_entries: Indices of each layer's entries in `kv_caches`: none, one or several. A layer that shares the cache
+        of an earlier layer has that layer's indices. Layers that share an indexer's selection of tokens have one more
+        index, after those of all `kv_caches`, since a selection lives for one step only.
+      has_shared_selection: True if layers share an indexer's selection.
+      hands_on: True if another pipeline stage follows and takes the output of the last layer; see `cut_to_stage`.
+      aux_hidden_state_layers: Layers whose input states [T, E] the model also returns, for speculative decoding and for
+        comparison with a reference; none by default. The number of layers means the output of the last layer, before
+        the final norm.
     """
 
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
@@ -136,7 +136,6 @@ class DecoderModel(JaxModule):
         layer_additions: LayerAdditions | None = None,
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
-        """See `CausalLM.__call__`."""
         if intermediate_tensors is not None:
             embeddings = x = intermediate_tensors["hidden_states"]
         else:
@@ -163,64 +162,60 @@ class DecoderModel(JaxModule):
         return None if kv_caches is None else caches[: len(kv_caches)], outputs, aux_hidden_states
 
     def embed(self, input_ids: jax.Array) -> jax.Array:
-        """input_ids [T] -> [T, E], not yet multiplied by `embedding_multiplier`."""
+        """input_ids [T] -> [T, E], before `embedding_multiplier`."""
         x = self.embed_tokens(input_ids)
         return x if self.embed_norm is None else self.embed_norm(x)
 
     def first_input(self, x: jax.Array) -> jax.Array:
-        """Embeddings [T, E] -> what the first layer gets; families whose layers pass on something else override it."""
+        """Embeddings [T, E] -> input of the first layer; overridden by families whose layers pass on something else."""
         return x
 
     def last_output(self, x: jax.Array) -> jax.Array:
-        """What leaves the last layer -> [T, E], not normed; the counterpart of `first_input`."""
+        """Output of the last layer -> [T, E] before the final norm; the counterpart of `first_input`."""
         return x
 
     @property
     def has_layer_inputs(self) -> bool:
-        """Whether layers take `layer_inputs`."""
+        """True if layers take `layer_inputs`."""
         return False
 
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        """What each layer takes besides its cache, x and the metadata; families override this, which is nothing.
+        """Returns further inputs of each layer besides cache, x and metadata: none, unless a family overrides this.
 
         Args:
           input_ids: i32 [T].
-          embeddings: [T, E], of these tokens; where there are `intermediate_tensors`, those, which are not embeddings.
+          embeddings: [T, E]; `intermediate_tensors`' hidden states if those were given.
         """
         del input_ids, embeddings
         return [()] * len(self.layers)
 
     def step_caches(self, kv_caches: Caches) -> list[LayerCache]:
-        """What `cache_entries` counts, as it is before the first layer; layers replace it one after the other.
-
-        Args:
-          kv_caches: See `CausalLM.__call__`.
-        """
+        """Returns the entries that `cache_entries` indexes, before the first layer; layers update them in turn."""
         caches: list[LayerCache] = self._uncached() if kv_caches is None else list(kv_caches)
         return [*caches, None] if self.has_shared_selection else caches
 
     def cache_of_layer(self, caches: Sequence[LayerCache], layer: int) -> LayerCache:
-        """What the layer of this index takes of `step_caches`: a tuple if that are several; None if it has none."""
+        """Returns a layer's entry of `step_caches`: a tuple for several entries; None for none."""
         entries = self.cache_entries[layer]
         if len(entries) == 1:
             return caches[entries[0]]
         return tuple(caches[entry] for entry in entries) or None
 
     def keep_cache_of_layer(self, caches: list[LayerCache], layer: int, updated: LayerCache) -> None:
-        """Puts what the layer of this index has made of its caches in their places in `step_caches`."""
+        """Stores a layer's updated entries in `step_caches`."""
         entries = self.cache_entries[layer]
         for entry, cache in zip(entries, [updated] if len(entries) == 1 else updated or (), strict=True):
             caches[entry] = cache
 
     def _uncached(self) -> list[LayerCache]:
-        """What stands in the place of each entry of `kv_caches` where whole sequences run without them."""
+        """Returns stand-ins for `kv_caches` that run whole sequences without caches."""
         uses = Counter(entry for entries in self.cache_entries for entry in entries)
         num_caches = len(uses) - self.has_shared_selection
         return [UncachedKeysAndValues() if uses[entry] > 1 else None for entry in range(num_caches)]
 
 
 def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """The `cache_entries` and `has_shared_selection` of `DecoderModel`."""
+    """Returns `cache_entries` and `has_shared_selection` of a `DecoderModel`."""
     modules = [[module for _, module in named_modules(layer)] for layer in layers]
     numbers = [sum(isinstance(module, HasCache | HasState) for module in of_layer) for of_layer in modules]
     if not any(numbers):
@@ -261,10 +256,10 @@ _runner: ContextVar[Callable[..., LayerOutput] | None] = ContextVar("runner", de
 
 @contextmanager
 def layers_run_by(run: Callable[..., LayerOutput]) -> Iterator[None]:
-    """Models that are called in the block run each layer by a function of the caller's.
+    """Makes models called in the block run each layer by a function of the caller's.
 
     Args:
-      run: Takes and returns what `run_layer` does.
+      run: Function with the arguments and the result of `run_layer`.
     """
     token = _runner.set(run)
     try:
@@ -280,10 +275,10 @@ def _layer_runner() -> Callable[..., LayerOutput]:
 
 
 def layers_are_inlined() -> bool:
-    """Whether layers are parts of the program, rather than functions of it, which equal layers call.
+    """Returns whether layers are inlined in the program instead of functions in it that equal layers share.
 
-    So it is among data ranks: in a region that is manual over some axes only, XLA for TPUs cannot divide a function
-    that is called twice.
+    They are inlined among data ranks: in a region that is manual over some axes only, XLA for TPUs cannot divide a
+    function that is called twice.
     """
     return 0 < len(automatic_axes()) < len(MESH_AXES)
 
@@ -291,27 +286,25 @@ def layers_are_inlined() -> bool:
 class CausalLM(JaxModule, LoadableWithIterator):
     """A decoder with an output head, which may be tied to the embeddings.
 
-    A family sets `layer_class`, and overrides `check_config` and `options` for whatever else differs. It does not
-    override the constructor, which has the signature of the model development guides.
+    A family sets `layer_class`, and overrides `check_config` and `options` as needed. It does not override the
+    constructor, which has the signature of the model development guides.
 
     Args:
-      vllm_config: The engine's configuration.
-      rng: For the initial weights.
-      quant_config: Decides how weights are stored and applied; None leaves them as they are.
+      vllm_config: Configuration of the engine.
+      rng: Random numbers for the initial weights.
+      quant_config: Storage and application of weights; None leaves them as they are.
 
     Attributes:
-      layer_class: Creates each decoder layer.
-      model_class: The decoder below the head.
-      renames, other_names, transposed, module_renames, unadaptable: The family's table; see `CheckpointNames`.
-      buffers: Ends of the names, as they are after the table, of tensors that are no parameters: what they hold is
-        computed here.
-      router_aux_loss_coef: What multiplies the loss that balances routers, in training, if config.json does not say;
-        None: the family has no such loss.
-      checkpoint_names: The table of this model.
-      model: The decoder below the head.
-      lm_head: The head; None if it is tied to the embeddings.
-      draft: Drafts tokens for the model; None unless asked for.
-      elsewhere: Beginnings of the names of parameters that other pipeline stages have; see `cut_to_stage`.
+      layer_class: Factory of the decoder layers.
+      model_class: Class of the decoder below the head.
+      renames, other_names, transposed, module_renames, unadaptable: Fields of the family's `CheckpointNames`.
+      buffers: Name suffixes, after the renames, of tensors that are computed here instead of loaded.
+      router_aux_loss_coef: Default factor of the loss that balances routers in training; None for no such loss.
+      checkpoint_names: Table of this model's names.
+      model: Decoder below the head.
+      lm_head: Output head; None if it is tied to the embeddings.
+      draft: Module that drafts tokens for the model; None unless requested.
+      elsewhere: Name prefixes of parameters of other pipeline stages; see `cut_to_stage`.
 
     Raises:
       ConfigError: config.json asks for something that the family does not support.
@@ -365,31 +358,23 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:
-        """The table of a model.
+        """Returns the table of names of a model.
 
         Args:
-          config: Of the model's text.
+          config: Config of the model's text.
         """
         renames, module_renames = cls.all_renames(config), cls.all_module_renames(config)
         return CheckpointNames(renames, cls.other_names, cls.transposed, module_renames, cls.unadaptable)
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """`renames`, and those that depend on config.json, such as on the kinds of layers.
-
-        Args:
-          config: Of the model.
-        """
+        """Returns `renames` and further ones that depend on config.json, such as on the kinds of layers."""
         del config
         return cls.renames
 
     @classmethod
     def all_module_renames(cls, config: HFConfig) -> Sequence[Rename] | None:
-        """`module_renames`, and those that depend on config.json.
-
-        Args:
-          config: Of the model.
-        """
+        """Returns `module_renames` and further ones that depend on config.json."""
         del config
         return cls.module_renames
 
@@ -400,16 +385,12 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        """Reads these settings from config.json.
-
-        Args:
-          scope: The model's scope.
-        """
+        """Reads the settings outside the layers from config.json."""
         del scope
         return DecoderOptions()
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
-        """Whether the head is the embedding table, by config.json or else by the family's `default`."""
+        """Returns whether the head is tied to the embeddings, by config.json or else by the family's `default`."""
         return config.get("tie_word_embeddings", default)
 
     def __call__(
@@ -425,16 +406,18 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """Runs a flat batch of T tokens.
 
         Args:
-          kv_caches: One paged cache per layer that has one of its own; None runs whole sequences without a cache.
+          kv_caches: One paged cache for each layer with its own cache; None runs whole sequences without caches.
           input_ids: i32 [T].
-          attention_metadata: Which tokens belong to which request, and where.
+          attention_metadata: Requests and positions of the tokens.
           inputs_embeds: [T, E], used instead of the embeddings of `input_ids`.
-          layer_additions: Added to what leaves the first layers; None: nothing.
-          intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E], used instead of both.
+          layer_additions: Additions to the outputs of the first layers; None for none.
+          intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E], used instead of the other two
+            inputs.
 
         Returns:
-          The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states asked for.
-          A pipeline stage that others follow returns the hidden states that leave its last layer.
+          The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states of
+          `aux_hidden_state_layers`. A pipeline stage that others follow returns the output of its last layer instead of
+          normed states.
         """
         return self.decoder(
             kv_caches,
@@ -463,17 +446,16 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return super().load_weights((name, tensor) for name, tensor in kept if not name.startswith(self.elsewhere))
 
     def parameter_name(self, name_in_file: str) -> str:
-        """See `RenamesTensors`."""
         name = self.checkpoint_names.name_here(name_in_file)
         return name if self.prediction is None else self.prediction.parameter_name(name, "draft")
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.
+        """Drops tensors that are no parameters of the model: prediction layers and duplicates.
 
-        A tied model's table may be there under either of its names; it comes under that of the embeddings.
+        A tied model's table may have either name in the checkpoint; it is yielded under that of the embeddings.
 
         Raises:
-          CheckpointError: A tensor differs from the one that it should duplicate, or cannot be its duplicate.
+          CheckpointError: A tensor differs from the one it should duplicate, or cannot be its duplicate.
         """
         embedding = None
         tied_head = None

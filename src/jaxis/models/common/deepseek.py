@@ -12,9 +12,9 @@ from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
-from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.prediction_layers import PredictionNames
@@ -23,17 +23,17 @@ from jaxis.models.common.sparse_layers import dense_or_sparse
 
 class DeepseekDecoderLayer(PreNormDecoderLayer):
     """`x = x + latent_attention(norm(x))`
-    `x = x + mlp(norm(x))`, where mlp is a dense block, or a mixture of experts plus one wide block of shared experts.
+    `x = x + mlp(norm(x))`, where mlp is a dense block, or a mixture of experts plus one wide shared block.
 
     Args:
-      scope: The layer's scope.
-      routing: How the router chooses experts.
-      is_sparse: Whether the layer has a mixture of experts.
-      use_selection_bias: Whether the router has a selection bias.
-      interleaved_rope: Whether the rope pairs neighbouring dimensions.
-      mlp_bias: Whether the dense and the shared block have biases.
-      stack_layout: See `JaxExperts`.
-      self_attn: The attention, where it is not `latent_attention`.
+      scope: Scope of the layer.
+      routing: Choice of experts by the router.
+      is_sparse: True for a mixture of experts, False for a dense block.
+      use_selection_bias: True if the router has a selection bias.
+      interleaved_rope: True if the rope pairs neighbouring dimensions.
+      mlp_bias: True if the dense and the shared block have biases.
+      stack_layout: Layout of stacked experts, as in `JaxExperts`.
+      self_attn: Attention module; None means `latent_attention`.
 
     Raises:
       ConfigError: config.json's sizes are inconsistent.
@@ -85,9 +85,9 @@ def latent_attention(
     """Latent attention with config.json's sizes, rope and scale.
 
     Args:
-      scope: The attention's scope.
-      interleaved_rope: Whether the rope pairs neighbouring dimensions.
-      query_scale: See `MultiHeadLatentAttention`.
+      scope: Scope of the attention.
+      interleaved_rope: True if the rope pairs neighbouring dimensions.
+      query_scale: Factors of queries, as in `MultiHeadLatentAttention`.
 
     Raises:
       ConfigError: The sizes are inconsistent.
@@ -107,14 +107,14 @@ def latent_attention(
 
 @dataclass(frozen=True)
 class LatentAttentionSettings:
-    """What config.json says of latent attention.
+    """Settings of latent attention in config.json.
 
     Attributes:
       sizes: All dimensions.
       rope: Settings of the rope; None for no positions.
-      max_model_len: The longest sequence that the engine will serve, in tokens.
-      scale: Multiplies the scores.
-      use_bias: Whether the projections to latents, and of the output, have biases.
+      max_model_len: Longest sequence that the engine will serve, in tokens.
+      scale: Factor of the scores.
+      use_bias: True if the projections to latents and of the output have biases.
     """
 
     sizes: LatentAttentionSizes
@@ -142,11 +142,12 @@ class LatentAttentionSettings:
 
     @classmethod
     def with_rope(cls, scope: LayerScope, rope: RopeConfig | None) -> LatentAttentionSettings:
-        """Reads all but the rope.
+        """Reads all settings but the rope.
 
         Args:
-          scope: The attention's scope.
-          rope: That of all `qk_rope_head_dim` dimensions, whatever share of others it says; None for no positions.
+          scope: Scope of the attention.
+          rope: Rope of all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None for no
+            positions.
 
         Raises:
           ConfigError: The sizes are inconsistent.
@@ -154,13 +155,13 @@ class LatentAttentionSettings:
         sizes = latent_attention_sizes(scope.config)
         scale = sizes.qk_head_dim**-0.5
         if rope is not None:
-            # Which share of a head is rotated is said by its sizes: of the rope's own dimensions, all are.
+            # The sizes of a head say which share is rotated: all of the rope's own dimensions are.
             rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
             scale *= yarn_mscale(rope) ** 2
         return cls(sizes, rope, scope.max_model_len, scale, scope.config.get("attention_bias", False))
 
     def make_rope(self, *, interleaved: bool) -> RotaryEmbedding:
-        """The rope, of which there must be settings; `interleaved` says whether it pairs neighbouring dimensions."""
+        """Makes the rope, which must have settings; `interleaved` pairs neighbouring dimensions."""
         assert self.rope is not None
         return make_rotary_embedding(
             self.rope,
@@ -178,7 +179,7 @@ def yarn_mscale(rope: RopeConfig) -> float:
 
 
 def deepseek_v3_routing(config: HFConfig) -> Routing:
-    """Routing by sigmoid scores, biased for the choice only; the best experts of the best groups.
+    """Routing by sigmoid scores: a bias affects only the choice, of the best experts in the best groups.
 
     Raises:
       ConfigError: config.json asks for another method.
@@ -199,10 +200,10 @@ def deepseek_v3_routing(config: HFConfig) -> Routing:
 
 
 def latent_attention_sizes(config: HFConfig) -> LatentAttentionSizes:
-    """Reads latent attention's sizes by DeepSeek's names of them.
+    """Reads latent attention's sizes under DeepSeek's keys.
 
     Raises:
-      ConfigError: They are inconsistent.
+      ConfigError: The sizes are inconsistent.
     """
     sizes = LatentAttentionSizes(
         hidden_size=config["hidden_size"],
@@ -211,7 +212,7 @@ def latent_attention_sizes(config: HFConfig) -> LatentAttentionSizes:
         kv_lora_rank=config["kv_lora_rank"],
         qk_nope_head_dim=config["qk_nope_head_dim"],
         qk_rope_head_dim=config["qk_rope_head_dim"],
-        # MiniCPM3's files do not say it; of other families' none lacks it.
+        # MiniCPM3's files lack this key; other families' files always have it.
         v_head_dim=config.get("v_head_dim", config["hidden_size"] // config["num_attention_heads"]),
     )
     # Redundant keys that transformers derives from the others.

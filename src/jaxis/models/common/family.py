@@ -1,4 +1,4 @@
-"""What a family's file declares about the family, for all that has to know of it without running it."""
+"""Declaration of a model family, for code that lists families without running them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ TinySizes = Mapping[str, Any | Callable[[Mapping[str, Any]], Any]]
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: which checkpoints it runs, its row of docs/models.md, and how `jaxis verify` shrinks it.
+    """A family of models: the checkpoints it runs, its row of docs/models.md, and its sizes for `jaxis verify`.
 
     Attributes:
-      models: The models by name, as their makers call them.
-      classes: The model classes; each is called as the entry of config.json's `architectures` that selects it.
-      parts: What is special about the family: attention, states, routing, norms.
-      formats: Quantized formats in which its makers publish it, and which load as they are.
-      gguf: The values of `general.architecture` with which GGUF files of it load.
-      other_names: Other entries of `architectures` that published checkpoints have -> the class.
-      tiny: The sizes of a tiny twin's config.json that this family alone has, or that follow from others in it: key ->
-        its size, or what computes it from the twin. A key that is null, 0, or a word such as "auto" stays as it is.
+      models: Names of the models, as their makers call them.
+      classes: Model classes. Each is named as the entry of config.json's `architectures` that selects it.
+      parts: Special features of the family: attention, states, routing, norms.
+      formats: Quantized formats in which the makers publish it and which load as they are.
+      gguf: Values of `general.architecture` of the GGUF files that load.
+      other_names: Further entries of `architectures` in published checkpoints -> the class.
+      tiny: Sizes in a tiny twin's config.json that only this family has or that follow from others: key -> the size, or
+        a function of the twin. A key that is null, 0, or a word such as "auto" stays as it is.
     """
 
     models: str
@@ -34,5 +34,5 @@ class Family:
 
     @property
     def architectures(self) -> dict[str, type[Any]]:
-        """Every entry of `architectures` that selects one of the classes -> the class."""
+        """Returns every entry of `architectures` that selects one of the classes -> the class."""
         return {model_class.__name__: model_class for model_class in self.classes} | dict(self.other_names)

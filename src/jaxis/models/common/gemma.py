@@ -16,7 +16,7 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
-    """An RMS norm that multiplies by 1 + weight, over this many features; None means config.json's `hidden_size`."""
+    """An RMS norm that multiplies by 1 + weight; `num_features` None means config.json's `hidden_size`."""
     return rms_norm(scope, num_features, add_unit_offset=True)
 
 
@@ -38,12 +38,12 @@ def gemma2_attention(scope: LayerScope) -> GroupedQueryAttention:
 def gemma_mlp(
     scope: LayerScope, intermediate_size: int | None = None, *, gated_unit: GatedUnit | None = None
 ) -> GatedMLP:
-    """The feed-forward block; Gemma has its own config key for the activation.
+    """The feed-forward block. Gemma has its own config key for the activation.
 
     Args:
-      scope: The block's scope.
+      scope: Scope of the block.
       intermediate_size: F; None means config.json's `intermediate_size`.
-      gated_unit: See `GatedMLP`.
+      gated_unit: Unit in place of the activation, as in `GatedMLP`.
 
     Raises:
       ConfigError: `hidden_act`, which older software reads, names another activation.
@@ -53,7 +53,7 @@ def gemma_mlp(
 
 
 def gemma_activation(config: HFConfig) -> str:
-    """The name of the activation, for which Gemma has a config key of its own.
+    """Returns the name of the activation, for which Gemma has its own config key.
 
     Raises:
       ConfigError: `hidden_act`, which older software reads, names another activation.

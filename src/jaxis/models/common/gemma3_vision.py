@@ -1,4 +1,4 @@
-"""What encodes images for Gemma 3 (arXiv:2503.19786): SigLIP's transformer, averages of squares, and one product."""
+"""Image encoder of Gemma 3 (arXiv:2503.19786): SigLIP's transformer, averages of squares, one product."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ _DEFAULTS = {
 
 
 class Gemma3Projector(JaxModule):
-    """From averages to embeddings of the text.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: C.
-    """
+    """Projection of averages to embeddings of the text."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
@@ -48,15 +43,7 @@ class Gemma3Projector(JaxModule):
 
 
 class Gemma3Vision(VisionTower):
-    """The vision tower of Gemma 3, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Gemma 3, with its projector."""
 
     config_keys = ("vision_config", "mm_tokens_per_image", "text_config.hidden_size")
     prefixes = ("vision_tower.", "multi_modal_projector.")
@@ -72,7 +59,6 @@ class Gemma3Vision(VisionTower):
         self.multi_modal_projector = Gemma3Projector(scope / "multi_modal_projector", self.vision_tower.hidden_size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         x = self.vision_tower(patches)
         squares = x.reshape(-1, self.merge_size**2, x.shape[-1]).astype(jnp.float32)
         return self.multi_modal_projector(jnp.mean(squares, axis=1).astype(x.dtype))

@@ -1,4 +1,4 @@
-"""What encodes images for Gemma 4: a transformer of its own, averages of squares, and one product; or that alone."""
+"""Image encoder of Gemma 4: its own transformer, averages of squares, and a product. The 12B has the product alone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 class ClippedLinear(JaxModule):
-    """A product whose input and output may be held within the limits that the checkpoint has for them.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      input_size: Features in.
-      output_size: Features out.
-    """
+    """A product whose input and output may be clipped to limits in the checkpoint."""
 
     def __init__(self, scope: LayerScope, input_size: int, output_size: int) -> None:
         self.linear = linear(scope / "linear", input_size, output_size, axes=(None, None))
@@ -56,13 +50,7 @@ class ClippedLinear(JaxModule):
 
 
 class Gemma4VisionAttention(JaxModule):
-    """Attention of all patches of an image to each other.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      head_dim: D.
-    """
+    """Attention among all patches of an image."""
 
     def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
         config = scope.config
@@ -78,7 +66,7 @@ class Gemma4VisionAttention(JaxModule):
         self.v_norm = rms_norm(scope, head_dim, epsilon=epsilon, use_weight=False)
 
     def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen, and angles [2, P, D / 4] by column and row -> [P, C]."""
+        """x [P, C], of which the first `num_patches` are seen, angles [2, P, D / 4] by column and row -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = _rotate(self.q_norm(q), angles), _rotate(self.k_norm(k), angles)
@@ -86,18 +74,13 @@ class Gemma4VisionAttention(JaxModule):
 
 
 def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """x [P, H, D]: the first half of a head rotated by the first angles, the second by the others."""
+    """Rotates x [P, H, D]: the first half of a head by the first angles, the second half by the others."""
     halves = zip(jnp.split(x, 2, axis=-1), angles, strict=True)
     return jnp.concatenate([rotate_halves(half, each, x.dtype) for half, each in halves], axis=-1)
 
 
 class Gemma4VisionMLP(JaxModule):
-    """`down_proj(act(gate_proj(x)) * up_proj(x))`.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-    """
+    """`down_proj(act(gate_proj(x)) * up_proj(x))`."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         size = scope.config.get("intermediate_size", 3072)
@@ -112,13 +95,7 @@ class Gemma4VisionMLP(JaxModule):
 
 
 class Gemma4VisionLayer(JaxModule):
-    """A layer with norms before and after each block.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      head_dim: D.
-    """
+    """A layer with norms before and after each block."""
 
     def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
         epsilon = scope.config.get("rms_norm_eps", 1e-6)
@@ -130,19 +107,12 @@ class Gemma4VisionLayer(JaxModule):
         self.post_feedforward_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
 
     def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """See `Gemma4VisionAttention`."""
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), angles, num_patches))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
 class Gemma4VisionEncoder(JaxModule):
-    """The layers.
-
-    Args:
-      scope: The encoder's scope, with the tower's config.
-      num_features: C.
-      head_dim: D.
-    """
+    """The layers of the tower."""
 
     def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
         count = scope.config.get("num_hidden_layers", 16)
@@ -150,13 +120,7 @@ class Gemma4VisionEncoder(JaxModule):
 
 
 class Gemma4PatchEmbedder(JaxModule):
-    """Patches, and where they are: a place's embedding is that of its column and that of its row.
-
-    Args:
-      scope: The embedder's scope, with the tower's config.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-    """
+    """Embeddings of patches plus embeddings of their column and of their row."""
 
     def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
         self.input_proj = linear(scope / "input_proj", 3 * patch_size**2, num_features, axes=(None, None))
@@ -164,20 +128,13 @@ class Gemma4PatchEmbedder(JaxModule):
         self.position_embedding_table = parameter(scope, 2, places, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         by_column, by_row = self.position_embedding_table[...]
         return self.input_proj(patches.pixels) + (by_column[patches.columns] + by_row[patches.rows])
 
 
 class Gemma4VisionModel(JaxModule):
-    """The vision transformer, and the averages of what leaves it.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer, and averages of its output over squares."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -199,7 +156,7 @@ class Gemma4VisionModel(JaxModule):
             self.std_bias, self.std_scale = parameter(scope, self.hidden_size), parameter(scope, self.hidden_size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, C]."""
+        """Patches -> [P / merge_size ** 2, C]."""
         x = self.patch_embedder(patches)
         quarter = jnp.arange(0, self.head_dim // 2, 2, dtype=jnp.float32) / (self.head_dim // 2)
         places = jnp.stack([patches.columns, patches.rows]).astype(jnp.float32)
@@ -214,12 +171,7 @@ class Gemma4VisionModel(JaxModule):
 
 
 class Gemma4Embedder(JaxModule):
-    """From averages to embeddings of the text.
-
-    Args:
-      scope: The embedder's scope, with all of config.json.
-      num_features: C.
-    """
+    """Projection of averages to embeddings of the text."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
@@ -233,15 +185,7 @@ class Gemma4Embedder(JaxModule):
 
 
 class Gemma4Vision(VisionTower):
-    """The vision tower of Gemma 4, with its projection.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Gemma 4, with its projection."""
 
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("vision_tower.", "embed_vision.")
@@ -253,16 +197,11 @@ class Gemma4Vision(VisionTower):
         self.embed_vision = Gemma4Embedder(scope / "embed_vision", self.vision_tower.hidden_size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.embed_vision(self.vision_tower(patches))
 
 
 class Gemma4PixelEmbedder(JaxModule):
-    """A product with large patches between norms: what the 12B has instead of a transformer.
-
-    Args:
-      scope: The embedder's scope, with all of config.json.
-    """
+    """A product with large patches between norms, which the 12B has instead of a transformer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config["vision_config"]
@@ -280,7 +219,7 @@ class Gemma4PixelEmbedder(JaxModule):
         self.multimodal_embedder = Gemma4Embedder(scope / "multimodal_embedder", size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, E]."""
+        """Patches -> [P, E]."""
         x = self.patch_ln2(self.patch_dense(self.patch_ln1(patches.pixels)))
         places = self.pos_embedding[...]
         x = x + (places[patches.columns, 0] + places[patches.rows, 1])
@@ -288,15 +227,7 @@ class Gemma4PixelEmbedder(JaxModule):
 
 
 class Gemma4UnifiedVision(VisionTower):
-    """What encodes images for the 12B.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of the 12B."""
 
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("embed_vision.",)
@@ -313,5 +244,4 @@ class Gemma4UnifiedVision(VisionTower):
         self.patch_size = self.embed_vision.patch_size
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.embed_vision(patches)

@@ -1,4 +1,4 @@
-"""Code shared by families with GLM-4's places and names of norms."""
+"""Code shared by families with GLM-4's order and names of norms."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class GlmSandwichDecoderLayer(JaxModule):
     """`x = x + norm(self_attn(norm(x)))`
     `x = x + norm(mlp(norm(x)))`
 
-    The norms' names are GLM's: `post_attention_layernorm` is the one before the feed-forward block.
+    GLM's names differ: `post_attention_layernorm` comes before the feed-forward block.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       self_attn, mlp: The two blocks.
     """
 

@@ -1,4 +1,4 @@
-"""What encodes images for GLM-4.1V and 4.5V (arXiv:2507.01006) and for GLM-OCR."""
+"""Image encoder of GLM-4.1V and 4.5V (arXiv:2507.01006), and of GLM-OCR."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jaxis.models.common.vision_tower import Patches
 
 
 class GlmVisionEmbeddings(JaxModule):
-    """Positions from a table that is stretched over the image, smoothly.
+    """Embeddings of positions from a table that is interpolated over the image (bicubic).
 
     Args:
       scope: The embeddings' scope, with the tower's config.
-      side: Places of a side of the table.
+      side: Positions of a side of the table.
       num_features: C.
     """
 
@@ -34,39 +34,33 @@ class GlmVisionEmbeddings(JaxModule):
         self.position_embedding = PositionTable(scope / "position_embedding", side * side, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """[P, C]."""
+        """Patches -> [P, C]."""
         table = self.position_embedding.weight[...]
         return stretched_positions(table.reshape(self.side, self.side, -1), patches, is_cubic=True)
 
 
 class GlmDownsample(JaxModule):
-    """A convolution that makes one of neighbouring patches.
+    """A convolution that merges neighbouring patches.
 
     Args:
       scope: The layer's scope.
       num_features: C.
       size: E.
-      merge_size: Patches of a side.
+      merge_size: Merged patches of a side.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, size: int, merge_size: int) -> None:
         self.weight, self.bias = parameter(scope, size, num_features, merge_size, merge_size), parameter(scope, size)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C], those that are merged next to each other -> [P / merge_size ** 2, E]."""
+        """x [P, C], merged patches next to each other -> [P / merge_size ** 2, E]."""
         kernels = self.weight[...]
         flat = kernels.transpose(0, 2, 3, 1).reshape(kernels.shape[0], -1)
         return matmul(x.reshape(-1, flat.shape[1]), flat) + self.bias[...]
 
 
 class GlmMerger(JaxModule):
-    """From merged patches to embeddings of the text.
-
-    Args:
-      scope: The merger's scope, with the tower's config.
-      size: E.
-      inner_size: F.
-    """
+    """Projection of merged patches to embeddings of the text."""
 
     def __init__(self, scope: LayerScope, size: int, inner_size: int) -> None:
         activation = scope.config.get("hidden_act", "silu")
@@ -79,7 +73,7 @@ class GlmMerger(JaxModule):
         self.down_proj = linear(scope / "down_proj", inner_size, size, axes=out)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[N, E] -> [N, E]."""
+        """x [N, E] -> [N, E]."""
         x = self.gelu(self.post_projection_norm(self.proj(x)))
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
@@ -88,11 +82,8 @@ class GlmVisual(AxialTransformer):
     """The vision transformer, with its merger.
 
     Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-      is_ocr: Whether it is GLM-OCR's, which has norms on heads and no table of positions.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
+      scope: Scope of the tower.
+      is_ocr: True for GLM-OCR, which has norms on heads and no table of positions.
     """
 
     def __init__(self, scope: LayerScope, *, is_ocr: bool = False) -> None:
@@ -140,7 +131,7 @@ class GlmVisual(AxialTransformer):
         self.merger = GlmMerger(scope / "merger", size, 3 * size if is_ocr else inner)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, E]."""
+        """Patches -> [P / merge_size ** 2, E]."""
         x = self.patch_embed.proj(patches.pixels)
         if self.embeddings is not None and self.post_conv_layernorm is not None:
             x = self.post_conv_layernorm(x)
@@ -149,7 +140,7 @@ class GlmVisual(AxialTransformer):
 
 
 class GlmVision(QwenVision):
-    """That of GLM-4.1V, 4.5V and 4.6V."""
+    """The vision tower of GLM-4.1V, 4.5V and 4.6V."""
 
     make_visual = GlmVisual
 
@@ -159,6 +150,6 @@ def _ocr_visual(scope: LayerScope) -> GlmVisual:
 
 
 class GlmOcrVision(QwenVision):
-    """That of GLM-OCR."""
+    """The vision tower of GLM-OCR."""
 
     make_visual = staticmethod(_ocr_visual)

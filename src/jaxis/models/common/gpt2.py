@@ -1,4 +1,4 @@
-"""Code shared by GPT-2 and the models that took its layer: learned positions, layer norms, biases, no gate."""
+"""Code shared by GPT-2 and models with its layer: learned positions, layer norms, biases, no gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 
 
 def ungated_mlp(scope: LayerScope, default_activation: str) -> UngatedMLP:
-    """A block with biases, four times as wide as the model where config.json does not say, without a gate."""
+    """A block with biases and without a gate; four times as wide as the model by default."""
     config = scope.config
     return UngatedMLP(
         scope,
@@ -29,10 +29,11 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
     `x = x + mlp(norm(x))`, with packed projections.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_kv_heads: K; None means H.
-      packed_by_group, alibi: See `GroupedQueryAttention`.
-      default_activation: That of a config.json that names none.
+      packed_by_group: Layout of the packed projection, as in `GroupedQueryAttention`.
+      alibi: Biases of scores by distance, as in `GroupedQueryAttention`.
+      default_activation: Activation if config.json names none.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
 
 
 class Gpt2CausalLM(CausalLM):
-    """Base of models with GPT-2's names; each sets its layer class."""
+    """Base of models with GPT-2's names; each model sets its layer class."""
 
     renames = (
         ("transformer.wte", "model.embed_tokens"),
@@ -80,7 +81,6 @@ class Gpt2CausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        """See `CausalLM`."""
         config.expect("scale_attn_weights", True)
         config.expect("scale_attn_by_inverse_layer_idx", False)
         config.expect("add_cross_attention", False)
@@ -88,7 +88,6 @@ class Gpt2CausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        """See `CausalLM`."""
         config = scope.config
         positions = PositionEmbedding(
             config["max_position_embeddings"], config["hidden_size"], scope.rngs, dtype=scope.dtype

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from jaxis.config.layer_types import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    layer_span,
-    listed_layer_type,
-    value_of_layer,
-)
+from jaxis.config.layer_settings import value_of_layer
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
@@ -26,8 +21,8 @@ class GraniteBaseDecoderLayer(PreNormDecoderLayer):
     """The Llama layer with multipliers on scores and residuals.
 
     Args:
-      scope: The layer's scope.
-      mlp: The feed-forward block.
+      scope: Scope of the layer.
+      mlp: Feed-forward block.
       attention: Further arguments of `GroupedQueryAttention`.
     """
 
@@ -41,27 +36,27 @@ class GraniteBaseDecoderLayer(PreNormDecoderLayer):
 
 
 class GraniteDecoderLayer(GraniteBaseDecoderLayer):
-    """A dense one; `attention` are further arguments of `GroupedQueryAttention`."""
+    """The dense layer, with further arguments of `GroupedQueryAttention`."""
 
     def __init__(self, scope: LayerScope, **attention: Any) -> None:
         super().__init__(scope, GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)), **attention)
 
 
 def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttention:
-    """Attention whose scores have a multiplier of their own, with further arguments of `GroupedQueryAttention`."""
+    """Attention with a multiplier of scores, and further arguments of `GroupedQueryAttention`."""
     use_bias = scope.config.get("attention_bias", False)
     arguments.setdefault("scale", scope.config.get("attention_multiplier", 1.0))
     return GroupedQueryAttention(scope, qkv_bias=use_bias, o_bias=use_bias, **arguments)
 
 
 def granite_window_arguments(scope: LayerScope) -> dict[str, Any]:
-    """Granite SWA's arguments of `granite_attention`: a window in three of four layers, sinks, a rope for each layer.
+    """Arguments of `granite_attention` for Granite SWA: a window in three of four layers, sinks, a rope per layer.
 
     Args:
-      scope: The decoder layer's scope.
+      scope: Scope of the decoder layer.
 
     Raises:
-      ConfigError: config.json's lists do not have an entry for each layer.
+      ConfigError: A list in config.json does not have one entry per layer.
     """
     config, index = scope.config, scope.layer_index
     kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)
@@ -77,7 +72,7 @@ def granite_window_arguments(scope: LayerScope) -> dict[str, Any]:
 
 
 def granite_moe(scope: LayerScope) -> SparseMoE:
-    """A mixture of experts, each projection of which is one tensor; see GRANITE_MOE_RENAMES."""
+    """A mixture of experts with one tensor per projection; see GRANITE_MOE_RENAMES."""
     config = scope.config
     routing = Routing(
         num_experts=config["num_local_experts"],
@@ -98,11 +93,11 @@ GRANITE_MOE_RENAMES = (
     ("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
     ("mlp.output_linear.weight", "mlp.experts.down_proj"),
 )
-"""What the checkpoint calls the block of experts and its parts -> their names here."""
+"""Names of the block of experts and its parts in the checkpoint -> their names here."""
 
 
 class GraniteCausalLM(CausalLM):
-    """Base of models with multipliers on embeddings and logits; each sets its layer class."""
+    """Base of models with multipliers on embeddings and logits; each model sets its layer class."""
 
     tied_by_default: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""What Hunyuan's models share: names, and keys that must have one value or say nothing about the decoder."""
+"""Code shared by Hunyuan's models: names, and checks of config keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TOKENS = ("im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id"
 
 
 def check_hunyuan_keys(config: HFConfig) -> None:
-    """Reads them.
+    """Checks keys that may have only one value, and declares those that do not concern the decoder.
 
     Raises:
-      ConfigError: One has a value with which the decoder would be another.
+      ConfigError: A key has a value that is not supported.
     """
     for key in ("use_qk_norm", "use_rotary_pos_emb"):
         config.expect(key, True)

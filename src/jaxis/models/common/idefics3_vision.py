@@ -1,4 +1,4 @@
-"""What encodes images for Idefics3 and SmolVLM: SigLIP's transformer, neighbours joined, and one product."""
+"""Image encoder of Idefics3 and SmolVLM: SigLIP's transformer, joined neighbours, one product."""
 
 from __future__ import annotations
 
@@ -24,41 +24,21 @@ _DEFAULTS = {
 
 
 class Idefics3Projection(JaxModule):
-    """A product.
-
-    Args:
-      scope: The projection's scope.
-      num_features: Of neighbours together.
-      size: E.
-    """
+    """The product of the connector."""
 
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         self.proj = linear(scope / "proj", num_features, size, axes=("embed", "mlp"))
 
 
 class Idefics3Connector(JaxModule):
-    """From neighbouring patches to embeddings of the text.
-
-    Args:
-      scope: The connector's scope.
-      num_features: Of neighbours together.
-      size: E.
-    """
+    """Projection of joined neighbours to embeddings of the text."""
 
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         self.modality_projection = Idefics3Projection(scope / "modality_projection", num_features, size)
 
 
 class Idefics3Vision(VisionTower):
-    """The vision tower of Idefics3 and SmolVLM, with its connector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Idefics3 and SmolVLM, with its connector."""
 
     config_keys = ("vision_config", "scale_factor", "text_config.hidden_size")
     prefixes = ("vision_model.", "connector.")
@@ -74,6 +54,5 @@ class Idefics3Vision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         x = self.vision_model(patches)
         return self.connector.modality_projection.proj(x.reshape(x.shape[0] // self.merge_size**2, -1))

@@ -15,16 +15,16 @@ from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
 
 class JaxIntermediateTensors(dict):
-    """Named arrays that one pipeline stage passes to the next, including `hidden_states`."""
+    """Named arrays that one pipeline stage passes to the next, `hidden_states` among them."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerAdditions:
-    """What is added to the output of a model's first layers.
+    """Values to add to the outputs of a model's first layers.
 
     Attributes:
-      is_changed: bool [T], the tokens that it is added at.
+      is_changed: bool [T], True for tokens that receive additions.
       values: [T, layers * E], layer by layer.
     """
 
@@ -32,7 +32,7 @@ class LayerAdditions:
     values: jax.Array
 
     def after_layer(self, index: int, x: jax.Array) -> jax.Array:
-        """x [T, E], as the layer of this index leaves it -> the same with what is added to it."""
+        """Output x [T, E] of the layer with this index -> x with its additions."""
         size = x.shape[-1]
         added = self.values[:, index * size : (index + 1) * size]
         return jnp.where(self.is_changed[:, None], x + added.astype(x.dtype), x) if added.shape[-1] else x
@@ -52,12 +52,12 @@ class RenamesTensors(Protocol):
     """A model whose checkpoints have other names for some of its parameters."""
 
     def parameter_name(self, name_in_file: str) -> str:
-        """The name of the parameter that a tensor of this name fills; of a parameter's own name, that name."""
+        """Returns the parameter that a tensor of this name fills; a parameter's own name maps to itself."""
         ...
 
 
 class DraftTarget(Protocol):
-    """A model for which layers draft tokens with its own embeddings and head: a `CausalLM`."""
+    """A model whose embeddings and head are used by layers that draft tokens: a `CausalLM`."""
 
     @property
     def decoder(self) -> Any:
@@ -70,11 +70,11 @@ class DraftTarget(Protocol):
 
 
 DRAFT_PREFIX = "draft."
-"""How the names of the parts of a model begin that `draft_of` returns."""
+"""Name prefix of the parts of a model that `draft_of` returns."""
 
 
 def draft_of(model: Any) -> Any:
-    """What drafts tokens for a model on its devices: layers, a head or another model, a module of it; None without."""
+    """Returns the module that drafts tokens on the model's devices: layers, a head or another model; None without."""
     return getattr(model, "draft", None)
 
 

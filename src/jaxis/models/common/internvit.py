@@ -1,4 +1,4 @@
-"""What encodes images for InternVL (arXiv:2504.10479): InternViT, neighbours joined, and a projector."""
+"""Image encoder of InternVL (arXiv:2504.10479): InternViT, joined neighbours, a projector."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 
 
 class InternViTAttention(JaxModule):
-    """Attention of all patches and the class token to each other.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-    """
+    """Attention among all patches and the class token."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
@@ -49,7 +44,7 @@ class InternViTAttention(JaxModule):
         self.k_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
 
     def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:
-        """x [P, C], and segments i32 [P] within which rows see each other -> [P, C]."""
+        """x [P, C], segments i32 [P] -> [P, C]. Rows see rows of the same segment."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -58,12 +53,7 @@ class InternViTAttention(JaxModule):
 
 
 class InternViTLayer(JaxModule):
-    """A pre-norm layer whose changes are scaled by feature.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-    """
+    """A pre-norm layer whose residual updates are scaled by feature."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
@@ -77,26 +67,19 @@ class InternViTLayer(JaxModule):
         self.lambda_1, self.lambda_2 = parameter(scope, num_features), parameter(scope, num_features)
 
     def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:
-        """See `InternViTAttention`."""
         x = x + self.lambda_1[...] * self.attention(self.layernorm_before(x), segments)
         return x + self.lambda_2[...] * self.mlp(self.layernorm_after(x))
 
 
 class InternViTPatches(JaxModule):
-    """The convolution.
-
-    Args:
-      scope: The layer's scope.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-    """
+    """The convolution over patches."""
 
     def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
         self.projection = PatchConvolution(scope / "projection", patch_size, num_features, use_bias=True)
 
 
 class InternViTEmbeddings(JaxModule):
-    """Patches, the class token, and where they are.
+    """Embeddings of patches and of the class token, plus embeddings of their positions.
 
     Args:
       scope: The embeddings' scope, with the tower's config.
@@ -115,19 +98,14 @@ class InternViTEmbeddings(JaxModule):
         self.patch_embeddings = InternViTPatches(scope / "patch_embeddings", patch_size, num_features)
 
     def __call__(self, patches: Patches) -> tuple[jax.Array, jax.Array]:
-        """The patches -> what `add_class_token` makes of them."""
+        """Patches -> the result of `add_class_token`."""
         places = self.position_embeddings[...][0]
         x = self.patch_embeddings.projection(patches.pixels) + places[1 + patches.rows * self.side + patches.columns]
         return add_class_token(x, self.cls_token[...][0, 0] + places[0], patches.num_patches)
 
 
 class InternViTEncoder(JaxModule):
-    """The layers.
-
-    Args:
-      scope: The encoder's scope, with the tower's config.
-      num_features: C.
-    """
+    """The layers of the tower."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         count = scope.config.get("num_hidden_layers", 24)
@@ -135,14 +113,7 @@ class InternViTEncoder(JaxModule):
 
 
 class InternViT(JaxModule):
-    """The vision transformer.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -159,7 +130,7 @@ class InternViT(JaxModule):
         self.encoder = InternViTEncoder(scope / "encoder", self.hidden_size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x, segments = self.embeddings(patches)
         for layer in self.encoder.layer:
             x = run_layer(layer, x, segments)
@@ -167,15 +138,7 @@ class InternViT(JaxModule):
 
 
 class InternVLVision(VisionTower):
-    """The vision tower of InternVL, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of InternVL, with its projector."""
 
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
@@ -200,5 +163,4 @@ class InternVLVision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.multi_modal_projector(self.vision_tower(patches))

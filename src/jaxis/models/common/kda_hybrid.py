@@ -1,4 +1,4 @@
-"""Code shared by Kimi Linear and Ling 3: Kimi Delta Attention, a layer of latent attention now and then, experts."""
+"""Code shared by Kimi Linear and Ling 3: Kimi Delta Attention, some layers of latent attention, experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxis.models.common.deepseek import LatentAttentionSettings
 
 
 def listed_as_linear(config: HFConfig, layer_index: int) -> bool | None:
-    """Whether the layer has a state, by `layer_types`; None where config.json has no such list.
+    """True if the layer has linear attention, by `layer_types`; None if config.json has no such list.
 
     Raises:
       ConfigError: `layer_types` has an unknown type.
@@ -38,7 +38,7 @@ def kimi_delta_attention(
     decay_names: tuple[str, ...],
     gate_names: tuple[str, ...],
 ) -> DeltaAttention:
-    """A layer with as many key heads as value heads, of one size; for the arguments, see `DeltaAttention`."""
+    """A `DeltaAttention` with equal numbers and sizes of key and value heads."""
     return DeltaAttention(
         scope,
         DeltaAttentionSizes(num_heads, num_heads, head_dim, head_dim, conv_width),
@@ -59,9 +59,9 @@ def hybrid_latent_attention(
     """Latent attention with config.json's sizes.
 
     Args:
-      scope: The attention's scope.
-      rope: That of all `qk_rope_head_dim` dimensions, whatever share of others it says; None for no positions.
-      output_gate: See `MultiHeadLatentAttention`.
+      scope: Scope of the attention.
+      rope: Rope of all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None for no positions.
+      output_gate: Gate of the output, as in `MultiHeadLatentAttention`.
 
     Raises:
       ConfigError: The sizes are inconsistent, or the rope is not supported.
@@ -87,10 +87,10 @@ def hybrid_moe(
     """Experts of `moe_intermediate_size`, and one block as wide as `num_shared_experts` of them.
 
     Args:
-      scope: The block's scope.
-      routing: See `SparseMoE`.
-      gated_unit: See `SparseMoE`.
-      shared_gated_unit: See `GatedMLP`.
+      scope: Scope of the block.
+      routing: Choice of experts, as in `SparseMoE`.
+      gated_unit: Unit of the experts, as in `SparseMoE`.
+      shared_gated_unit: Unit of the shared block, as in `GatedMLP`.
     """
     size: int = scope.config["moe_intermediate_size"]
     shared_size = size * scope.config["num_shared_experts"]
@@ -105,7 +105,7 @@ def hybrid_moe(
 
 
 def hybrid_routing(config: HFConfig) -> Routing:
-    """DeepSeek V3's routing; the makers and the reference have two names for most of its keys."""
+    """DeepSeek V3's routing. Most keys have two names: the makers' and the reference's."""
     return Routing(
         num_experts=config["num_experts"],
         num_experts_per_token=value_of_either(config, "num_experts_per_tok", "num_experts_per_token"),

@@ -1,4 +1,4 @@
-"""What encodes images for Kimi K2.5 to K2.7: MoonViT (arXiv:2504.07491), and neighbours joined."""
+"""Image encoder of Kimi K2.5 to K2.7: MoonViT (arXiv:2504.07491), joined neighbours, a projector."""
 
 from __future__ import annotations
 
@@ -36,29 +36,23 @@ _EPSILON = 1e-5
 
 
 class MoonViTPositions(JaxModule):
-    """A table that is stretched over the image.
-
-    Args:
-      scope: The table's scope.
-      side: Places of a side of the table.
-      num_features: C.
-    """
+    """Embeddings of positions from a table that is interpolated over the image (bicubic)."""
 
     def __init__(self, scope: LayerScope, side: int, num_features: int) -> None:
         self.weight = parameter(scope, side, side, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """[P, C]."""
+        """Patches -> [P, C]."""
         return stretched_positions(self.weight[...], patches, is_cubic=True)
 
 
 class MoonViTPatchEmbed(JaxModule):
-    """Patches, and where they are.
+    """Embeddings of patches plus embeddings of their positions.
 
     Args:
       scope: The embeddings' scope.
       patch_size: Pixels of a side of a patch.
-      side: Places of a side of the table of positions.
+      side: Positions of a side of the table.
       num_features: C.
     """
 
@@ -67,22 +61,13 @@ class MoonViTPatchEmbed(JaxModule):
         self.pos_emb = MoonViTPositions(scope / "pos_emb", side, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x = self.proj(patches.pixels)
         return x + self.pos_emb(patches).astype(x.dtype)
 
 
 class MoonViTEncoder(JaxModule):
-    """The layers.
-
-    Args:
-      scope: The encoder's scope.
-      num_layers: How many.
-      num_features: C.
-      size: F.
-      num_heads: H.
-      activation: Its name.
-    """
+    """The layers of the tower."""
 
     def __init__(
         self, scope: LayerScope, num_layers: int, num_features: int, size: int, num_heads: int, activation: str
@@ -102,14 +87,7 @@ class MoonViTEncoder(JaxModule):
 
 
 class MoonViT(JaxModule):
-    """The vision transformer.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -138,7 +116,7 @@ class MoonViT(JaxModule):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x, angles = self.patch_embed(patches), self._angles(patches)
         segments = one_segment(x.shape[0], patches.num_patches)
         for block in self.encoder.blocks:
@@ -146,22 +124,14 @@ class MoonViT(JaxModule):
         return self.encoder.final_layernorm(x)
 
     def _angles(self, patches: Patches) -> jax.Array:
-        """[P, D / 2]: pairs go by columns and by rows in turns."""
+        """Returns [P, D / 2]: pairs are rotated by column and by row in turns."""
         inverse = 1.0 / self.rope_theta ** (jnp.arange(0, self.head_dim, 4, dtype=jnp.float32) / self.head_dim)
         places = jnp.stack([patches.columns, patches.rows], axis=-1).astype(jnp.float32)
         return (places[:, None] * inverse[:, None]).reshape(places.shape[0], -1)
 
 
 class KimiVision(VisionTower):
-    """The vision tower of Kimi K2.5 to K2.7, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Kimi K2.5 to K2.7, with its projector."""
 
     config_keys = ("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "text_config.hidden_size")
     prefixes = ("vision_tower.", "mm_projector.")
@@ -193,10 +163,9 @@ class KimiVision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.mm_projector(self.vision_tower(patches))
 
 
 def _either(config: HFConfig, published: str, own: str, default: int) -> int:
-    """A setting under its name in the published files, or in those that transformers writes."""
+    """Reads a setting under its published name or under transformers' name."""
     return config.get(published, config.get(own, default))

@@ -1,4 +1,4 @@
-"""A decoder whose layers have embeddings of their own (Gemma 3n, Gemma 4)."""
+"""A decoder with further embeddings for each layer (Gemma 3n, Gemma 4)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
 
 
 class LayerEmbeddingsModel(DecoderModel):
-    """The decoder, with the table of each layer's own embeddings, if there is one. P is its size for one layer.
+    """The decoder with a table of each layer's own embeddings, if the model has one. P is their size for one layer.
 
-    Tokens past the end of that table, which some checkpoints have for images and sound, have the embedding of token 0.
+    Tokens beyond the end of the table, used by some checkpoints for images and sound, have the embedding of token 0.
 
     Attributes:
       placeholders: Tokens that stand for something else, such as an image.
-      padding_id: The token whose own embedding in layers these have.
+      padding_id: Token whose layer embeddings the placeholders have.
 
     Args:
-      scope, layer_class, options: See `DecoderModel`.
+      scope, layer_class, options: Arguments of `DecoderModel`.
       layer_size: P; 0 without such embeddings.
-      num_embeddings: The tokens in their table.
+      num_embeddings: Number of tokens in the table.
     """
 
     def __init__(
@@ -64,11 +64,10 @@ class LayerEmbeddingsModel(DecoderModel):
 
     @property
     def has_layer_inputs(self) -> bool:
-        """Whether there is such a table."""
         return self.embed_tokens_per_layer is not None
 
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        """Each layer's own embeddings of the tokens, [T, P], mixed with a projection of their common ones."""
+        """Returns each layer's own embeddings, [T, P], mixed with a projection of the common embeddings."""
         if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:
             return super().layer_inputs(input_ids, embeddings)
         shape = (input_ids.shape[0], len(self.layers), -1)

@@ -1,4 +1,4 @@
-"""Layer norms as the families have them whose config.json says `layer_norm_eps`."""
+"""Layer norms of families whose config.json has `layer_norm_eps`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jaxis.layers.scope import LayerScope
 
 
 def biased_layer_norm(scope: LayerScope) -> JaxLayerNorm:
-    """A layer norm with a bias, over config.json's `hidden_size`, with its `layer_norm_eps`."""
+    """A layer norm with a bias over config.json's `hidden_size`, with its `layer_norm_eps`."""
     return layer_norm(scope, epsilon=scope.config.get("layer_norm_eps", 1e-5))
 
 
 def unbiased_layer_norm(scope: LayerScope, shape: int | tuple[int, ...] | None = None) -> JaxLayerNorm:
-    """A layer norm without bias, with a weight of this shape; None means config.json's `hidden_size`."""
+    """A layer norm without bias over features of this shape; None means config.json's `hidden_size`."""
     return layer_norm(scope, shape, epsilon=scope.config.get("layer_norm_eps", 1e-5), use_bias=False)

@@ -1,4 +1,4 @@
-"""Code shared by LFM2's families: layers of short convolutions, and some of attention between them."""
+"""Code shared by LFM2's families: layers of short convolutions, with some layers of attention between them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 class LfmDecoderLayer(PreNormDecoderLayer):
-    """A decoder layer of either kind.
+    """A decoder layer with a convolution or with attention.
 
     Args:
-      scope: The layer's scope.
-      mlp: Its feed-forward block.
+      scope: Scope of the layer.
+      mlp: Feed-forward block.
     """
 
     def __init__(self, scope: LayerScope, mlp: FeedForward) -> None:
@@ -39,7 +39,7 @@ class LfmDecoderLayer(PreNormDecoderLayer):
 
 
 def lfm_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
-    """An RMS norm with LFM's key of the epsilon; for the arguments, see `rms_norm`."""
+    """An `rms_norm` with LFM's key of the epsilon."""
     return rms_norm(scope, num_features, epsilon=scope.config.get("norm_eps", 1e-5))
 
 
@@ -56,7 +56,7 @@ lfm_mlp = partial(GatedMLP, activation="silu")
 
 
 class LfmCausalLM(CausalLM):
-    """The model around such layers."""
+    """Base of LFM2's models; each model sets its layer class."""
 
     renames = (
         ("model.embedding_norm", "model.norm"),
@@ -89,5 +89,5 @@ class LfmCausalLM(CausalLM):
         return DecoderOptions(norm=lfm_norm(scope), tied_by_default=True)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
-        """As for every family; the files of LFM2 have another name of the key."""
+        """Returns whether the head is tied. LFM2's files have another name of the key."""
         return config.get("tie_embedding", super().is_tied(config, default))

@@ -1,4 +1,4 @@
-"""What encodes images for LFM2-VL: SigLIP 2's transformer (arXiv:2502.14786), neighbours joined, and a projector."""
+"""Image encoder of LFM2-VL: SigLIP 2's transformer (arXiv:2502.14786), joined neighbours, a projector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEFAULTS = {"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_
 
 
 class Siglip2Embeddings(JaxModule):
-    """Patches, and where they are: a table that is resized to the image.
+    """Embeddings of patches plus embeddings of positions from a table that is resized to the image.
 
     Args:
       scope: The embeddings' scope, with the tower's config.
@@ -41,7 +41,7 @@ class Siglip2Embeddings(JaxModule):
         self.position_embedding = PositionTable(scope / "position_embedding", num_places, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x = self.patch_embedding(patches.pixels)
         by_row, by_column = self._weights(patches.rows), self._weights(patches.columns)
         weights = (by_row[:, :, None] * by_column[:, None]).reshape(x.shape[0], -1)
@@ -49,7 +49,7 @@ class Siglip2Embeddings(JaxModule):
         return x + (weights @ table.astype(jnp.float32)).astype(x.dtype)
 
     def _weights(self, places: jax.Array) -> jax.Array:
-        """[P, side]: of the table's rows or columns for each patch, as a linear filter without aliasing has them."""
+        """Returns [P, side]: weights of the table's rows or columns for each patch, of an antialiased linear filter."""
         scale = self.side / (jnp.max(places) + 1).astype(jnp.float32)
         center = (places.astype(jnp.float32) + 0.5) * scale - 0.5
         distance = jnp.abs(jnp.arange(self.side, dtype=jnp.float32) - center[:, None])
@@ -58,14 +58,7 @@ class Siglip2Embeddings(JaxModule):
 
 
 class Siglip2Tower(JaxModule):
-    """The vision transformer.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -80,20 +73,12 @@ class Siglip2Tower(JaxModule):
         self.post_layernorm = layer_norm(scope, self.hidden_size, epsilon=config.get("layer_norm_eps", 1e-6))
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         return self.post_layernorm(self.encoder(self.embeddings(patches), patches.num_patches)[-1])
 
 
 class Lfm2Vision(VisionTower):
-    """The vision tower of LFM2-VL, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of LFM2-VL, with its projector."""
 
     config_keys = (
         *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
@@ -119,5 +104,4 @@ class Lfm2Vision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.multi_modal_projector(self.vision_tower(patches))

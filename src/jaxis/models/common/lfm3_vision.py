@@ -1,4 +1,4 @@
-"""What encodes images for LFM3-VL: gated convolutions over patches, some layers of attention between, a projector."""
+"""Image encoder of LFM3-VL: gated convolutions over patches, some layers of attention, a projector."""
 
 from __future__ import annotations
 
@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 
 
 class Lfm3VisionAttention(JaxModule):
-    """Attention of an image's patches to each other; heads share keys and values.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      num_heads: H.
-    """
+    """Grouped-query attention among an image's patches."""
 
     def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
         config, into, out = scope.config, ("heads", "embed"), ("embed", "heads")
@@ -54,7 +48,7 @@ class Lfm3VisionAttention(JaxModule):
         self.k_norm = rms_norm(scope, head_dim, epsilon=epsilon)
 
     def __call__(self, x: jax.Array, angles: jax.Array, neighbours: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen, and angles [P, D / 2] -> [P, C]."""
+        """x [P, C], of which the first `num_patches` are seen, and angles [P, D / 2] -> [P, C]."""
         del neighbours
         q = self.q_norm(self.q_proj(x).reshape(x.shape[0], self.num_heads, -1))
         k, v = (layer(x).reshape(x.shape[0], self.num_kv_heads, -1) for layer in (self.k_proj, self.v_proj))
@@ -63,19 +57,19 @@ class Lfm3VisionAttention(JaxModule):
 
 
 class Lfm3SpatialConvolution(JaxModule):
-    """A convolution of each feature over the patches around each, of which those beyond the image's border are zero.
+    """A convolution of each feature over neighbouring patches, which are zero beyond the image's border.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_features: C.
-      side: Of the kernel, odd.
+      side: Side of the kernel, odd.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, side: int) -> None:
         self.weight = parameter(scope, num_features, 1, side, side)
 
     def __call__(self, x: jax.Array, neighbours: jax.Array) -> jax.Array:
-        """x [P, C] and neighbours i32 [P, side * side], P for those beyond the border -> [P, C]."""
+        """x [P, C], neighbours i32 [P, side * side], P for neighbours beyond the border -> [P, C]."""
         kernel = self.weight[...].reshape(x.shape[-1], -1).astype(jnp.float32)
         around = jnp.pad(x, ((0, 1), (0, 0))).astype(jnp.float32)
         taps = (around[neighbours[:, i]] * kernel[:, i] for i in range(kernel.shape[-1]))
@@ -83,12 +77,12 @@ class Lfm3SpatialConvolution(JaxModule):
 
 
 class Lfm3VisionConv(JaxModule):
-    """`out_proj(gate * conv(input_gate * x))`, where `in_proj` makes the input's gate, the gate, and x.
+    """`out_proj(gate * conv(input_gate * x))`, where `in_proj` computes the input gate, the gate, and x.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_features: C.
-      side: Of the kernel.
+      side: Side of the kernel, odd.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, side: int) -> None:
@@ -97,20 +91,14 @@ class Lfm3VisionConv(JaxModule):
         self.out_proj = linear(scope / "out_proj", num_features, num_features, axes=("embed", "mlp"))
 
     def __call__(self, x: jax.Array, angles: jax.Array, neighbours: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], and neighbours i32 [P, side * side], P for those beyond the border -> [P, C]."""
+        """x [P, C], neighbours i32 [P, side * side], P for neighbours beyond the border -> [P, C]."""
         del angles, num_patches
         input_gate, gate, x = jnp.split(self.in_proj(x), 3, axis=-1)
         return self.out_proj(gate * self.spatial_conv(input_gate * x, neighbours))
 
 
 class Lfm3VisionLayer(JaxModule):
-    """A pre-norm layer of either kind.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      num_heads: H.
-    """
+    """A pre-norm layer with a convolution or with attention."""
 
     def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
         config = scope.config
@@ -129,20 +117,13 @@ class Lfm3VisionLayer(JaxModule):
         self.feed_forward = GatedMLP(scope / "feed_forward", intermediate_size=size, activation="silu")
 
     def __call__(self, x: jax.Array, angles: jax.Array, neighbours: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """See `Lfm3VisionConv` and `Lfm3VisionAttention`."""
+        """x [P, C] -> [P, C]; other arguments as in `Lfm3VisionConv` and `Lfm3VisionAttention`."""
         x = x + self.mixer(self.operator_norm(x), angles, neighbours, num_patches)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class Lfm3VisionTower(JaxModule):
-    """The layers over an image's patches.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The layers over an image's patches."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -166,7 +147,7 @@ class Lfm3VisionTower(JaxModule):
         ]
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x = self.embedding_norm(self.patch_embed(patches.pixels))
         angles, neighbours = axial_angles(patches, self.head_dim, self.rope_theta), patches_around(patches, self.reach)
         for layer in self.layers:
@@ -175,14 +156,14 @@ class Lfm3VisionTower(JaxModule):
 
 
 def patches_around(patches: Patches, reach: int) -> jax.Array:
-    """The patches around each of an image's.
+    """Returns the neighbours of each patch.
 
     Args:
-      patches: The image's.
-      reach: How many to each side.
+      patches: Patches of an image.
+      reach: Number of neighbours on each side.
 
     Returns:
-      i32 [P, (2 * reach + 1) ** 2], row by row; P for those beyond the border.
+      i32 [P, (2 * reach + 1) ** 2] indices, row by row; P for neighbours beyond the border.
     """
     rows, columns, count = patches.rows, patches.columns, patches.rows.shape[0]
     # Padding is in the first row and column.
@@ -198,15 +179,7 @@ def patches_around(patches: Patches, reach: int) -> jax.Array:
 
 
 class Lfm3Vision(VisionTower):
-    """The vision tower of LFM3-VL, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of LFM3-VL, with its projector."""
 
     config_keys = (
         *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
@@ -243,5 +216,4 @@ class Lfm3Vision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.multi_modal_projector(self.vision_tower(patches))

@@ -1,4 +1,4 @@
-"""Code shared by Llama and the models whose text is a Llama's: the decoder layer."""
+"""The decoder layer of Llama and of models whose text is a Llama."""
 
 from __future__ import annotations
 

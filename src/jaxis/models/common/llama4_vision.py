@@ -1,4 +1,4 @@
-"""What encodes images for Llama 4: a transformer over squares, neighbours joined, and a projector."""
+"""Image encoder of Llama 4: a transformer over squares, joined neighbours, a projector."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ _EPSILON = 1e-5
 
 
 class Llama4VisionAttention(JaxModule):
-    """Attention of all patches of a square and its class token to each other.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      num_heads: H.
-    """
+    """Attention among all patches of a square and its class token."""
 
     def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
         self.num_heads, sizes = num_heads, (num_features, num_features)
@@ -49,7 +43,7 @@ class Llama4VisionAttention(JaxModule):
         self.o_proj = linear(scope / "o_proj", *sizes, axes=("embed", "heads"), use_bias=True)
 
     def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
-        """x [P, C], angles [P, D / 2], and segments i32 [P] within which rows see each other -> [P, C]."""
+        """x [P, C], angles [P, D / 2], segments i32 [P] -> [P, C]. Rows see rows of the same segment."""
         q, k, v = (
             layer(x).reshape(x.shape[0], self.num_heads, -1) for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -58,12 +52,7 @@ class Llama4VisionAttention(JaxModule):
 
 
 class Llama4VisionLayer(JaxModule):
-    """A pre-norm layer.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-    """
+    """A pre-norm layer."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
@@ -73,18 +62,12 @@ class Llama4VisionLayer(JaxModule):
         self.mlp = VisionMLP(scope / "mlp", num_features, config.get("intermediate_size", 5632), "gelu")
 
     def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
-        """See `Llama4VisionAttention`."""
         x = x + self.self_attn(self.input_layernorm(x), angles, segments)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Llama4VisionEncoder(JaxModule):
-    """The layers.
-
-    Args:
-      scope: The encoder's scope, with the tower's config.
-      num_features: C.
-    """
+    """The layers of the tower."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         count = scope.config.get("num_hidden_layers", 34)
@@ -92,13 +75,7 @@ class Llama4VisionEncoder(JaxModule):
 
 
 class Llama4PatchEmbedding(JaxModule):
-    """A product with each patch, all of a channel's pixels first.
-
-    Args:
-      scope: The layer's scope.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-    """
+    """A product with each patch, whose pixels are first sorted by channel."""
 
     def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
         self.linear = linear(scope / "linear", 3 * patch_size**2, num_features, axes=("embed", None))
@@ -110,13 +87,7 @@ class Llama4PatchEmbedding(JaxModule):
 
 
 class Llama4AdapterMLP(JaxModule):
-    """`act(fc2(act(fc1(x))))`.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: Of neighbours together.
-      size: Of the output.
-    """
+    """`act(fc2(act(fc1(x))))`."""
 
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         config = scope.config
@@ -131,27 +102,14 @@ class Llama4AdapterMLP(JaxModule):
 
 
 class Llama4Adapter(JaxModule):
-    """Joins neighbouring patches.
-
-    Args:
-      scope: The adapter's scope, with the tower's config.
-      num_features: Of neighbours together.
-      size: Of the output.
-    """
+    """Projection of joined neighbours."""
 
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         self.mlp = Llama4AdapterMLP(scope / "mlp", num_features, size)
 
 
 class Llama4VisionModel(JaxModule):
-    """The vision transformer, and its adapter.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer, with its adapter."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -182,7 +140,7 @@ class Llama4VisionModel(JaxModule):
         self.vision_adapter = Llama4Adapter(scope / "vision_adapter", inside, self.output_size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, output]."""
+        """Patches -> [P / merge_size ** 2, output]."""
         num_rows, places = patches.pixels.shape[0], self.positional_embedding_vlm[...]
         x = self.patch_embedding(patches.pixels) + places[patches.rows * self.side + patches.columns]
         x, segments = add_class_token(x, self.class_embedding[...] + places[-1], patches.num_patches)
@@ -193,7 +151,7 @@ class Llama4VisionModel(JaxModule):
         return self.vision_adapter.mlp(x.reshape(num_rows // self.merge_size**2, -1))
 
     def _angles(self, patches: Patches) -> jax.Array:
-        """[P, D / 2]: the first half of pairs goes by columns, the other by rows, both counted from 1."""
+        """Returns [P, D / 2]: the first half of the pairs goes by columns, the other by rows, both counted from 1."""
         half = self.head_dim // 2
         inverse = 1.0 / self.rope_theta ** (jnp.arange(0, half, 2, dtype=jnp.float32) / half)
         places = (patches.columns, patches.rows)
@@ -201,12 +159,7 @@ class Llama4VisionModel(JaxModule):
 
 
 class Llama4Projector(JaxModule):
-    """A product.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: Of the tower's output.
-    """
+    """The product to embeddings of the text."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         size = scope.config["text_config"]["hidden_size"]
@@ -214,15 +167,7 @@ class Llama4Projector(JaxModule):
 
 
 class Llama4Vision(VisionTower):
-    """The vision tower of Llama 4, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Llama 4, with its projector."""
 
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("vision_model.", "multi_modal_projector.")
@@ -234,5 +179,4 @@ class Llama4Vision(VisionTower):
         self.multi_modal_projector = Llama4Projector(scope / "multi_modal_projector", self.vision_model.output_size)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.multi_modal_projector.linear_1(self.vision_model(patches))

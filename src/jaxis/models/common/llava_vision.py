@@ -1,6 +1,8 @@
-"""What encodes images for LLaVA 1.5 (arXiv:2310.03744) and its kin: CLIP's, SigLIP's or Pixtral's transformer, cut off
-before its last layers, and a projector, which takes what several layers make in ViP-LLaVA (arXiv:2312.00784) and in
-Granite Vision (arXiv:2502.09927).
+"""Image encoders of LLaVA 1.5 (arXiv:2310.03744) and related models.
+
+A projector follows CLIP's, SigLIP's or Pixtral's transformer without its last layers. It reads several layers in
+ViP-LLaVA
+(arXiv:2312.00784) and in Granite Vision (arXiv:2502.09927).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _SIGLIP_DEFAULTS = {
 
 
 class ClipEmbeddings(JaxModule):
-    """Patches, the class token, and where they are.
+    """Embeddings of patches and of the class token, plus embeddings of their positions.
 
     Args:
       scope: The embeddings' scope.
@@ -61,7 +63,7 @@ class ClipEmbeddings(JaxModule):
         self.position_embedding = PositionTable(scope / "position_embedding", side * side + 1, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P + CLASS_ROWS, C]: the class token is the row after those that are no padding."""
+        """Patches -> [P + CLASS_ROWS, C]. The class token is the row after the last real patch."""
         places = 1 + patches.rows * self.side + patches.columns
         x = self.patch_embedding(patches.pixels) + self.position_embedding(places)
         whole = self.class_embedding[...] + self.position_embedding(jnp.zeros((), jnp.int32))
@@ -70,14 +72,7 @@ class ClipEmbeddings(JaxModule):
 
 
 class ClipTower(JaxModule):
-    """CLIP's vision transformer (arXiv:2103.00020).
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """CLIP's vision transformer (arXiv:2103.00020)."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -94,22 +89,14 @@ class ClipTower(JaxModule):
         self.encoder = SiglipEncoder(scope / "encoder", self.hidden_size, _CLIP_DEFAULTS)
 
     def states(self, patches: Patches, num_layers: int) -> list[jax.Array]:
-        """The patches -> [P, C], as they are before the first layer and after each of so many."""
+        """Patches -> states [P, C] before the first layer and after each of the first `num_layers` layers."""
         x = self.pre_layrnorm(self.embeddings(patches))
         states = self.encoder(x, patches.num_patches + 1, num_layers)
         return [each[: patches.pixels.shape[0]] for each in states]
 
 
 class LlavaVision(VisionTower):
-    """The vision tower of LLaVA 1.5 and Pixtral, with its projector, which may take what several layers make.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of LLaVA 1.5 and Pixtral, with its projector, which may read several layers."""
 
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
@@ -118,7 +105,7 @@ class LlavaVision(VisionTower):
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.post_layernorm.", "vision_tower.head.", "vision_tower.embeddings.position_ids")
     names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
-    # After which layers the projector takes what there is, where config.json does not say it.
+    # Layers whose output the projector reads, if config.json does not say.
     default_layers: ClassVar[Sequence[int]] = (-2,)
     is_normed: ClassVar[bool] = False
 
@@ -152,7 +139,6 @@ class LlavaVision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         tower = self.vision_tower
         if isinstance(tower, PixtralTower):
             return self.multi_modal_projector(tower(patches))
@@ -161,15 +147,7 @@ class LlavaVision(VisionTower):
 
 
 class LlavaNextVision(LlavaVision):
-    """That of LLaVA-NeXT, Granite Vision and LLaVA-OneVision: LLaVA 1.5's, and an embedding for the end of a line.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of LLaVA-NeXT, Granite Vision and LLaVA-OneVision, with an embedding of a line's end."""
 
     config_keys = (*LlavaVision.config_keys, "use_image_newline_parameter")
     prefixes = (*LlavaVision.prefixes, "image_newline")
@@ -182,13 +160,12 @@ class LlavaNextVision(LlavaVision):
         self.image_newline = parameter(scope, scope.config["text_config"]["hidden_size"])
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         x = super().__call__(patches)
         return jnp.concatenate([x, self.image_newline[...].astype(x.dtype)[None]])
 
 
 class VipLlavaVision(LlavaVision):
-    """That of ViP-LLaVA, whose projector has a norm."""
+    """The vision tower of ViP-LLaVA, whose projector has a norm."""
 
     config_keys = (*LlavaVision.config_keys, "projector_layernorm_eps")
     names = CheckpointNames((*LlavaVision.names.renames, ("projector_layernorm", "pre_norm")))
@@ -201,7 +178,7 @@ class VipLlavaVision(LlavaVision):
 
 
 def _layer(config: HFConfig, layer: object, most: int) -> int:
-    """How many of a tower's layers an entry of `vision_feature_layer` is after: -1 is all, -2 all but the last."""
+    """Converts an entry of `vision_feature_layer` to a number of layers: -1 is all, -2 all but the last."""
     if not isinstance(layer, int) or not -most - 1 <= layer <= most:
         raise ConfigError(
             f"{config.source} has vision_feature_layer={layer!r}; expected one of the tower's {most} layers"

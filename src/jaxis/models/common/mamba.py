@@ -1,4 +1,4 @@
-"""Code shared by families with Mamba2 layers: their keys of config.json."""
+"""Code shared by families with Mamba2 layers: their config keys."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxis.models.common.family import TinySizes
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 MAMBA_RENAMES = (("backbone", "model"), ("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm"))
-"""What checkpoints of layers with one mixer call the decoder and its parts."""
+"""Names of the decoder and its parts in checkpoints whose layers are single mixers -> their names here."""
 
 
 def has_mamba(config: HFConfig, layer_index: int) -> bool:
-    """Whether a layer is one of Mamba2, not attention, by `layer_types`: all are without it.
+    """True if the layer is a Mamba2 layer by `layer_types`; without that list, all layers are.
 
     Raises:
-      ConfigError: The list is too short, or has another type there.
+      ConfigError: `layer_types` is too short or has an unknown type for the layer.
     """
     kind = listed_layer_type(config, layer_index, LINEAR_ATTENTION, FULL_ATTENTION, "mamba", "attention")
     return kind in (None, LINEAR_ATTENTION, "mamba")
@@ -38,17 +38,17 @@ def mamba_of_prefixed_keys(
     has_norm: bool = True,
     multipliers: tuple[float, ...] | None = None,
 ) -> Mamba2:
-    """The layer of a family whose keys begin with `mamba_`, as Bamba's, Granite's and Falcon's do.
+    """The Mamba2 layer of a family whose keys begin with `mamba_`, such as Bamba, Granite and Falcon.
 
     Args:
-      scope: The layer's scope.
-      inner_size: The features of all heads; None means `mamba_expand` times `hidden_size`.
-      out_bias: Whether `out_proj` has a bias; None means what holds for `in_proj`.
-      has_norm: Whether there is a norm.
-      multipliers: See `Mamba2`.
+      scope: Scope of the layer.
+      inner_size: Features of all heads together; None means `mamba_expand` times `hidden_size`.
+      out_bias: True if `out_proj` has a bias; None means the same as `in_proj`.
+      has_norm: True if the layer has a norm.
+      multipliers: Factors of the projections, as in `Mamba2`.
 
     Raises:
-      ConfigError: The sizes of the heads are not those of all together.
+      ConfigError: Number and size of heads contradict the size of all together.
     """
     config = scope.config
     num_heads: int = config.get("mamba_n_heads", 128)
@@ -80,10 +80,10 @@ def mamba_of_prefixed_keys(
 
 
 def check_mamba_keys(config: HFConfig) -> None:
-    """Declares the keys that such families have in common.
+    """Declares config keys common to families with Mamba2.
 
     Raises:
-      ConfigError: One has a value that is not supported.
+      ConfigError: A key has a value that is not supported.
     """
     limit = config.get("time_step_limit")
     if not (isinstance(limit, list) and len(limit) == 2 and limit[0] == 0 and _is_no_limit(limit[1])):
@@ -102,25 +102,25 @@ def check_mamba_keys(config: HFConfig) -> None:
 
 
 def _is_no_limit(value: Any) -> bool:
-    """Whether no step exceeds it: JSON has no infinity, which is written as text, as an object or as a huge number."""
+    """True if the value is infinite. JSON has no infinity: it is written as text, an object or a huge number."""
     if isinstance(value, int | float):
         return value >= _LARGEST_FLOAT32
     return value in ("Infinity", {"__float__": "Infinity"})
 
 
 def ignore_rope(config: HFConfig) -> None:
-    """Declares the keys of the rope, and of the context length, which only a rope would depend on."""
+    """Declares the keys of the rope and of the context length, which matter only with a rope."""
     keys = ("max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
     for key in keys:
         config.ignore(key, because="no layer has a rope")
 
 
 def tiny_inner_size(twin: Mapping[str, Any]) -> int:
-    """The number of channels of a tiny twin's Mamba layers."""
+    """Returns the number of channels of a tiny twin's Mamba layers."""
     return twin.get("expand", twin.get("mamba_expand", 2)) * twin["hidden_size"]
 
 
-# `Family.tiny` of Mamba2 layers beside others. Heads times their size are the channels.
+# `Family.tiny` of Mamba2 layers. The number of heads times their size is the number of channels.
 TINY_MAMBA2: TinySizes = {
     "mamba_n_heads": lambda twin: tiny_inner_size(twin) // 16,
     "mamba_d_head": 16,

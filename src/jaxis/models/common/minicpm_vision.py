@@ -1,4 +1,4 @@
-"""What encodes images for MiniCPM-V 4.6: SigLIP's transformer, in which neighbours become one midway, a projector."""
+"""Image encoder of MiniCPM-V 4.6: SigLIP's transformer, which merges neighbours midway, and a projector."""
 
 from __future__ import annotations
 
@@ -22,29 +22,21 @@ _DEFAULTS = {
     **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     **{"image_size": 224, "patch_size": 16},
 }
-_MERGED = 4  # patches that become one, twice
+_MERGED = 4  # patches that each of the two mergers joins
 
 
 class MiniCPMVEmbeddings(SiglipEmbeddings):
-    """Patches, and where they are: the place of a table that is nearest from above and from the left."""
+    """Embeddings of patches plus embeddings of the nearest position above and to the left in a table."""
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         # Padding is in the first row and column.
         rows, columns = (places * self.side // (jnp.max(places) + 1) for places in (patches.rows, patches.columns))
         return self.patch_embedding(patches.pixels) + self.position_embedding(rows * self.side + columns)
 
 
 class MiniCPMVMerger(VisionProjector):
-    """Neighbours see each other, and become one: their average, and what a projector makes of them.
-
-    Args:
-      scope: The merger's scope.
-      num_features: C.
-      inner_size: F, between the products.
-      num_heads: H.
-      epsilon: Of the norms.
-    """
+    """Merges neighbours: attention among them, then their average plus a projection of them."""
 
     def __init__(self, scope: LayerScope, num_features: int, inner_size: int, num_heads: int, epsilon: float) -> None:
         super().__init__(
@@ -72,11 +64,8 @@ class MiniCPMVTower(SiglipTower):
     """The vision transformer.
 
     Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-      merges_after: The layer after which neighbours become one; None: they never do.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
+      scope: Scope of the tower.
+      merges_after: Layer after which neighbours are merged; None for no merging.
     """
 
     def __init__(self, scope: LayerScope, merges_after: int | None) -> None:
@@ -94,10 +83,10 @@ class MiniCPMVTower(SiglipTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / 4, C] where neighbours become one, else [P, C]."""
+        """Patches -> [P / 4, C] with merging, else [P, C]."""
         x, count = self.embeddings(patches), patches.num_patches
         if self.merges_after is not None:
-            # Of each sixteen that end as one, the four that become one first lie next to each other.
+            # Of the sixteen patches that become one, the four that the first merger joins lie next to each other.
             x = x.reshape(-1, 2, 2, 2, 2, self.hidden_size).swapaxes(2, 3).reshape(x.shape)
         for i, layer in enumerate(self.encoder.layers):
             x = run_layer(layer, x, count)
@@ -107,15 +96,7 @@ class MiniCPMVTower(SiglipTower):
 
 
 class MiniCPMVision(VisionTower):
-    """The vision tower of MiniCPM-V 4.6, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of MiniCPM-V 4.6, with its projector."""
 
     config_keys = (
         *("vision_config", "insert_layer_id", "image_size", "drop_vision_last_layer", "downsample_mode"),
@@ -151,5 +132,4 @@ class MiniCPMVision(VisionTower):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.merger(self.vision_tower(patches))

@@ -9,8 +9,8 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.routing import Routing
-from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekDecoderLayer, latent_attention
 
@@ -19,9 +19,9 @@ class MistralDecoderLayer(PreNormDecoderLayer):
     """The Llama layer, with a sliding window in all layers if config.json has one.
 
     Args:
-      scope: The layer's scope.
-      default_window: The window of a config.json without the key; null there means none.
-      query_scale: See `GroupedQueryAttention`.
+      scope: Scope of the layer.
+      default_window: Window if config.json has no such key. A null in config.json means no window.
+      query_scale: Factors of queries, as in `GroupedQueryAttention`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MistralDecoderLayer(PreNormDecoderLayer):
 
 
 class Ministral3DecoderLayer(MistralDecoderLayer):
-    """Mistral's layer with queries scaled by position, for `ministral3`; as it is, for a config of `mistral`."""
+    """Mistral's layer, for `ministral3` with queries scaled by position."""
 
     def __init__(self, scope: LayerScope) -> None:
         if scope.config.get("model_type") == "mistral":
@@ -75,7 +75,7 @@ class Mistral4DecoderLayer(DeepseekDecoderLayer):
 
 
 def mistral_query_scale(config: HFConfig) -> QueryScale | None:
-    """The factors of queries that config.json's rope settings ask for; None if they do not."""
+    """Returns the factors of queries for config.json's rope settings; None if the settings ask for none."""
     beta = llama_4_scaling_beta(config)
     if beta is None:
         return None

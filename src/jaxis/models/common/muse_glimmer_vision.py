@@ -1,4 +1,4 @@
-"""What encodes images for Muse Glimmer: a transformer most of whose layers see windows, neighbours joined, products."""
+"""Image encoder of Muse Glimmer: a transformer with windows in most layers, joined neighbours, products."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _WINDOW_ATTENTION = "window_attention"
 
 
 class MuseGlimmerAttention(SiglipAttention):
-    """Attention of an image's patches to each other, or to those of their window."""
+    """Attention among an image's patches, or among those of a window."""
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
-        """x [P, C], angles [P, D / 2], and the segments i32 [P] or windows of patches that see each other -> [P, C]."""
+        """x [P, C], angles [P, D / 2], visible: segments i32 [P] or windows -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate_halves(q, angles), rotate_halves(k, angles)
@@ -51,14 +51,7 @@ class MuseGlimmerAttention(SiglipAttention):
 
 
 class MuseGlimmerPatchEmbedder(JaxModule):
-    """Patches, and where they are: a table that is stretched over the image.
-
-    Args:
-      scope: The embedder's scope, with the tower's config.
-      patch_size: Pixels of a side of a patch.
-      side: Places of a side of the table.
-      num_features: C.
-    """
+    """Embeddings of patches plus embeddings of positions from a table that is interpolated over the image."""
 
     def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
         self.side = side
@@ -72,11 +65,11 @@ class MuseGlimmerPatchEmbedder(JaxModule):
         self.position_embedding_table = PositionTable(scope / "position_embedding_table", side * side, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x = self.patch_embedding(patches.pixels)
         # Padding is in the first row and column.
         width, height = jnp.max(patches.columns) + 1, jnp.max(patches.rows) + 1
-        # As the model was trained: places are counted line by line in the image, and as many in the image on its side.
+        # Training counted positions line by line in the image, and read the counts as those of the transposed image.
         index = patches.rows * width + patches.columns
         on_its_side = patches._replace(rows=index // height, columns=index % height)
         table = self.position_embedding_table.weight[...].reshape(self.side, self.side, -1)
@@ -84,14 +77,7 @@ class MuseGlimmerPatchEmbedder(JaxModule):
 
 
 class MuseGlimmerTower(JaxModule):
-    """The vision transformer.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -130,7 +116,7 @@ class MuseGlimmerTower(JaxModule):
         self.ln_post = layer_norm(scope, self.hidden_size, epsilon=_EPSILON)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, C * merge_size ** 2], each feature's of all neighbours together."""
+        """Patches -> [P / merge_size ** 2, C * merge_size ** 2], sorted by feature, then by neighbour."""
         x = self.ln_pre(self.patch_embedder(patches))
         # Columns first, and counted from one.
         turned = patches._replace(rows=patches.columns + 1, columns=patches.rows + 1)
@@ -144,13 +130,7 @@ class MuseGlimmerTower(JaxModule):
 
 
 class MuseGlimmerAdapter(JaxModule):
-    """`act(fc2(act(fc1(x))))`.
-
-    Args:
-      scope: The adapter's scope, with all of config.json.
-      num_features: Of neighbours together.
-      size: Of the output.
-    """
+    """`act(fc2(act(fc1(x))))`."""
 
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         self.fc1 = linear(scope / "fc1", num_features, size, axes=("mlp", "embed"))
@@ -163,15 +143,7 @@ class MuseGlimmerAdapter(JaxModule):
 
 
 class MuseGlimmerVision(VisionTower):
-    """The vision tower of Muse Glimmer, with its projections.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Muse Glimmer, with its projections."""
 
     config_keys = (
         *("vision_config", "out_hidden_size", "projector_hidden_size", "projector_hidden_act"),
@@ -194,5 +166,4 @@ class MuseGlimmerVision(VisionTower):
         self.norm = rms_norm(scope, text["hidden_size"], epsilon=epsilon, use_weight=False)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.norm(self.vision_projection(self.vision_adapter(self.vision_tower(patches))))

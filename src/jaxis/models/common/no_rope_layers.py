@@ -1,4 +1,4 @@
-"""Which layers have a rope, of families that list those without one."""
+"""Layers without a rope, in families that list them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from jaxis.layers.scope import LayerScope
 
 
 def has_rope(scope: LayerScope) -> bool:
-    """Whether the layer has a rope: 1 in `no_rope_layers`, despite its name; an empty list counts as absent.
+    """True if the layer has a rope: 1 in `no_rope_layers`, despite its name; an empty list counts as absent.
 
     Args:
-      scope: The decoder layer's scope.
+      scope: Scope of the decoder layer.
     """
     scope.config.ignore("no_rope_layer_interval", because="no_rope_layers, where there is one, says it of each layer")
     if layers := scope.config.get("no_rope_layers"):

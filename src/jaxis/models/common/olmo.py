@@ -1,4 +1,4 @@
-"""Code shared by OLMo 2 and later: attention with a norm over all query heads and one over all key heads."""
+"""Code shared by OLMo 2 and later: attention with one norm over all query heads and one over all key heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def olmo_attention(
     rope_settings: RopeConfig | None = None,
     span: AttentionSpan = FULL_CONTEXT,
 ) -> GroupedQueryAttention:
-    """A layer's attention; for the arguments, see `GroupedQueryAttention`."""
+    """A layer's `GroupedQueryAttention`."""
     use_bias = scope.config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,

@@ -1,4 +1,4 @@
-"""What encodes images for PaddleOCR-VL: SigLIP over an image in its own proportions, neighbours joined, a projector."""
+"""Image encoder of PaddleOCR-VL: SigLIP over an image of any aspect ratio, joined neighbours, a projector."""
 
 from __future__ import annotations
 
@@ -31,24 +31,17 @@ _DEFAULTS = {
 
 
 class PaddleOcrEmbeddings(SiglipEmbeddings):
-    """Patches, and where they are: a table that is stretched over the image."""
+    """Embeddings of patches plus embeddings of positions from a table that is interpolated over the image."""
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x = self.patch_embedding(patches.pixels)
         table = self.position_embedding.weight[...].reshape(self.side, self.side, -1)
         return x + stretched_positions(table, patches).astype(x.dtype)
 
 
 class PaddleOcrTower(SiglipTower):
-    """The vision transformer, whose patches are also rotated by row and column.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
-    """
+    """The vision transformer, which also rotates patches by row and column."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -59,21 +52,12 @@ class PaddleOcrTower(SiglipTower):
         self.rope_theta = axial_rope_theta(config, 10_000.0)
 
     def states(self, patches: Patches, num_layers: int | None = None) -> list[jax.Array]:
-        """See `SiglipTower`."""
         angles = axial_angles(patches, self.head_dim, self.rope_theta)
         return self.encoder(self.embeddings(patches), patches.num_patches, num_layers, angles)
 
 
 class PaddleOcrVision(QwenVision):
-    """The vision tower of PaddleOCR-VL, with its projector.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of PaddleOCR-VL, with its projector."""
 
     config_keys = (*QwenVision.config_keys, "hidden_size", "text_config.hidden_size")
     prefixes = ("visual.", "projector.")
@@ -101,5 +85,4 @@ class PaddleOcrVision(QwenVision):
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.projector(self.visual(patches))

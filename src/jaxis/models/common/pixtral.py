@@ -1,4 +1,4 @@
-"""Pixtral's vision transformer (arXiv:2410.07073), whose patches are rotated by row and column, and its projector."""
+"""Pixtral's vision transformer (arXiv:2410.07073), which rotates patches by row and column, and its projector."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _NORM_EPSILON = 1e-5
 
 
 class PixtralAttention(JaxModule):
-    """Attention of all patches of an image to each other.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-    """
+    """Attention among all patches of an image."""
 
     def __init__(self, scope: LayerScope) -> None:
         size: int = scope.config.get("hidden_size", 1024)
@@ -47,7 +43,7 @@ class PixtralAttention(JaxModule):
         self.o_proj = linear(scope / "o_proj", size, size, axes=out)
 
     def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen, and angles [P, D / 2] -> [P, C]."""
+        """x [P, C], of which the first `num_patches` are seen, and angles [P, D / 2] -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = (rotate_halves(each, angles, x.dtype) for each in (q, k))
@@ -55,11 +51,7 @@ class PixtralAttention(JaxModule):
 
 
 class PixtralLayer(JaxModule):
-    """A pre-norm layer.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-    """
+    """A pre-norm layer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -71,28 +63,19 @@ class PixtralLayer(JaxModule):
         self.feed_forward = GatedMLP(scope / "feed_forward", intermediate_size=size, activation=activation)
 
     def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """See `PixtralAttention`."""
         x = x + self.attention(self.attention_norm(x), angles, num_patches)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class PixtralTransformer(JaxModule):
-    """The layers.
-
-    Args:
-      scope: The transformer's scope, with the tower's config.
-    """
+    """The layers of the tower."""
 
     def __init__(self, scope: LayerScope) -> None:
         self.layers = [PixtralLayer(scope.layer(i)) for i in range(scope.config.get("num_hidden_layers", 24))]
 
 
 class PixtralTower(JaxModule):
-    """The vision transformer.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-    """
+    """The vision transformer."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -110,7 +93,7 @@ class PixtralTower(JaxModule):
         self.transformer = PixtralTransformer(scope / "transformer")
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C], each as the last layer leaves it."""
+        """Patches -> [P, C], the output of the last layer."""
         x = self.ln_pre(self.patch_conv(patches.pixels))
         angles = self._angles(patches.rows, patches.columns)
         for layer in self.transformer.layers:
@@ -118,19 +101,19 @@ class PixtralTower(JaxModule):
         return x
 
     def _angles(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        """[P, D / 2]: of the inverse frequencies, every other one is for rows, and the rest for columns."""
+        """Returns [P, D / 2]: every other inverse frequency belongs to rows, the rest to columns."""
         inverse = 1.0 / self.rope_theta ** (jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim)
         by_rows = rows.astype(jnp.float32)[:, None] * inverse[0::2]
         return jnp.concatenate([by_rows, columns.astype(jnp.float32)[:, None] * inverse[1::2]], axis=-1)
 
 
 class PatchMerger(JaxModule):
-    """Neighbouring patches become one.
+    """A product that merges neighbouring patches.
 
     Args:
-      scope: The merger's scope.
+      scope: Scope of the merger.
       num_features: C.
-      merge_size: Patches of a side of what becomes one.
+      merge_size: Merged patches of a side.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, merge_size: int) -> None:
@@ -140,18 +123,13 @@ class PatchMerger(JaxModule):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C], those that are merged next to each other -> [P / merge_size ** 2, C]."""
+        """x [P, C], merged patches next to each other -> [P / merge_size ** 2, C]."""
         grouped = x.reshape(-1, self.num_merged, x.shape[-1])
         return self.merging_layer(grouped.swapaxes(1, 2).reshape(grouped.shape[0], -1))
 
 
 class PixtralProjector(VisionProjector):
-    """From the tower's features to embeddings of the text, of neighbours together.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: C.
-    """
+    """Projection of neighbours together to embeddings of the text."""
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
@@ -166,15 +144,7 @@ class PixtralProjector(VisionProjector):
 
 
 class PixtralVision(VisionTower):
-    """The vision tower with its projector, as Mistral 3 has them.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """The vision tower of Mistral 3, with its projector."""
 
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
@@ -190,5 +160,4 @@ class PixtralVision(VisionTower):
         self.patch_size, self.merge_size = self.vision_tower.patch_size, self.multi_modal_projector.merge_size
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.multi_modal_projector(self.vision_tower(patches))

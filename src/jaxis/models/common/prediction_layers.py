@@ -1,7 +1,7 @@
 """Multi-token-prediction layers (arXiv:2412.19437), which some checkpoints have after the model's own.
 
-They draft tokens for speculative decoding; the model's own logits do not depend on them. They are loaded only where
-they are asked for.
+They draft tokens for speculative decoding. The model's own logits do not depend on them, so they are loaded only on
+request.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from jaxis.models.common.interfaces import DraftTarget
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionNames:
-    """What a checkpoint, after its renames, calls the parts of a prediction layer.
+    """Names of a prediction layer's parts in a checkpoint, after its renames.
 
     Attributes:
-      module: The beginning of all the names, without its dot.
-      embedding_norm, hidden_norm, projection, norm: The modules of `PredictionLayer`, below `module`.
-      layer: The decoder layer, below `module`; empty if its own modules are.
-      shared: Modules below `module` that are copies of the model's own, which is used instead.
-      layer_index: The index of the decoder layer, or of a layer of the model that is of its kind.
-      layer_class: Creates the decoder layer; None: what creates the model's own does.
-      make_norm: Creates each norm.
-      hidden_first: Whether the projection reads the hidden state before the embedding, not behind it.
-      hands_on_normed: Whether hidden states are handed on, from the model to the layer and from it to the next one,
-        after a final norm; else before it, and `norm` is a part of the head.
+      module: Prefix of all the names, without its dot.
+      embedding_norm, hidden_norm, projection, norm: Modules of `PredictionLayer`, below `module`.
+      layer: Decoder layer, below `module`; empty if its parts lie directly in `module`.
+      shared: Modules below `module` that are copies of the model's own and are not loaded.
+      layer_index: Index of the decoder layer, or of a layer of the model of the same kind.
+      layer_class: Factory of the decoder layer; None means the model's own factory.
+      make_norm: Factory of the norms.
+      hidden_first: True if the projection reads the hidden state before the embedding, False for the reverse.
+      hands_on_normed: True if the hidden states that the model hands to the layer, and the layer to the next one, come
+        after a final norm. Otherwise they come before it, and `norm` is a part of the head.
     """
 
     module: str
@@ -55,10 +55,10 @@ class PredictionNames:
 
     @classmethod
     def numbered(cls, num_layers: int) -> PredictionNames:
-        """DeepSeek's names: a layer behind the decoder's own, like the last of those, has the other parts within.
+        """DeepSeek's names: a layer after the decoder's own, of the last one's kind, contains the other parts.
 
         Args:
-          num_layers: The decoder's own layers.
+          num_layers: Number of the decoder's own layers.
         """
         return cls(
             module=f"model.layers.{num_layers}",
@@ -86,7 +86,7 @@ class PredictionNames:
         )
 
     def parameter_name(self, name_in_file: str, draft_name: str) -> str:
-        """The name of the parameter, in a `PredictionLayer` of this name, that a tensor fills; of others, their own."""
+        """Returns the parameter of a `PredictionLayer` named `draft_name` that a tensor fills; other names stay."""
         if not name_in_file.startswith(f"{self.module}."):
             return name_in_file
         rest = name_in_file.removeprefix(f"{self.module}.")
@@ -100,23 +100,24 @@ class PredictionNames:
 
 
 class PredictionLayer(JaxModule):
-    """Predicts the token after the next one: from a token's hidden state h, after the model's final norm, and the
-    embedding e of the token that follows,
+    """A layer that predicts the token after the next one.
+
+    Its inputs are a token's hidden state h, after the model's final norm, and the embedding e of the token that
+    follows:
 
     `h = norm(layer(projection([embedding_norm(e), hidden_norm(h)])))`
     `logits = head(h)`
 
-    In some families the projection reads the two in the other order, or h is handed on before its norm. Embeddings and
-    head are the model's own. The layer makes all predictions, each from the h of the one before, also where checkpoints
-    have further layers for those.
+    Some families project the two in the other order, or hand on h before its norm. Embeddings and head are the model's
+    own. This layer makes all predictions, each from the h of the one before, even if the checkpoint has further layers.
 
     Args:
-      scope: The model's scope.
-      layer_class: Creates the model's own decoder layers.
-      names: Where the checkpoint has the parts.
+      scope: Scope of the model.
+      layer_class: Factory of the model's own decoder layers.
+      names: Names of the parts in the checkpoint.
 
     Attributes:
-      reads_next_token: The row of a token takes the token that follows, and has this token's position.
+      reads_next_token: True: a token's row takes the token that follows, and has this token's position.
     """
 
     reads_next_token = True
@@ -134,7 +135,7 @@ class PredictionLayer(JaxModule):
         self.hands_on_normed = names.hands_on_normed
 
     def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
-        """What the model's tokens give the layer: their hidden states, [T, E]."""
+        """Returns the layer's states for the model's tokens: their hidden states, [T, E]."""
         return hidden_states if self.hands_on_normed else aux_hidden_states[0]
 
     def __call__(
@@ -148,11 +149,11 @@ class PredictionLayer(JaxModule):
         """Runs the layer over a flat batch.
 
         Args:
-          target: The model whose embeddings it uses.
-          kv_caches: The layer's; None runs whole sequences without a cache.
-          next_ids: i32 [T], the token after each.
-          states: [T, E], each token's hidden state, or what this layer returned for the token before.
-          attention_metadata: Of the tokens.
+          target: Model whose embeddings the layer uses.
+          kv_caches: Caches of the layer; None runs whole sequences without a cache.
+          next_ids: i32 [T], the token after each token.
+          states: [T, E], the hidden state of each token, or the result of this layer for the token before.
+          attention_metadata: Metadata of the tokens.
 
         Returns:
           The updated caches, and states [T, E].
@@ -170,18 +171,18 @@ class PredictionLayer(JaxModule):
         return target.compute_logits(states if self.hands_on_normed else self.norm(states))
 
     def token_ids(self, indices: jax.Array) -> jax.Array:
-        """Indices into the logits -> token ids of the model, which are the same."""
+        """Returns the indices: indices into the logits are token ids of the model."""
         return indices
 
 
 def without_layers(
     weights: Iterable[tuple[str, np.ndarray]], indices: Iterable[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Drops the tensors of prediction layers, which are numbered from the model's own layers on.
+    """Drops the tensors of prediction layers, whose numbers follow the model's own layers.
 
     Args:
       weights: (name, tensor) pairs.
-      indices: The layers to drop.
+      indices: Layers to drop.
     """
     prefixes = tuple(f"model.layers.{i}." for i in indices)
     return ((name, tensor) for name, tensor in weights if not name.startswith(prefixes))

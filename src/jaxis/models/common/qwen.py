@@ -1,4 +1,4 @@
-"""Code shared by Qwen2, Qwen3 and models with their text: their layers; which layers have a window, which experts."""
+"""Code shared by Qwen2, Qwen3 and models with their text: decoder layers, windows, experts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
 QWEN3_VL_MROPE = (24, 20, 20)
-"""The pairs that go by time, row and column, where config.json does not say it."""
+"""Default numbers of pairs that go by time, row and column."""
 
 QWEN_MOE_RENAMES = (("mlp.shared_expert", "mlp.shared_experts"),)
-"""What checkpoints call the expert that every token goes through."""
+"""Name of the shared expert in checkpoints -> its name here."""
 
 
 def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
-    """The layer's attention span.
+    """Returns the layer's attention span.
 
-    `use_sliding_window` enables windows in the layers that `layer_types` lists or, without that list, in those from
-    `max_window_layers` on.
+    `use_sliding_window` enables windows in the layers that `layer_types` lists. Without that list, layers from
+    `max_window_layers` on have them.
 
     Args:
-      scope: The decoder layer's scope.
+      scope: Scope of the decoder layer.
 
     Raises:
       ConfigError: `layer_types` has no known type for the layer.
@@ -60,8 +60,8 @@ class Qwen3DecoderLayer(PreNormDecoderLayer):
     """The Llama layer with a norm on each query and key head.
 
     Args:
-      scope: The layer's scope.
-      mrope: The share of time, row and column of a model that sees, where config.json has none.
+      scope: Scope of the layer.
+      mrope: Default numbers of pairs for time, row and column, of a model that reads images.
     """
 
     def __init__(self, scope: LayerScope, *, mrope: tuple[int, ...] | None = None) -> None:
@@ -88,13 +88,13 @@ def qwen_feed_forward(
     shared_size: int | None = None,
     stack_layout: StackLayout | None = None,
 ) -> FeedForward:
-    """A layer's dense block or mixture of experts, by `mlp_only_layers` and `decoder_sparse_step`.
+    """Returns a layer's dense block or mixture of experts, by `mlp_only_layers` and `decoder_sparse_step`.
 
     Args:
-      scope: The decoder layer's scope.
-      renormalize: See `Routing`.
+      scope: Scope of the decoder layer.
+      renormalize: Renormalization of weights, as in `Routing`.
       shared_size: F of a shared expert behind a gate; None for none.
-      stack_layout: See `JaxExperts`.
+      stack_layout: Layout of stacked experts, as in `JaxExperts`.
     """
     config = scope.config
     routing = Routing(

@@ -1,4 +1,4 @@
-"""Code shared by Qwen3-Next and Qwen3.5: layers of linear attention, and every fourth of gated full attention."""
+"""Code shared by Qwen3-Next and Qwen3.5: layers of linear attention, every fourth of gated full attention."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _norm = partial(rms_norm, add_unit_offset=True)
 
 
 class QwenHybridLayer(PreNormDecoderLayer):
-    """A decoder layer of either kind.
+    """A decoder layer with linear or full attention.
 
     Args:
-      scope: The layer's scope.
-      mlp: Its feed-forward block.
-      delta_net: The class of its linear attention.
+      scope: Scope of the layer.
+      mlp: Feed-forward block.
+      delta_net: Class of the linear attention.
     """
 
     def __init__(self, scope: LayerScope, *, mlp: FeedForward, delta_net: type[GatedDeltaNet]) -> None:
@@ -64,7 +64,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 
 class QwenHybridCausalLM(CausalLM):
-    """The model around such layers."""
+    """Base of the hybrid models; each model sets its layer class."""
 
     renames = QWEN_MOE_RENAMES
 
@@ -83,14 +83,14 @@ class QwenHybridCausalLM(CausalLM):
 
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
-    """The layer that predicts later tokens is like the model's own with full attention."""
+    """Returns the prediction layer, which is like the model's first full-attention layer; None without one."""
     layers = range(config["num_hidden_layers"])
     full = next((i for i in layers if _kind_of_layer(config, i) == FULL_ATTENTION), None)
     return None if full is None else PredictionNames.separate(full, make_norm=_norm)
 
 
 def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:
-    """A mixture of experts with a shared one behind a gate of its own."""
+    """A mixture of experts with a shared expert behind its own gate."""
     config, mlp = scope.config, scope / "mlp"
     routing = Routing(
         num_experts=config["num_experts"],
@@ -108,8 +108,8 @@ def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: Stack
     )
 
 
-# `Family.tiny` of gated delta networks. Two value heads share a key head; and of a nearly silent head, the norm would
-# amplify the rounding of the reference, which sums by chunks.
+# `Family.tiny` of gated delta networks. Two value heads share a key head. The large epsilon keeps the norm of a nearly
+# silent head from amplifying the rounding of the reference, which sums by chunks.
 TINY_DELTA_NET: TinySizes = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

@@ -1,4 +1,4 @@
-"""What encodes images for Qwen2-VL (arXiv:2409.12191), Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL."""
+"""Image encoders of Qwen2-VL (arXiv:2409.12191), Qwen2.5-VL (arXiv:2502.13923), Qwen3-VL, and base of related ones."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _EPSILON = 1e-6
 
 
 class FrameConvolution(JaxModule):
-    """A convolution over frames and pixels whose kernels do not overlap; an image is as many frames that are the same.
+    """A convolution over frames and pixels without overlap; an image counts as equal frames.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_features: C.
-      num_frames: Of a kernel.
+      num_frames: Frames of a kernel.
       patch_size: Pixels of a side of a patch.
-      use_bias: Whether there is a `bias` [C].
+      use_bias: True for a `bias` [C].
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class FrameConvolution(JaxModule):
         self.bias = parameter(scope, num_features) if use_bias else None
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
-        """pixels [P, patch * patch * 3 * frames], channels last -> [P, C]; of an image, [P, patch * patch * 3]."""
+        """pixels [P, patch * patch * 3 * frames], channels last (of an image, [P, patch * patch * 3]) -> [P, C]."""
         return frame_products(pixels, self.weight[...], None if self.bias is None else self.bias[...])
 
 
 class FlatFrameConvolution(JaxModule):
-    """A `FrameConvolution` without a bias whose kernels checkpoints have as the rows of a matrix.
+    """A `FrameConvolution` without a bias, whose kernels are rows of a matrix in checkpoints.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_features: C.
-      num_frames: Of a kernel.
+      num_frames: Frames of a kernel.
       patch_size: Pixels of a side of a patch.
-      has_frames_first: Whether a row has one frame's channels after another's, or one channel's frames.
+      has_frames_first: True if a row has all channels of a frame together, False if all frames of a channel.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class FlatFrameConvolution(JaxModule):
         self.weight = parameter(scope, num_features, 3 * num_frames * patch_size**2)
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
-        """See `FrameConvolution`."""
+        """pixels as in `FrameConvolution` -> [P, C]."""
         kernels = self.weight[...].reshape(-1, *self.shape, self.patch_size, self.patch_size)
         return frame_products(pixels, kernels.swapaxes(1, 2) if self.has_frames_first else kernels, None)
 
 
 def frame_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """See `FrameConvolution`; kernels [C, 3, frames, patch, patch], bias [C] or None."""
+    """`FrameConvolution` with kernels [C, 3, frames, patch, patch] and bias [C] or None -> [P, C]."""
     num_features, _, num_frames, *patch = kernels.shape
     if pixels.shape[-1] == 3 * math.prod(patch):
         kernels = jnp.sum(kernels.astype(jnp.float32), axis=2).astype(pixels.dtype)
@@ -110,13 +110,13 @@ def frame_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None
 
 
 class QwenPatchEmbed(JaxModule):
-    """The convolution.
+    """The convolution over patches.
 
     Args:
       scope: The layer's scope, with the tower's config.
       num_features: C.
       patch_size: Pixels of a side of a patch.
-      use_bias: Whether it has a bias.
+      use_bias: True if it has a bias.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, patch_size: int, *, use_bias: bool) -> None:
@@ -125,17 +125,17 @@ class QwenPatchEmbed(JaxModule):
 
 
 class QwenVisionAttention(JaxModule):
-    """Attention of an image's patches to each other.
+    """Attention among an image's patches.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_features: C.
       num_heads: H.
-      num_kv_heads: K, which divides H; None is H.
-      qkv_bias: Whether queries, keys and values have biases.
-      use_bias: Whether the output has one.
-      norm_epsilon: Of norms of queries and keys; None: there are none.
-      rotate: Rotates x [P, H, D] by angles [P, D / 2].
+      num_kv_heads: K, which divides H; None means H.
+      qkv_bias: True if queries, keys and values have biases.
+      use_bias: True if the output has a bias.
+      norm_epsilon: Epsilon of norms of queries and keys; None for no norms.
+      rotate: Function that rotates x [P, H, D] by angles [P, D / 2].
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class QwenVisionAttention(JaxModule):
         self.rotate = rotate
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
-        """x [P, C], angles [P, D / 2], and the segments i32 [P] or windows of patches that see each other -> [P, C]."""
+        """x [P, C], angles [P, D / 2], visible: segments i32 [P] or windows -> [P, C]."""
         heads = self.qkv(x).reshape(x.shape[0], self.num_heads + 2 * self.num_kv_heads, -1)
         q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -173,12 +173,12 @@ class QwenVisionBlock(JaxModule):
     """A pre-norm layer.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       num_features: C.
-      make_norm: Makes its norms: `layer_norm` or `rms_norm`.
-      epsilon: Of the norms.
-      attn: Its attention: a `QwenVisionAttention`, or what is called as one.
-      mlp: Its feed-forward block.
+      make_norm: Factory of the norms: `layer_norm` or `rms_norm`.
+      epsilon: Epsilon of the norms.
+      attn: Attention: a `QwenVisionAttention` or a module that is called the same way.
+      mlp: Feed-forward block.
     """
 
     def __init__(
@@ -196,29 +196,26 @@ class QwenVisionBlock(JaxModule):
         self.attn, self.mlp = attn, mlp
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
-        """See `QwenVisionAttention`."""
+        """x [P, C] -> [P, C]; arguments as in `QwenVisionAttention`."""
         x = x + self.attn(self.norm1(x), angles, visible)
         return x + self.mlp(self.norm2(x))
 
 
 class AxialTransformer(JaxModule):
-    """Layers over an image's patches, which are rotated by row and column; each family makes its own.
+    """Layers over an image's patches with a rope by row and column; each family creates its own blocks.
 
     Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      scope: Scope of the tower.
       num_features: C.
-      patch_size: Pixels of a side of a patch, if the config does not say it.
-      num_heads: H, if the config does not say it.
+      patch_size: Pixels of a side of a patch, if the config does not say.
+      num_heads: H, if the config does not say.
 
     Attributes:
       patch_size: Pixels of a side of a patch.
-      merge_size: Patches of a side of what becomes one embedding.
-      num_frames, num_additions: See `VisionTower`.
+      merge_size: Patches of a side of the square that becomes one embedding.
+      num_frames, num_additions: Attributes of the `VisionTower`.
       num_heads, head_dim: H and D.
-      blocks: The layers, each called with x [P, C], angles [P, D / 2] and what of `visible` is its own.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
+      blocks: Layers, each called with x [P, C], angles [P, D / 2] and its entry of `visible`.
     """
 
     num_additions = 0
@@ -238,11 +235,11 @@ class AxialTransformer(JaxModule):
         self.blocks: list[Any] = []
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, E * (1 + num_additions)]."""
+        """Patches -> [P / merge_size ** 2, E * (1 + num_additions)]."""
         raise NotImplementedError
 
     def through_blocks(self, x: jax.Array, patches: Patches) -> list[jax.Array]:
-        """x [P, C], as the convolution leaves it -> what leaves each layer, all [P, C]."""
+        """Output x [P, C] of the convolution -> the output [P, C] of each layer."""
         angles = axial_angles(patches, self.head_dim, self.rope_theta)
         outputs = []
         for block, visible in zip(self.blocks, self.visible(patches), strict=True):
@@ -251,7 +248,7 @@ class AxialTransformer(JaxModule):
         return outputs
 
     def visible(self, patches: Patches) -> Sequence[jax.Array | Windows]:
-        """Within which patches see each other, for each layer: segments i32 [P], or windows."""
+        """Returns for each layer the segments i32 [P] or windows within which patches see each other."""
         return [one_segment(patches.rows.shape[0], patches.num_patches)] * len(self.blocks)
 
 
@@ -275,17 +272,14 @@ class QwenVisual(AxialTransformer):
     """The vision transformer, with its merger.
 
     Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      scope: Scope of the tower.
       num_features: C.
       size: E.
-      make_norm: Makes the norms: `layer_norm` or `rms_norm`.
-      make_mlp: Makes the layers' feed-forward blocks.
-      patch_size: Pixels of a side of a patch, if the config does not say it.
-      has_bias: Whether the convolution has a bias.
-      num_layers: The layers, if the config does not say it.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
+      make_norm: Factory of the norms: `layer_norm` or `rms_norm`.
+      make_mlp: Factory of the layers' feed-forward blocks.
+      patch_size: Pixels of a side of a patch, if the config does not say.
+      has_bias: True if the convolution has a bias.
+      num_layers: Number of layers, if the config does not say.
     """
 
     def __init__(
@@ -318,16 +312,12 @@ class QwenVisual(AxialTransformer):
         self.merger = _merger(scope / "merger", num_features, size, self.merge_size, make_norm)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, E]."""
+        """Patches -> [P / merge_size ** 2, E]."""
         return self.merger(self.through_blocks(self.patch_embed.proj(patches.pixels), patches)[-1])
 
 
 class Qwen2_5Visual(QwenVisual):
-    """Qwen2.5-VL's: most layers see windows only.
-
-    Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-    """
+    """The transformer of Qwen2.5-VL, with windows in most layers."""
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -351,18 +341,17 @@ class Qwen2_5Visual(QwenVisual):
         self.window_side = merged * self.merge_size
 
     def visible(self, patches: Patches) -> Sequence[jax.Array | Windows]:
-        """See `AxialTransformer`."""
         windows = Windows.of(patches, self.window_side, self.merge_size)
         whole = super().visible(patches)
         return [whole[i] if i in self.whole_layers else windows for i in range(len(self.blocks))]
 
 
 class Qwen3Visual(QwenVisual):
-    """Qwen3-VL's: positions from a table that is stretched over the image, and features of several layers (DeepStack).
+    """The transformer of Qwen3-VL: interpolated positions from a table, and features of several layers (DeepStack).
 
     Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-      deepstack_layers: Those of DeepStack, if the config does not name them.
+      scope: Scope of the tower.
+      deepstack_layers: Layers of DeepStack, if the config does not name them.
     """
 
     def __init__(self, scope: LayerScope, deepstack_layers: tuple[int, ...] = (8, 16, 24)) -> None:
@@ -386,7 +375,7 @@ class Qwen3Visual(QwenVisual):
         ]
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P / merge_size ** 2, E * (1 + layers of DeepStack)]."""
+        """Patches -> [P / merge_size ** 2, E * (1 + layers of DeepStack)]."""
         x = self.patch_embed.proj(patches.pixels)
         table = self.pos_embed.weight[...].reshape(self.table_side, self.table_side, -1)
         x = x + stretched_positions(table, patches, aligns_corners=True).astype(x.dtype)
@@ -396,15 +385,7 @@ class Qwen3Visual(QwenVisual):
 
 
 class QwenVision(VisionTower):
-    """A vision tower of Qwen's, or one whose images RoPE counts as theirs.
-
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+    """Base of Qwen's vision towers, and of towers whose images RoPE counts by row and column as Qwen's."""
 
     config_keys = (
         "vision_config",
@@ -414,13 +395,13 @@ class QwenVision(VisionTower):
     names = CheckpointNames(
         (
             *(("mlp.linear_fc1", "mlp.fc1"), ("mlp.linear_fc2", "mlp.fc2")),
-            # Of mergers: first what Qwen2-VL and Qwen2.5-VL call them.
+            # Names in mergers; the first line has those of Qwen2-VL and Qwen2.5-VL.
             *(("ln_q", "pre_norm"), ("merger.mlp.0", "merger.linear_1"), ("merger.mlp.2", "merger.linear_2")),
             *(("norm", "pre_norm"), ("linear_fc1", "linear_1"), ("linear_fc2", "linear_2")),
         )
     )
     make_visual: ClassVar[Callable[[LayerScope], AxialTransformer]]
-    # Whether the pairs that go by time, row and column take turns, and how many there are where config.json has none.
+    # True if the pairs for time, row and column are interleaved; below, their default numbers.
     is_interleaved: ClassVar[bool] = False
     default_section: ClassVar[tuple[int, ...] | None] = None
 
@@ -432,11 +413,10 @@ class QwenVision(VisionTower):
         self.num_frames, self.num_additions = self.visual.num_frames, self.visual.num_additions
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
         return self.visual(patches)
 
     def _check_rope(self, config: HFConfig) -> None:
-        """Raises a ConfigError if the text's RoPE does not count rows and columns as the family's does."""
+        """Raises a ConfigError if the text's RoPE does not count rows and columns as the family does."""
         settings: dict[str, Any] = {}
         for parent in (config, config.get_text_config()):
             for key in ("rope_scaling", "rope_parameters"):
@@ -463,29 +443,29 @@ def _qwen2_visual(scope: LayerScope) -> QwenVisual:
 
 
 class Qwen2VLVision(QwenVision):
-    """Qwen2-VL's."""
+    """The vision tower of Qwen2-VL."""
 
     make_visual = staticmethod(_qwen2_visual)
 
 
 class Qwen2_5VLVision(QwenVision):
-    """Qwen2.5-VL's."""
+    """The vision tower of Qwen2.5-VL."""
 
     make_visual = Qwen2_5Visual
 
 
 class Exaone4_5Vision(QwenVision):
-    """That of EXAONE 4.5: as Qwen2.5-VL's, and heads share keys and values; its text has the RoPE of any text."""
+    """The vision tower of EXAONE 4.5: Qwen2.5-VL's with grouped-query attention; the text has a usual RoPE."""
 
     config_keys = ("vision_config",)
     make_visual = Qwen2_5Visual
 
     def _check_rope(self, config: HFConfig) -> None:
-        """See `QwenVision`."""
+        """Accepts any rope."""
 
 
 class Qwen3VLVision(QwenVision):
-    """Qwen3-VL's."""
+    """The vision tower of Qwen3-VL."""
 
     make_visual = Qwen3Visual
     is_interleaved = True
@@ -497,7 +477,7 @@ def _qwen3_5_visual(scope: LayerScope) -> Qwen3Visual:
 
 
 class Qwen3_5Vision(QwenVision):
-    """That of Qwen3.5 and later."""
+    """The vision tower of Qwen3.5 and later."""
 
     make_visual = staticmethod(_qwen3_5_visual)
     is_interleaved = True

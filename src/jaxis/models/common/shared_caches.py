@@ -1,4 +1,4 @@
-"""Models whose last layers attend to the keys and values of earlier ones (Gemma 3n, Gemma 4)."""
+"""Models whose last layers attend to the keys and values of earlier layers (Gemma 3n, Gemma 4)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 def cache_owner(config: HFConfig, kinds: Sequence[str], index: int, *, default_sharing: int = 0) -> int | None:
-    """The layer whose keys and values a layer attends to: the last of its kind that has any.
+    """Returns the layer whose keys and values a layer attends to: the last of its kind that has its own.
 
     Args:
-      config: Of the model.
-      kinds: The type of each layer.
-      index: The layer's.
-      default_sharing: The number of layers that share, where config.json does not have `num_kv_shared_layers`.
+      config: Config of the model.
+      kinds: Type of each layer.
+      index: Index of the layer.
+      default_sharing: Number of layers that share, if config.json lacks `num_kv_shared_layers`.
 
     Returns:
-      Its index; None for a layer with keys and values of its own, as all but the last `num_kv_shared_layers` are.
+      Index of that layer; None for a layer with its own keys and values (all but the last `num_kv_shared_layers`).
 
     Raises:
       ConfigError: There is no such layer.
@@ -50,21 +50,21 @@ def cache_owner(config: HFConfig, kinds: Sequence[str], index: int, *, default_s
 
 
 class SharingLayer(Protocol):
-    """A layer's settings that say whether it shares a cache."""
+    """Settings of a layer that may share a cache."""
 
     @property
     def shares_cache_of(self) -> int | None:
-        """The layer whose keys and values this one attends to; None if it has its own."""
+        """Layer whose keys and values this one attends to; None if it has its own."""
         ...
 
     @property
     def rope(self) -> RopeConfig:
-        """The layer's rope."""
+        """Rope of the layer."""
         ...
 
     @property
     def span(self) -> AttentionSpan:
-        """The tokens that a token sees."""
+        """Tokens that a token sees."""
         ...
 
 
@@ -76,14 +76,14 @@ def own_or_shared_attention(
     num_kv_heads: int | None = None,
     values_are_keys: bool = False,
 ) -> SelfAttention:
-    """A layer's attention to its own keys and values or to another's, with norms of each head and unscaled scores.
+    """Attention to the layer's own keys and values or to another layer's, with head norms and unscaled scores.
 
     Args:
-      scope: The attention's scope.
-      layer: The layer's settings.
+      scope: Scope of the attention.
+      layer: Settings of the layer.
       head_dim: D.
-      num_kv_heads: See `GroupedQueryAttention`.
-      values_are_keys: See `GroupedQueryAttention`.
+      num_kv_heads: K; None as in `GroupedQueryAttention`.
+      values_are_keys: Shared projection of keys and values, as in `GroupedQueryAttention`.
 
     Raises:
       ConfigError: config.json's rope is not supported.
@@ -118,7 +118,7 @@ class SharedCacheCausalLM(CausalLM):
     """A model with `SharedCacheAttention` in some layers."""
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """See `CausalLM`; checkpoints also have keys and values of layers that attend to another's, and drop here."""
+        """Also drops keys and values of layers that attend to another layer's, which checkpoints contain."""
         modules = named_modules(self.decoder, "model")
         sharing = [name for name, module in modules if isinstance(module, SharedCacheAttention)]
         unused = tuple(f"{name}.{part}." for name in sharing for part in _KEYS_AND_VALUES)

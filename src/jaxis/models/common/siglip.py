@@ -1,4 +1,4 @@
-"""SigLIP's vision transformer (arXiv:2303.15343), which reads squares of one size, as Idefics3 and Gemma 3 have it."""
+"""SigLIP's vision transformer (arXiv:2303.15343) over squares of one size, as in Idefics3 and Gemma 3."""
 
 from __future__ import annotations
 
@@ -27,13 +27,7 @@ _DEFAULTS: Mapping[str, Any] = {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pyto
 
 
 class SiglipAttention(JaxModule):
-    """Attention of all patches of a view to each other.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      num_heads: H.
-    """
+    """Attention among all patches of a view."""
 
     def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
         self.num_heads = num_heads
@@ -44,7 +38,7 @@ class SiglipAttention(JaxModule):
         self.out_proj = linear(scope / "out_proj", *sizes, axes=("embed", "heads"), use_bias=True)
 
     def __call__(self, x: jax.Array, num_patches: jax.Array, angles: jax.Array | None = None) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen, rotated by angles [P, D / 2] if given -> [P, C]."""
+        """x [P, C], of which the first `num_patches` are seen, rotated by angles [P, D / 2] if given -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if angles is not None:
@@ -52,7 +46,7 @@ class SiglipAttention(JaxModule):
         return self.out_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
     def within_groups(self, x: jax.Array, size: int) -> jax.Array:
-        """x [P, C], of which so many patches next to each other see each other -> [P, C]."""
+        """x [P, C] -> [P, C]: attention within groups of `size` adjacent patches."""
         heads = -1, size, self.num_heads, x.shape[-1] // self.num_heads
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         scores = jnp.einsum("wqhd,wkhd->whqk", q, k, preferred_element_type=jnp.float32) * heads[-1] ** -0.5
@@ -61,16 +55,7 @@ class SiglipAttention(JaxModule):
 
 
 class SiglipLayer(JaxModule):
-    """A pre-norm layer.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      intermediate_size: F.
-      num_heads: H.
-      epsilon: Of the norms.
-      activation: Its name.
-    """
+    """A pre-norm layer."""
 
     def __init__(
         self,
@@ -87,18 +72,18 @@ class SiglipLayer(JaxModule):
         self.mlp = VisionMLP(scope / "mlp", num_features, intermediate_size, activation)
 
     def __call__(self, x: jax.Array, num_patches: jax.Array, angles: jax.Array | None = None) -> jax.Array:
-        """See `SiglipAttention`."""
+        """x [P, C] -> [P, C]; arguments as in `SiglipAttention`."""
         x = x + self.self_attn(self.layer_norm1(x), num_patches, angles)
         return x + self.mlp(self.layer_norm2(x))
 
 
 class SiglipEncoder(JaxModule):
-    """The layers.
+    """The layers of the tower.
 
     Args:
-      scope: The encoder's scope, with the tower's config.
+      scope: Scope of the encoder.
       num_features: C.
-      defaults: Of config.json's values, by key.
+      defaults: Defaults of config.json's values, by key.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, defaults: Mapping[str, Any]) -> None:
@@ -115,7 +100,7 @@ class SiglipEncoder(JaxModule):
         num_layers: int | None = None,
         angles: jax.Array | None = None,
     ) -> list[jax.Array]:
-        """See `SiglipAttention`; x as it is before the first layer and after each of so many, None is all."""
+        """Returns x before the first layer and after each of the first `num_layers` layers (None: all)."""
         states = [x]
         for layer in self.layers[:num_layers]:
             states.append(run_layer(layer, states[-1], num_patches, angles))
@@ -123,7 +108,7 @@ class SiglipEncoder(JaxModule):
 
 
 class SiglipEmbeddings(JaxModule):
-    """Patches, and where they are.
+    """Embeddings of patches plus embeddings of their positions.
 
     Args:
       scope: The embeddings' scope.
@@ -138,7 +123,7 @@ class SiglipEmbeddings(JaxModule):
         self.position_embedding = PositionTable(scope / "position_embedding", side * side, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         places = patches.rows * self.side + patches.columns
         return self.patch_embedding(patches.pixels) + self.position_embedding(places)
 
@@ -147,14 +132,11 @@ class SiglipTower(JaxModule):
     """The vision transformer.
 
     Args:
-      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
-      model_types: That the config may have.
-      defaults: Of config.json's values, by key.
-      is_normed: Whether there is a norm after the layers.
-      make_embeddings: `SiglipEmbeddings`, or what takes its place.
-
-    Raises:
-      ConfigError: The config asks for something that is not supported.
+      scope: Scope of the tower.
+      model_types: Accepted values of the config's `model_type`.
+      defaults: Defaults of config.json's values, by key.
+      is_normed: True if a norm follows the layers.
+      make_embeddings: Factory of the embeddings, called as `SiglipEmbeddings` is.
     """
 
     def __init__(
@@ -183,10 +165,10 @@ class SiglipTower(JaxModule):
         self.post_layernorm = layer_norm(scope, self.hidden_size, epsilon=epsilon) if is_normed else None
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P, C]."""
+        """Patches -> [P, C]."""
         x = self.states(patches)[-1]
         return x if self.post_layernorm is None else self.post_layernorm(x)
 
     def states(self, patches: Patches, num_layers: int | None = None) -> list[jax.Array]:
-        """The patches -> [P, C], as they are before the first layer and after each of so many; None is all."""
+        """Patches -> states [P, C] before the first layer and after each of `num_layers` layers (None: all)."""
         return self.encoder(self.embeddings(patches), patches.num_patches, num_layers)

@@ -1,4 +1,4 @@
-"""Code shared by families with latent attention to the tokens that an indexer selects (DeepSeek Sparse Attention)."""
+"""Code shared by families with latent attention to tokens that an indexer selects (DeepSeek Sparse Attention)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
 
 
 class SparseLatentDecoderLayer(DeepseekDecoderLayer):
-    """DeepSeek V3's layer with such attention.
+    """DeepSeek V3's layer with sparse latent attention.
 
     Args:
-      scope: The layer's scope.
-      interleaved_index_rope: Whether the rope of the indexer pairs neighbouring dimensions.
-      has_indexer: For each layer of the model, whether it has an indexer; those that have none attend to what the last
-        one before them selected.
+      scope: Scope of the layer.
+      interleaved_index_rope: True if the rope of the indexer pairs neighbouring dimensions.
+      has_indexer: For each layer of the model, True if it has an indexer. A layer without one uses the selection of the
+        last layer before it that has one. None: all layers have one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
 
 
 class SparseLatentCausalLM(DeepseekCausalLM):
-    """Base of such models; each sets its layer class."""
+    """Base of the models; each model sets its layer class."""
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -80,5 +80,5 @@ class SparseLatentCausalLM(DeepseekCausalLM):
             )
 
 
-# `Family.tiny` of an indexer: heads enough that no score is 0 in all of them, as equal scores may select differently.
+# `Family.tiny` of an indexer. With this many heads no score is 0 in all of them; equal scores may select differently.
 TINY_INDEXER: TinySizes = {"index_topk": 9, "index_n_heads": 18, "index_head_dim": 16}

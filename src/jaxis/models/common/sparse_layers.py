@@ -1,4 +1,4 @@
-"""Code shared by families in which some feed-forward blocks are mixtures of experts and others are dense."""
+"""Code shared by families with some dense feed-forward blocks and some mixtures of experts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxis.layers.scope import LayerScope
 
 
 def is_sparse_layer(config: HFConfig, layer_index: int, *, default_first_sparse: int) -> bool:
-    """Whether the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
+    """True if the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
 
     Args:
-      config: Of the model.
-      layer_index: The decoder layer's, from 0.
-      default_first_sparse: The first sparse layer of a config.json that has neither key.
+      config: Config of the model.
+      layer_index: Index of the decoder layer, from 0.
+      default_first_sparse: First sparse layer if config.json has neither key.
 
     Raises:
       ConfigError: `mlp_layer_types` has an unknown type, or not one entry per layer.
@@ -48,17 +48,20 @@ def dense_or_sparse(
     stack_layout: StackLayout | None = None,
     use_selection_bias: bool = True,
 ) -> FeedForward:
-    """A layer's `mlp` in the manner of DeepSeek: a dense block of `intermediate_size`, or experts of
-    `moe_intermediate_size` and one block as wide as all shared ones together.
+    """A layer's `mlp` as in DeepSeek: a dense block, or experts and one shared block.
+
+    The dense block has `intermediate_size`, each expert `moe_intermediate_size`. The shared block is as wide as all
+    shared
+    experts together.
 
     Args:
-      scope: The decoder layer's scope.
-      routing: How the router chooses experts.
-      is_sparse: Whether the layer has experts.
-      num_shared_experts: The shared ones; 0 for none.
-      use_bias: Whether the dense and the shared block have biases.
-      stack_layout: See `JaxExperts`.
-      use_selection_bias: See `SparseMoE`.
+      scope: Scope of the decoder layer.
+      routing: Choice of experts by the router.
+      is_sparse: True for experts, False for a dense block.
+      num_shared_experts: Number of shared experts; 0 for none.
+      use_bias: True if the dense and the shared block have biases.
+      stack_layout: Layout of stacked experts, as in `JaxExperts`.
+      use_selection_bias: Selection bias of the router, as in `SparseMoE`.
     """
     mlp = scope / "mlp"
     if not is_sparse:
@@ -79,13 +82,13 @@ def dense_or_sparse(
 
 
 def sigmoid_routing(config: HFConfig, num_experts: int, *, renormalize: bool, scaling_factor: float) -> Routing:
-    """DeepSeek V3's routing, with its names of the groups, in which the reference multiplies in float32.
+    """DeepSeek V3's routing with its keys of groups; the reference multiplies in float32.
 
     Args:
-      config: Of the model.
+      config: Config of the model.
       num_experts: X.
-      renormalize: See `Routing`.
-      scaling_factor: See `Routing`.
+      renormalize: Renormalization of weights, as in `Routing`.
+      scaling_factor: Factor of weights, as in `Routing`.
 
     Raises:
       ConfigError: config.json asks for another method.

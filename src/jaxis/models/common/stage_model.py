@@ -1,4 +1,4 @@
-"""Cuts a model down to one pipeline stage: its own layers, with embeddings in the first and the head in the last."""
+"""Cuts a model down to one pipeline stage: some layers, with embeddings in the first stage and the head in the last."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from jaxis.parallel.stages import Stage
 
 
 class ElsewhereLayer(JaxModule):
-    """In the place of a layer that another stage has: hands on what it gets. So layers keep their numbers."""
+    """Placeholder of a layer of another stage, so that layers keep their numbers; returns its input."""
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, *others: object) -> LayerOutput:
-        """Returns both as they are."""
         del others
         return kv_cache, x
 
 
 class Elsewhere(JaxModule):
-    """In the place of another module that another stage has; it is never called."""
+    """Placeholder of another module of another stage; it is never called."""
 
 
 def cut_to_stage(model: JaxModule, stage: Stage) -> None:
-    """Takes everything out of a model that other stages have.
+    """Removes everything from a model that belongs to other stages.
 
-    Its caches are then those of its own layers, and it loads only what it has. It takes what the stage before hands on
-    as `intermediate_tensors`, and returns what it hands on in the place of normed hidden states.
+    The model then has the caches of its own layers and loads only what it has. It takes the output of the stage before
+    as `intermediate_tensors`. In place of normed hidden states, it returns the output for the stage after.
 
     Args:
-      model: Constructed, but not loaded.
-      stage: What it becomes.
+      model: Constructed model, not loaded yet.
+      stage: Stage that the model becomes.
 
     Raises:
-      ConfigError: It cannot be divided like this.
+      ConfigError: The model cannot be divided into these stages.
     """
     if stage.num_stages == 1:
         return
@@ -76,7 +75,7 @@ def _leave_out(module: JaxModule, child: str) -> None:
 
 
 def cache_entries(model: JaxModule, stage: Stage) -> range:
-    """Which of a whole model's caches are those of a stage's layers.
+    """Returns the range of a whole model's caches that belong to a stage's layers.
 
     Raises:
       ConfigError: The model cannot be divided into stages.
@@ -89,7 +88,7 @@ def cache_entries(model: JaxModule, stage: Stage) -> range:
 
 
 def _check_layers(decoder: DecoderModel, stage: Stage) -> None:
-    """Raises an error for layers, of any stage, that take more than hidden states from those of another."""
+    """Raises an error if layers of any stage need more than hidden states from another stage."""
     if decoder.has_layer_inputs:
         raise _refusal(stage, "its layers have embeddings of their own")
     if decoder.has_shared_selection:

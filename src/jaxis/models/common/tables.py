@@ -1,4 +1,4 @@
-"""The two tables of a decoder, embeddings and head, which are one where the head is tied."""
+"""The two tables of a decoder, embeddings and head, which are one if the head is tied."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from jaxis.loading.given_tensors import BorrowedArray
 from jaxis.loading.headers import reading_only_headers
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-"""The names here of their weights; a tied model has the first alone."""
+"""Parameter names of the two weights; a tied model has only the first."""
 
 
 def other_table(name: str) -> str:
-    """The name of the other one."""
+    """Returns the name of the other table."""
     return EMBEDDINGS if name == HEAD else HEAD
 
 
 def with_both_tables(
     tensors: Iterable[tuple[str, np.ndarray]], names: CheckpointNames
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """A checkpoint's tensors, with its only table under the names of both."""
+    """Yields a checkpoint's tensors; a single table comes under the names of both."""
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors:
         if (here := names.name_here(name)) in (EMBEDDINGS, HEAD):
@@ -34,12 +34,12 @@ def with_both_tables(
 
 
 def lasting(tensor: np.ndarray) -> np.ndarray:
-    """A tensor that may be kept while others are read."""
+    """Returns a tensor that may be kept while others are read."""
     return np.array(tensor) if isinstance(tensor, BorrowedArray) else tensor
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two tensors are the same bit for bit; of headers, whether they can be."""
+    """True if two tensors are equal bit for bit; with headers only, True if they can be."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if reading_only_headers():

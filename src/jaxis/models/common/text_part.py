@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class TextPart(CausalLM):
-    """A text model that is one part of a checkpoint: the other parts are not loaded with it.
+    """A text model that is one part of a checkpoint; the other parts are not loaded with it.
 
-    A family inherits this class and then its text model, whose config is `text_config` or, where a family's first
-    checkpoints have none, all of config.json. It names the parts left out; any other tensor or config key is an error,
-    as usual. Checkpoints name the text model in one of two ways. Here is the one of `language_model.model.*` with
-    `language_model.lm_head`; `InnerTextPart` is the other.
+    A family inherits this class and then its text model. The text model's config is `text_config` or, if a family's
+    first checkpoints have no such key, all of config.json. The class names the parts left out; any other tensor or
+    config key is an error. Checkpoints name the text model in one of two ways: `language_model.model.*` with
+    `language_model.lm_head` here, the other in `InnerTextPart`.
 
     Attributes:
-      text_renames: What the checkpoint calls the text model's two parts; its own table comes after.
-      text_module_renames: What transformers calls them.
-      text_model_types: The `model_type` that the text's config may have.
-      other_parts: The checkpoint's modules and tensors that are not loaded.
+      text_renames: Names of the text model's two parts in the checkpoint; the text model's own table applies after.
+      text_module_renames: Names of the two parts in transformers.
+      text_model_types: Accepted values of `model_type` in the text's config.
+      other_parts: Modules and tensors of the checkpoint that are not loaded.
       other_keys: Keys of config.json that concern those modules.
-      is_tied_outside: Whether the reference ties the head if config.json does not say so outside of `text_config`.
-      tower: What of those modules encodes images, which an engine loads beside the text; None: prompts are text only.
+      is_tied_outside: True if the reference ties the head when config.json does not say so outside of `text_config`.
+      tower: Image encoder among those modules, which an engine loads beside the text; None: prompts are text only.
     """
 
     text_renames: ClassVar[Sequence[Rename]] = (
@@ -43,7 +43,7 @@ class TextPart(CausalLM):
         ("language_model.lm_head", "lm_head"),
     )
     text_module_renames: ClassVar[Sequence[Rename]] = (("model.language_model", "model"),)
-    # transformers' name of the text model: of adapters that were trained with it, and of files that ModelOpt quantized.
+    # transformers' name of the text model, in adapters trained with it and in files that ModelOpt quantized.
     other_names = (("model.language_model", "model"),)
     is_tied_outside: ClassVar[bool] = False
     tower: ClassVar[type[VisionTower] | None] = None
@@ -68,30 +68,29 @@ class TextPart(CausalLM):
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """See `CausalLM`."""
         return *cls.text_renames, *cls.inner_renames(config)
 
     @classmethod
     def all_module_renames(cls, config: HFConfig) -> Sequence[Rename] | None:
-        """See `CausalLM`."""
         own = super().all_module_renames(config)
         return *cls.text_module_renames, *(cls.inner_renames(config) if own is None else own)
 
     @classmethod
     def inner_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """The text model's own table, after its two parts have the names that they have here."""
+        """Returns the text model's own table, which applies after `text_renames`."""
         return super().all_renames(config)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
-        """Whether config.json or its `text_config` says so: the reference takes either for some of these families.
+        """True if config.json or its `text_config` says so: for some of these families, the reference takes either.
 
-        Where it takes the other one of two that differ, the checkpoint has both tables, or the reference has no head.
+        If two values differ and the reference takes the other one, the checkpoint has both tables, or the reference has
+        no head.
         """
         outside = self._outside
         return super().is_tied(config, default if outside is None else outside) or bool(outside)
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """See `CausalLM`; tensors of `other_parts` are dropped as well."""
+        """Also drops tensors of `other_parts`."""
         prefixes = tuple(f"{part}." for part in self.other_parts)
         return super().without_redundant_tensors(
             (name, tensor) for name, tensor in weights if not f"{name}.".startswith(prefixes)
@@ -99,6 +98,6 @@ class TextPart(CausalLM):
 
 
 class InnerTextPart(TextPart):
-    """A `TextPart` whose decoder is in the checkpoint's `model`, beside the other parts, and whose head is outside."""
+    """A `TextPart` whose decoder lies in the checkpoint's `model`, beside the other parts; the head lies outside."""
 
     text_renames: ClassVar[Sequence[Rename]] = (("model.language_model", "model"),)

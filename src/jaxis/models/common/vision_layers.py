@@ -1,4 +1,10 @@
-"""What vision towers are made of: patches, attention of all to all, and layers without a gate."""
+"""Parts of vision towers: patches, attention, layers without a gate, interpolated positions.
+
+Shapes are [P, C] for P patches of C features, [P, H, D] for H heads of D features, F for features inside a feed-forward
+block and E for features of the text model. `patch_size` counts pixels of a side of a patch. The scope of a tower and of
+its layers has the checkpoint's `vision_config` as its config (`vision_scope`), a projector's has all of config.json.
+Towers raise a ConfigError for settings that are not supported.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +36,19 @@ MakeNorm = Callable[..., Any]
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
 _WINDOWS_AT_ONCE = 4
-_CUBIC = -0.75  # of PyTorch's bicubic interpolation
+_CUBIC = -0.75  # parameter of PyTorch's bicubic interpolation
 CLASS_ROWS = 64
-"""Those that a class token and padding after it take: a number that chunks of attention divide."""
+"""Rows that a class token and padding after it take; a multiple of the chunks of attention."""
 
 
 class PatchConvolution(JaxModule):
-    """A convolution whose kernels do not overlap: a product with each patch.
+    """A convolution without overlap: a product with each patch.
 
     Args:
-      scope: The layer's scope.
+      scope: Scope of the layer.
       patch_size: Pixels of a side of a patch.
       num_features: C.
-      use_bias: Whether there is a `bias` [C].
+      use_bias: True for a `bias` [C].
     """
 
     def __init__(self, scope: LayerScope, patch_size: int, num_features: int, *, use_bias: bool = False) -> None:
@@ -61,11 +67,11 @@ def patch_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None
 
 
 class PositionTable(JaxModule):
-    """An embedding of each place.
+    """An embedding of each position.
 
     Args:
-      scope: The table's scope.
-      num_places: How many there are.
+      scope: Scope of the table.
+      num_places: Number of positions.
       num_features: C.
     """
 
@@ -79,12 +85,6 @@ class PositionTable(JaxModule):
 
 class VisionMLP(JaxModule):
     """`fc2(act(fc1(x)))`.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      intermediate_size: F.
-      activation: Its name.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -102,19 +102,19 @@ class VisionMLP(JaxModule):
 
 
 class VisionProjector(JaxModule):
-    """`linear_2(act(linear_1(x)))`: from a tower's features, of neighbours joined, to embeddings of the text.
+    """`linear_2(act(linear_1(x)))`: projects a tower's features of joined neighbours to embeddings of the text.
 
     Args:
-      scope: The projector's scope, with all of config.json unless it is given what else would be read there.
+      scope: Scope of the projector. Arguments left out are read from all of config.json.
       num_features: C.
-      size: E; None is that of the text in config.json.
-      num_merged: Patches that become one embedding.
-      inner_size: F, between the products; None is E.
-      activation: Its name; None is that of config.json.
-      use_bias: Whether the products have biases.
-      make_norm: Makes a norm that comes first: `layer_norm` or `rms_norm`; None: there is none.
-      epsilon: Of the norm.
-      norms_merged: Whether it is over neighbours joined, not over each patch.
+      size: E; None means the text's `hidden_size`.
+      num_merged: Number of patches that become one embedding.
+      inner_size: F, between the products; None means E.
+      activation: Name of the activation; None means config.json's `projector_hidden_act`.
+      use_bias: True if the products have biases.
+      make_norm: Factory of a norm before the products, `layer_norm` or `rms_norm`; None for no norm.
+      epsilon: Epsilon of the norm.
+      norms_merged: True if the norm is over joined neighbours, False if over each patch.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -145,7 +145,7 @@ class VisionProjector(JaxModule):
         self.linear_2 = linear(scope / "linear_2", inner, outer, axes=out, use_bias=use_bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C], those that are joined next to each other -> [P / num_merged, E]."""
+        """x [P, C], joined patches next to each other -> [P / num_merged, E]."""
         x = x.reshape(-1, self.merged_size) if self.norms_merged else x
         x = x if self.pre_norm is None else self.pre_norm(x)
         return self.linear_2(self.act(self.linear_1(x.reshape(-1, self.merged_size))))
@@ -154,14 +154,14 @@ class VisionProjector(JaxModule):
 def attend_within(
     segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None
 ) -> jax.Array:
-    """Attention of patches to each other within their segments.
+    """Attention among patches of the same segment.
 
     Args:
-      segments: i32 [P], each patch's segment; that of padding is negative.
+      segments: i32 [P], the segment of each patch; negative for padding.
       q: [P, H, D].
       k: [P, K, D], K a divisor of H.
       v: [P, K, D].
-      scale: Of scores; None is 1 / sqrt(D).
+      scale: Factor of scores; None means 1 / sqrt(D).
 
     Returns:
       [P, H * D].
@@ -187,8 +187,8 @@ def attend_within(
 
 
 def _attend_by_kernel(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) -> jax.Array:
-    """`attend_within` of whole tiles of elements by a kernel, to which each segment is a range: [P, H, D]."""
-    # Padding comes last, so that it does not move where segments begin.
+    """Computes `attend_within` for whole tiles of elements by a kernel; each segment becomes a range. -> [P, H, D]."""
+    # Padding comes last, so that it does not move the beginnings of segments.
     numbers = segments.astype(jnp.uint32)
     order = jnp.argsort(numbers, stable=True)
     ordered = numbers[order]
@@ -206,12 +206,12 @@ def _attend_by_kernel(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Ar
 
 
 class Windows(NamedTuple):
-    """The windows within which patches see each other.
+    """Windows within which patches see each other.
 
     Attributes:
-      patches: i32 [W, S], those of each window, P where it has fewer; windows in use come first.
-      slots: i32 [P], where each patch is among them, window by window.
-      count: i32, windows in use.
+      patches: i32 [W, S], patches of each window, filled up with P. Windows in use come first.
+      slots: i32 [P], position of each patch in the flattened `patches`.
+      count: i32, number of windows in use.
     """
 
     patches: jax.Array
@@ -220,15 +220,15 @@ class Windows(NamedTuple):
 
     @classmethod
     def of(cls, patches: Patches, side: int, merge_size: int) -> Windows:
-        """The squares of an image.
+        """Divides an image into square windows.
 
         Args:
-          patches: The image's.
-          side: Patches of a side of a window, of which those at the lower and right edge may have fewer.
-          merge_size: That divides the image's rows and columns.
+          patches: Patches of the image.
+          side: Patches of a side of a window. Windows at the lower and right edge may have fewer.
+          merge_size: Divisor of the image's rows and columns.
         """
         num_rows, size = patches.rows.shape[0], side * side
-        # No image of as many patches has more windows: one that is `merge_size` wide.
+        # The most windows of this many patches: those of an image that is `merge_size` wide.
         most = -(-(num_rows // (side * merge_size) + 1) // _WINDOWS_AT_ONCE) * _WINDOWS_AT_ONCE
         across = jnp.max(patches.columns) // side + 1
         windows = patches.rows // side * across + patches.columns // side
@@ -242,10 +242,10 @@ class Windows(NamedTuple):
 
 
 def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of patches to each other within their windows, whose cost grows with the windows in use.
+    """Attention among patches of the same window. Its cost grows with the windows in use.
 
     Args:
-      windows: The windows.
+      windows: Windows of the image.
       q: [P, H, D].
       k: [P, K, D], K a divisor of H.
       v: [P, K, D].
@@ -272,30 +272,30 @@ def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array
 
 
 def attend_to_visible(visible: jax.Array | Windows, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of patches within their segments, i32 [P], or their windows; q, k and v as there -> [P, H * D]."""
+    """`attend_within` for segments i32 [P], `attend_in_windows` for windows -> [P, H * D]."""
     if isinstance(visible, Windows):
         return attend_in_windows(visible, q, k, v)
     return attend_within(visible, q, k, v)
 
 
 def _of_each_head(q: jax.Array, k: jax.Array, v: jax.Array) -> list[jax.Array]:
-    """Keys and values [P, K, D] as many heads of queries [P, H, D] share them -> [P, H, D] each."""
+    """Repeats keys and values [P, K, D] for the heads of queries [P, H, D] -> [P, H, D] each."""
     group = q.shape[1] // k.shape[1]
     return [each if group == 1 else jnp.repeat(each, group, axis=1) for each in (k, v)]
 
 
 def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
-    """The segments of patches that all see each other: i32 [num_rows], those after `num_patches` apart."""
+    """Returns segments i32 [num_rows]: 0 for the first `num_patches` rows, -1 for padding."""
     return jnp.where(jnp.arange(num_rows) < num_patches, 0, -1)
 
 
 def add_class_token(x: jax.Array, token: jax.Array, num_patches: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A class token, which patches see and which sees them, as the row after all patches and their padding.
+    """Adds a class token as the row after all patches and their padding. It sees patches, and they see it.
 
     Args:
       x: [P, C].
       token: [C].
-      num_patches: Those of x that are no padding.
+      num_patches: Number of rows of x that are no padding.
 
     Returns:
       [P + CLASS_ROWS, C], and the segments of these rows for `attend_within`.
@@ -307,14 +307,14 @@ def add_class_token(x: jax.Array, token: jax.Array, num_patches: jax.Array) -> t
 
 
 def rotate_halves(x: jax.Array, angles: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
-    """x [P, H, D] with its halves rotated by angles [P, D / 2], in `dtype`."""
+    """Rotates the halves of x [P, H, D] by angles [P, D / 2], in `dtype`."""
     cos, sin = jnp.cos(angles).astype(dtype)[:, None], jnp.sin(angles).astype(dtype)[:, None]
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def rotate_pairs(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """x [P, H, D]: pairs of neighbours rotated by angles [P, D / 2], in float32."""
+    """Rotates pairs of neighbours of x [P, H, D] by angles [P, D / 2], in float32."""
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     pairs = x.astype(jnp.float32).reshape(*x.shape[:2], -1, 2)
     first, second = pairs[..., 0], pairs[..., 1]
@@ -330,16 +330,15 @@ def stretched_positions(
     aligns_corners: bool = False,
     is_zero_beyond: bool = False,
 ) -> jax.Array:
-    """A table of positions stretched over an image, with the weights of PyTorch's interpolation.
+    """Interpolates a table of positions over an image, with the weights of PyTorch's interpolation.
 
     Args:
       table: [side, side, C].
-      patches: The image's.
-      is_cubic: Whether the interpolation is bicubic, over the sixteen places of the table around each patch, or
-        bilinear, over four.
-      aligns_corners: Whether the table's outermost places lie in the middle of the image's outermost patches, not at
-        the image's border with theirs.
-      is_zero_beyond: Whether there is nothing beyond the table's border, instead of what is at it.
+      patches: Patches of the image.
+      is_cubic: True for bicubic interpolation, over sixteen positions around each patch; False for bilinear, over four.
+      aligns_corners: True to align the centers of the outermost positions and patches, False to align the borders of
+        table and image.
+      is_zero_beyond: True for zeros beyond the table's border, False for the values at the border.
 
     Returns:
       float32 [P, C].
@@ -378,12 +377,12 @@ def _far(distance: jax.Array) -> jax.Array:
 
 
 def axial_angles(patches: Patches, head_dim: int, theta: float) -> jax.Array:
-    """The angles by which pairs of a head's elements are rotated: by row in its first half, by column in the second.
+    """Returns angles that rotate pairs of a head's elements: by row in its first half, by column in the second.
 
     Args:
-      patches: The image's.
+      patches: Patches of the image.
       head_dim: D.
-      theta: The base.
+      theta: Base of the rope.
 
     Returns:
       float32 [P, D / 2].
@@ -394,10 +393,10 @@ def axial_angles(patches: Patches, head_dim: int, theta: float) -> jax.Array:
 
 
 def axial_rope_theta(config: HFConfig, default: float) -> float:
-    """The base of a RoPE that goes by row and column, in a tower's config.
+    """Returns the base of a tower's RoPE by row and column.
 
     Raises:
-      ConfigError: The config has a RoPE of another kind.
+      ConfigError: The config has another kind of RoPE.
     """
     rope = config.read_object("rope_parameters") or {}
     if rope.get("rope_type", "default") not in ("axial", "default"):
@@ -406,13 +405,13 @@ def axial_rope_theta(config: HFConfig, default: float) -> float:
 
 
 def vision_scope(scope: LayerScope) -> LayerScope:
-    """The scope of a tower, whose config is the checkpoint's `vision_config`."""
+    """Returns the scope of a tower, whose config is the checkpoint's `vision_config`."""
     model_config = dataclasses.replace(scope.vllm_config.model_config, hf_config=scope.config["vision_config"])
     return dataclasses.replace(scope, vllm_config=dataclasses.replace(scope.vllm_config, model_config=model_config))
 
 
 def one_side(value: Any, source: str) -> int:
-    """A size that may be given once or for both sides.
+    """Returns a size that is given once or for both sides.
 
     Raises:
       ConfigError: The sides differ.
@@ -424,12 +423,12 @@ def one_side(value: Any, source: str) -> int:
 
 
 def parameter(scope: LayerScope, *shape: int) -> nnx.Param:
-    """A parameter that every device has all of."""
+    """A parameter that is replicated on every device."""
     return make_parameter(scope.rngs, DEFAULT_INIT, shape, scope.dtype, axes=(None,) * len(shape))
 
 
 def run_layer(layer: Any, *args: jax.Array | Windows | None) -> jax.Array:
-    """Calls a layer; equal ones are traced once."""
+    """Calls a layer; equal layers are traced once."""
     return layer(*args) if calls_are_observed() else _run_layer(*nnx.split(layer), *args)
 
 

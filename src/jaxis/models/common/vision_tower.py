@@ -1,4 +1,4 @@
-"""What a family's vision tower is to the engine, and how an image's view lies in the vector that its program takes."""
+"""Interface of a family's vision tower, and the packed vector that passes a view of an image to its program."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from jaxis.models.common.interfaces import LoadableWithIterator
 
 
 class Patches(NamedTuple):
-    """A view of an image as a tower takes it, its P patches padded.
+    """P patches of a view of an image, with padding.
 
     Attributes:
-      pixels: Of each patch, [P, patch * patch * 3], row by row and channels last, those of one frame after another's
-        where a view has several; uint8 on the host, and what the processor makes of them in the tower.
-      rows, columns: Where the patch lies, i32 [P].
-      num_patches: Without the padding, i32.
+      pixels: [P, patch * patch * 3 * frames], row by row and channels last, frame after frame. uint8 on the host; in
+        the tower, values that the processor computed from them.
+      rows: i32 [P], row of each patch.
+      columns: i32 [P], column of each patch.
+      num_patches: i32, number of patches without the padding.
     """
 
     pixels: jax.Array
@@ -31,23 +32,24 @@ class Patches(NamedTuple):
 
 
 class VisionTower(JaxModule, LoadableWithIterator):
-    """From a view of an image to embeddings of the text model.
+    """Computes embeddings of the text model from a view of an image.
 
-    Its parameters are the checkpoint's beside those of its text.
-
-    A family's constructor takes `vllm_config`, whose config.json is what `config_keys` name, and `rng`.
+    Its parameters are the checkpoint's besides those of the text. The constructor takes `vllm_config`, whose
+    config.json has the keys of `config_keys`, and `rng` for initial weights. It raises a `ConfigError` for settings
+    that are not supported.
 
     Attributes:
-      config_keys: What of config.json is about it; a key of a nested object is written with dots.
-      prefixes: How the names of its tensors begin in the checkpoint.
-      unused: How the names of those among them begin that embeddings do not depend on.
-      names: What they are called in files, below what `prefixes` and `unused` say with the names here.
+      config_keys: Keys of config.json that concern the tower; dots separate nested keys.
+      prefixes: Name prefixes of the tower's tensors.
+      unused: Name prefixes of tensors among them that do not affect embeddings and are skipped.
+      names: Renames from checkpoint names to parameter names. They apply before `prefixes` and `unused`, which
+        therefore have parameter names.
       patch_size: Pixels of a side of a patch.
-      merge_size: Patches of a side of what becomes one embedding.
-      num_frames: Frames that a view of a video has; 1: the tower takes images alone.
-      num_additions: After how many of the text's first layers something is added at an image's tokens (DeepStack,
-        arXiv:2406.04334); it follows the embeddings.
-      ends_lines: Whether there is an embedding for the end of a line of patches, which then follows all others.
+      merge_size: Patches of a side of the square that becomes one embedding.
+      num_frames: Frames of a view of a video; 1 for a tower of images only.
+      num_additions: Number of the text's first layers that receive additions at an image's tokens (DeepStack,
+        arXiv:2406.04334). The additions follow the embeddings.
+      ends_lines: True if an embedding of the end of a line of patches follows all others.
     """
 
     config_keys: ClassVar[tuple[str, ...]]
@@ -61,37 +63,37 @@ class VisionTower(JaxModule, LoadableWithIterator):
     ends_lines: ClassVar[bool] = False
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """Embeddings [P / merge_size ** 2, E * (1 + num_additions)], in the order of merged patches, padding last.
+        """Returns embeddings [P / merge_size ** 2, E * (1 + num_additions)] of merged patches in order, padding last.
 
-        With `ends_lines`, one row more.
+        With `ends_lines`, one more row follows.
         """
         raise NotImplementedError
 
     @classmethod
     def has_tensor(cls, name: str) -> bool:
-        """Whether a tensor of this name in a checkpoint is the tower's."""
+        """True if a checkpoint's tensor of this name is the tower's."""
         name = cls._plain_name(name)
         return name.startswith(cls.prefixes) and not name.startswith(cls.unused)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """See `LoadableWithIterator`; tensors that are not the tower's are left alone."""
+        """Fills the tower's parameters; ignores other tensors."""
         return super().load_weights((self._plain_name(name), each) for name, each in weights if self.has_tensor(name))
 
     @classmethod
     def _plain_name(cls, name: str) -> str:
-        # As transformers names them; in files the text and the tower are on one level.
+        # transformers' names; files have the text and the tower on one level.
         return cls.names.name_here(name.removeprefix("model."))
 
 
 def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padded: int) -> np.ndarray:
-    """A view of an image as one int32 vector, for `unpack_patches`.
+    """Packs a view of an image into one int32 vector, for `unpack_patches`.
 
-    Patches that are merged follow each other, so that merging is a reshape.
+    Patches to be merged are adjacent, so that merging is a reshape.
 
     Args:
-      pixels: uint8 [height, width, 3 * frames], sides multiples of `patch_size * merge_size`.
-      patch_size: The tower's.
-      merge_size: The tower's.
+      pixels: uint8 [height, width, 3 * frames]; sides are multiples of `patch_size * merge_size`.
+      patch_size: Patch size of the tower.
+      merge_size: Merge size of the tower.
       num_padded: P, a multiple of `merge_size ** 2`.
     """
     height, width, channels = pixels.shape
@@ -110,12 +112,12 @@ def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padde
 
 
 def packed_size(num_padded: int, patch_size: int, num_channels: int) -> int:
-    """The length of what `pack_patches` returns."""
+    """Returns the length of `pack_patches`' result."""
     return 1 + 2 * num_padded + -(-num_padded * patch_size * patch_size * num_channels // 4)
 
 
 def unpack_patches(packed: jax.Array, patch_size: int, num_padded: int, num_channels: int) -> Patches:
-    """The patches of a view, inside a jitted function; their pixels are uint8."""
+    """Unpacks the patches of a view, with uint8 pixels, inside a jitted function."""
     size = patch_size * patch_size * num_channels
     data = jax.lax.bitcast_convert_type(packed[1 + 2 * num_padded :], jnp.uint8).reshape(-1)
     places = packed[1 : 1 + 2 * num_padded].reshape(2, num_padded)

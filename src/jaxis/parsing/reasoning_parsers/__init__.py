@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from jaxis.errors import ConfigError
+from jaxis.parsing.reasoning_parsers.answer_tags import ErnieReasoningParser, HunyuanReasoningParser
 from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.reasoning_parsers.granite import GraniteReasoningParser
 from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
+from jaxis.parsing.reasoning_parsers.muse_glimmer import MuseGlimmerReasoningParser
 from jaxis.parsing.reasoning_parsers.tags import (
     ApertusReasoningParser,
     CohereReasoningParser,
-    ErnieReasoningParser,
     Gemma4ReasoningParser,
-    GraniteReasoningParser,
-    HunyuanReasoningParser,
     KimiReasoningParser,
     MiniCPMReasoningParser,
     MistralReasoningParser,
-    MuseGlimmerReasoningParser,
     SeedOssReasoningParser,
     ThinkReasoningParser,
 )

@@ -13,17 +13,17 @@ from jaxis.parsing.text_reader import Reading, TextReader
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """How reasoning is marked in one answer's text.
+    """Marks of the reasoning in one answer's text.
 
     Attributes:
-      opened: The answer begins inside the reasoning.
-      openings: What may open it, if nothing but white space comes before.
-      ends: For each of them, what ends the reasoning that it began; the first also for what the prompt opened.
-      closings: Whatever may end it, calls of tools included.
-      interruptions: Those of them that belong to what comes after.
+      opened: True if the answer begins inside the reasoning.
+      openings: Marks that may open it, if only white space comes before.
+      ends: Marks that end the reasoning, one for each opening; the first also ends reasoning that the prompt opened.
+      closings: All marks that may end it, tool calls included.
+      interruptions: Closings that belong to the text after the reasoning.
       answer_openings: Special tokens, one of which may come between the reasoning and the answer.
       repeats: Reasoning may come several times, and anywhere.
-      refused: What comes before, and a word that opens reasoning where it follows it; None if no single word does.
+      refused: (Text before, word) of a word that opens reasoning after that text; None if no single word opens it.
     """
 
     opened: bool
@@ -50,7 +50,7 @@ class ReasoningParser(ABC):
       dropped: Special tokens without meaning here, such as those that end a turn.
 
     Args:
-      prompt: The rendered prompt, of which only the end counts: a template may open the reasoning.
+      prompt: The rendered prompt. Only its end counts: a template may open the reasoning.
       tool_dropped: Special tokens to leave out of the reasoning too, if the text contains them only because the tool
         parser needs them; that parser leaves them out of the content.
     """
@@ -74,17 +74,17 @@ class ReasoningParser(ABC):
 
     @classmethod
     def opened_by(cls, prompt: str) -> bool:
-        """Whether the prompt ends with the marker that opens the reasoning."""
+        """Returns whether the prompt ends with the marker that opens the reasoning."""
         return prompt.rstrip().endswith(cls.opening)
 
     @classmethod
     def marks(cls, prompt: str) -> ReasoningMarks | None:
-        """How an answer's reasoning is marked; None if the prompt leaves no place for any."""
+        """Returns the marks of an answer's reasoning; None if there can be no reasoning after this prompt."""
         return cls.marks_before_answer(prompt)
 
     @classmethod
     def marks_before_answer(cls, prompt: str) -> ReasoningMarks | None:
-        """How all that comes before the answer itself is marked; None if the prompt ends with it."""
+        """Returns the marks around the text before the answer; None if the prompt ends with it."""
         prompt = prompt.rstrip()
         if prompt.endswith(cls.closings):
             return None
@@ -107,7 +107,7 @@ class ReasoningParser(ABC):
         return self._advance()
 
     def finish(self) -> list[Event]:
-        """Ends the text; the parser takes no more. Returns what was held back."""
+        """Ends the text, and returns the events that were held back. The parser takes no more."""
         self._reader.close()
         return self._advance()
 

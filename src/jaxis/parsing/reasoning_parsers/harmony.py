@@ -15,7 +15,7 @@ class HarmonyReasoningParser(ReasoningParser):
 
     @classmethod
     def marks(cls, prompt: str) -> ReasoningMarks | None:
-        """See `ReasoningParser.marks`: each message on the analysis channel is reasoning."""
+        """Returns marks by which each message on the analysis channel is reasoning."""
         opening = f"<|channel|>analysis{MESSAGE}"
         return ReasoningMarks(
             opened=prompt.rstrip().endswith(opening),

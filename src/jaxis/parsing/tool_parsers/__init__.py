@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from jaxis.errors import ConfigError
+from jaxis.parsing.tool_parsers.apertus import ApertusToolParser
 from jaxis.parsing.tool_parsers.base import ToolParser
-from jaxis.parsing.tool_parsers.call_list import (
-    ApertusToolParser,
-    CallListToolParser,
-    CohereToolParser,
-    CommandRToolParser,
-    GraniteToolParser,
-    HunyuanToolParser,
-    NemotronNanoV2ToolParser,
-)
+from jaxis.parsing.tool_parsers.call_list import CallListToolParser, HunyuanToolParser, NemotronNanoV2ToolParser
+from jaxis.parsing.tool_parsers.cohere import CohereToolParser, CommandRToolParser
+from jaxis.parsing.tool_parsers.deepseek import DeepSeekToolParser
+from jaxis.parsing.tool_parsers.gemma3 import Gemma3ToolParser
 from jaxis.parsing.tool_parsers.gemma4 import FunctionGemmaToolParser, Gemma4ToolParser
+from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser
+from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
+from jaxis.parsing.tool_parsers.hermes import HermesToolParser
 from jaxis.parsing.tool_parsers.invocations import DeepSeekV32ToolParser, MiniMaxM2ToolParser, MuseGlimmerToolParser
-from jaxis.parsing.tool_parsers.json_call import (
-    DeepSeekToolParser,
-    HermesToolParser,
-    KimiToolParser,
-    LlamaToolParser,
-    MistralToolParser,
-)
-from jaxis.parsing.tool_parsers.pythonic import (
-    Gemma3ToolParser,
-    LFM2ToolParser,
-    MiniCPMToolParser,
-    Olmo3ToolParser,
-    PythonListToolParser,
-)
-from jaxis.parsing.tool_parsers.xml_call import (
-    GLMToolParser,
-    HunyuanV3ToolParser,
-    Qwen3CoderToolParser,
-    SeedOssToolParser,
-)
+from jaxis.parsing.tool_parsers.kimi import KimiToolParser
+from jaxis.parsing.tool_parsers.lfm2 import LFM2ToolParser
+from jaxis.parsing.tool_parsers.llama import LlamaToolParser
+from jaxis.parsing.tool_parsers.mistral import MistralToolParser
+from jaxis.parsing.tool_parsers.olmo3 import MiniCPMToolParser, Olmo3ToolParser
+from jaxis.parsing.tool_parsers.python_list import PythonListToolParser
+from jaxis.parsing.tool_parsers.qwen3_coder import Qwen3CoderToolParser, SeedOssToolParser
 
 # The names are those that other servers use, where they have one.
 TOOL_PARSERS: dict[str, type[ToolParser]] = {

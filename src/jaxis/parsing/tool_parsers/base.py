@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from jaxis.parsing.call_ids import new_call_id
 from jaxis.parsing.parser_events import (
     ContentDelta,
     Event,
@@ -14,7 +15,6 @@ from jaxis.parsing.parser_events import (
     ToolCallStart,
     ToolCallStatus,
     merge_deltas,
-    new_call_id,
 )
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
 from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError
@@ -28,7 +28,7 @@ _PIECE_LENGTH = 4096
 class ToolParser(ABC):
     """Finds the calls in one answer's text. One parser serves one answer.
 
-    A parser names the markers that may open a call, and reads a call once its marker is found; all other text is
+    A parser names the markers that may open a call, and reads a call once its marker is found. All other text is
     content, without the white space that separates calls. Text that turns out not to be a call is content, verbatim.
 
     Attributes:
@@ -36,10 +36,10 @@ class ToolParser(ABC):
         `skip_special_tokens=False`. The parser takes them out.
       openers: Markers that open a call.
       dropped: Markers without meaning here, such as those that end a turn.
-      call_markers: Markers with which a turn begins if it has calls, and only then.
-      call_opening: What the model writes before a call, or before all of them; see `write_calls`.
-      call_separator: What it writes between calls that have an opening each.
-      writes_reasoning: Whether `write_answer` begins with the model's reasoning, which only it can tell from calls.
+      call_markers: Markers with which a turn begins if, and only if, it has calls.
+      call_opening: Text that the model writes before a call, or before all of them; see `write_calls`.
+      call_separator: Text between calls that have an opening each.
+      writes_reasoning: True if `write_answer` begins with the model's reasoning, which only it can tell from calls.
 
     Args:
       tools: The functions that were offered.
@@ -73,36 +73,36 @@ class ToolParser(ABC):
         return self._new_events()
 
     def finish(self) -> list[Event]:
-        """Ends the text; the parser takes no more. Returns what was held back."""
+        """Ends the text, and returns the events that were held back. The parser takes no more."""
         self._reader.close()
         next(self._reading, None)
         return self._new_events()
 
     @classmethod
     def opening_of(cls, _grammar: CallGrammar) -> str:
-        """`call_opening`, where that depends on the tokenizer."""
+        """Returns `call_opening`, where it depends on the tokenizer."""
         return cls.call_opening
 
     @classmethod
     def write_calls(cls, _grammar: CallGrammar) -> str:
-        """What follows `call_opening`: one call, or all of them if they have it in common.
+        """Returns the expression after `call_opening`: one call, or all of them if they share an opening.
 
         Raises:
-          UnwritableCallError: The format cannot write what a function's schema asks for.
+          UnwritableCallError: The format cannot express a function's schema.
         """
         raise UnwritableCallError("calls")
 
     @classmethod
     def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
-        """A whole answer.
+        """Returns the expression of a whole answer.
 
         Args:
-          grammar: Takes the rules.
-          answer: What it is if it calls nothing; None is any text, which calls may follow.
-          must_call: Whether it begins with a call, and holds calls only.
+          grammar: Grammar that receives the rules.
+          answer: Expression of an answer without calls; None is any text, which calls may follow.
+          must_call: True if the answer consists of calls only.
 
         Raises:
-          UnwritableCallError: The format cannot write what a function's schema asks for.
+          UnwritableCallError: The format cannot express a function's schema.
         """
         opening, rest = cls.opening_of(grammar), grammar.rule(cls.write_calls(grammar))
         if must_call or answer is not None:
@@ -123,10 +123,12 @@ class ToolParser(ABC):
 
     @classmethod
     def write_call_after(cls, opener: str, grammar: CallGrammar) -> str | None:
-        """What must follow one of `openers` that comes after text; None if it comes only inside of what others open.
+        """Returns the expression after an opener that comes after text.
+
+        None if this opener comes only inside of constructs that others open.
 
         Raises:
-          UnwritableCallError: The format cannot write what a function's schema asks for.
+          UnwritableCallError: The format cannot express a function's schema.
         """
         opening = cls.opening_of(grammar)
         if not opening.startswith(opener):
@@ -135,10 +137,10 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _read_call(self, opener: str) -> Reading[None]:
-        """Reads what follows the opener, with `_start_call`, `_add_arguments` and `_end_call`.
+        """Reads the text after the opener, with `_start_call`, `_add_arguments` and `_end_call`.
 
         Raises:
-          MalformedCallError: It is not a call; what was read becomes content.
+          MalformedCallError: The text is not a call; it becomes content.
           EndOfTextError: The text ends inside the call.
         """
 
@@ -200,10 +202,10 @@ class ToolParser(ABC):
             self._events.append(ContentDelta(self._space))
 
     def _read_name(self) -> Reading[str]:
-        """Reads a function's name, up to the first character that cannot be part of one, and the white space around it.
+        """Reads a function's name, up to the first character that a name cannot have, and white space around it.
 
         Raises:
-          MalformedCallError: What comes next is not a name.
+          MalformedCallError: There is no name.
           EndOfTextError: The text ends in the name or right after it.
         """
         yield from self._reader.skip_space()
@@ -236,5 +238,5 @@ class ToolParser(ABC):
             self._reader.record()  # the text from here on is not part of the call
 
     def _new_id(self) -> str:
-        """An id for a call that the model left without one."""
+        """Returns an id for a call that the model wrote without one."""
         return new_call_id()

@@ -29,18 +29,18 @@ _REGEX_SPECIAL = re.compile(r"[^\w\s<>\"'`=,:;!@%&_ -]|[\n\r\t]", re.ASCII)
 
 
 class UnwritableCallError(Exception):
-    """A format has no way to say what a schema asks for, or this grammar none to ensure it."""
+    """A format cannot express a schema, or this grammar cannot ensure it."""
 
 
 class CallGrammar:
-    """Writes one grammar, rule by rule.
+    """Writer of one grammar, rule by rule.
 
     A format returns expressions; equal rules become one.
 
     Args:
       tools: The functions that may be called, at least one.
       special_tokens: The tokenizer's special tokens, by their text.
-      max_calls: Most calls of an answer; None is no limit.
+      max_calls: Maximum number of calls in an answer; None is no limit.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class CallGrammar:
         self._names: dict[str, str] = {}
 
     def source(self, start: str) -> str:
-        """The grammar whose answers match an expression."""
+        """Returns the grammar whose answers match an expression."""
         rules = (f"{name}{body}" for body, name in self._names.items())
         return "\n".join((f"start: {start}", *rules, ""))
 
     def rule(self, body: str, options: str = "") -> str:
-        """The name of a rule with this body."""
+        """Returns the name of a rule with this body."""
         return self._named(f"{options}: {body}", "r")
 
     def terminal(self, body: str) -> str:
-        """The name of a terminal with this body, which the lexer reads as one."""
+        """Returns the name of a terminal with this body, which the lexer reads as one."""
         return self._named(f": {body}", "T")
 
     def _named(self, body: str, prefix: str) -> str:
@@ -71,11 +71,11 @@ class CallGrammar:
     # Text and tokens.
 
     def has_token(self, text: str) -> bool:
-        """Whether this is a special token's text."""
+        """Returns whether this is a special token's text."""
         return text in self._special_tokens
 
     def text(self, text: str) -> str:
-        """The format's own text, with its markers as tokens where they are."""
+        """Returns the format's own text, with markers as tokens where the tokenizer has them."""
         return " ".join(self._piece(piece) for piece in self._pieces(text)) or '""'
 
     def _pieces(self, text: str) -> list[str]:
@@ -86,11 +86,11 @@ class CallGrammar:
         return literal(piece) if token_id is None else f"<[{token_id}]>"
 
     def free_text(self, *markers: str) -> str:
-        """Any text and any special tokens but these markers."""
+        """Returns any text and any special tokens except these markers."""
         return self.rule(f"{ANY_TEXT} {self.more_free_text(*markers)}")
 
     def more_free_text(self, *markers: str) -> str:
-        """What may follow text, from a special token on: as `free_text`."""
+        """Returns a continuation of text from a special token on, as `free_text` allows it."""
         ids = self._token_ids_but(markers)
         return f"(<[{_ranges(ids)}]> {ANY_TEXT})*" if ids else ""
 
@@ -111,11 +111,11 @@ class CallGrammar:
         return self.rule(before + self.rule(f"/(?s:.*){escape_regex(opening)}/", "[lazy]"))
 
     def first_marker(self, text: str) -> str:
-        """The first special token in it; empty if there is none."""
+        """Returns the first special token in a string; empty if there is none."""
         return next(iter(self._first_marker(text)[1]), "")
 
     def _first_marker(self, text: str) -> tuple[str, list[str]]:
-        """What comes before the first special token, and the pieces from there on."""
+        """Splits a string into the part before the first special token and the pieces from there on."""
         pieces = self._pieces(text)
         at = next((index for index, piece in enumerate(pieces) if piece in self._special_tokens), len(pieces))
         return "".join(pieces[:at]), pieces[at:]
@@ -132,12 +132,12 @@ class CallGrammar:
         return " ".join((lexeme, *map(self._piece, markers)))
 
     def choice(self, options: Iterable[str]) -> str:
-        """One of several expressions."""
+        """Returns an expression of one of several alternatives."""
         options = list(dict.fromkeys(options))
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
     def listed(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Items in their order with separators between them, without some of those that are not required."""
+        """Returns items (expression, is required) in their order with separators; optional ones may be missing."""
         first = after = '""'
         for item, is_required in reversed(items):
             follows = self.rule(f"{separator} {item} {after}" + ("" if is_required else f" | {after}"))
@@ -146,7 +146,7 @@ class CallGrammar:
         return first
 
     def repeated(self, item: str, separator: str = "") -> str:
-        """At least one call, and as many as an answer may have, with a separator between them."""
+        """Returns at least one call, up to the maximum of an answer, with a separator between them."""
         more = f"({separator} {item})"
         if self.max_calls == 1:
             return item
@@ -155,21 +155,21 @@ class CallGrammar:
     # Values.
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """A JSON value that is valid under the schema, whose references are relative to it."""
+        """Returns a JSON value that is valid under the schema, whose references are relative to it."""
         return self.rule(f"%json {escape_source(json.dumps(schema, ensure_ascii=False))}")
 
     def json_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """A JSON array of calls, each valid under one of these schemas of `call_schema`, at least one."""
+        """Returns a non-empty JSON array of calls, each valid under one of these schemas of `call_schema`."""
         items = {"anyOf": [moved(call, f"#/items/anyOf/{i}") for i, call in enumerate(calls)]}
         schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
         return self.json(schema if self.max_calls is None else {**schema, "maxItems": self.max_calls})
 
     def json_call(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """A JSON object, valid under one of these schemas of `call_schema`."""
+        """Returns a JSON object that is valid under one of these schemas of `call_schema`."""
         return self.json({"anyOf": [moved(call, f"#/anyOf/{i}") for i, call in enumerate(calls)]})
 
     def json_argument(self, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
-        """The JSON value of one of a function's arguments, or of a part of it."""
+        """Returns the JSON value of one of a function's arguments, or of a part of it."""
         if '"$ref"' not in json.dumps(schema):
             return self.json(moved(schema, "#"))
         return self.json({**moved(schema, "#/$defs/root"), "$defs": {"root": moved(tool.parameters, "#/$defs/root")}})
@@ -183,17 +183,17 @@ class CallGrammar:
         break_before_end: bool = False,
         without: Sequence[str] = (),
     ) -> str:
-        """A string without quotes or escapes, up to and with the end, which it cannot contain.
+        """Returns a string without quotes or escapes, up to and including the end, which it cannot contain.
 
         Args:
           tool: The function; references are relative to its parameters.
-          schema: Of the string; its `format` has no effect.
+          schema: Schema of the string; its `format` has no effect.
           end: The marker after it.
-          break_before_end: Whether a line break before the end is not part of the string.
+          break_before_end: True if a line break before the end is not part of the string.
           without: Other markers that it cannot contain, unless its length or pattern is limited.
 
         Raises:
-          UnwritableCallError: The schema has a keyword that is not looked at here.
+          UnwritableCallError: The schema has a keyword that is not supported.
         """
         last = "\n" + end if break_before_end else end
         without = [end, *(marker for marker in without if not self.first_marker(marker))]
@@ -203,7 +203,7 @@ class CallGrammar:
         return self.choice(option for option in options if option)
 
     def _verbatim_option(self, parts: Sequence[Mapping[str, Any]], without: Sequence[str], last: str) -> str:
-        """A string that is valid under all of these schemas, and its end; empty if there is none."""
+        """Returns a string valid under all of these schemas, and its end; empty if there is none."""
         end = without[0]
         low = max((part.get("minLength", 0) for part in parts), default=0)
         high = min((part["maxLength"] for part in parts if "maxLength" in part), default=None)
@@ -236,11 +236,11 @@ class CallGrammar:
 def tool_arguments(
     tool: FunctionTool, schema: Mapping[str, Any] | None = None
 ) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """A function's arguments in their order: each name, its schema, and whether it is required.
+    """Returns a function's arguments in order: (name, schema, is required).
 
     Args:
       tool: The function.
-      schema: Of an object in its arguments; None is theirs.
+      schema: Schema of an object within its arguments; None is the schema of the arguments.
 
     Raises:
       UnwritableCallError: The schema constrains its object in other ways too.
@@ -264,7 +264,7 @@ def tool_arguments(
 
 
 def _string_options(schema: object, root: object) -> list[list[Mapping[str, Any]]]:
-    """Alternatives of a string's schema: in each, schemas without alternatives that hold together."""
+    """Returns alternatives of a string's schema: in each, all schemas hold, and none has alternatives."""
     options: list[list[Mapping[str, Any]]] = [[]]
     for part in conjuncts(schema, root):
         if part is False or "string" not in types({key: value for key, value in part.items() if key == "type"}, root):
@@ -288,7 +288,7 @@ def call_schema(
     arguments_key: str = "arguments",
     before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The JSON schema of a call, {"name": "f", "arguments": {...}}.
+    """Returns the JSON schema of a call, {"name": "f", "arguments": {...}}.
 
     Args:
       tool: The function.
@@ -305,7 +305,7 @@ def call_schema(
 
 
 def moved(schema: object, place: str) -> Any:
-    """A schema whose internal references are rewritten for its place in another schema, without its annotations."""
+    """Returns a schema without annotations, with internal references rewritten for its place in another schema."""
     if isinstance(schema, list):
         return [moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -323,18 +323,17 @@ def moved(schema: object, place: str) -> Any:
 
 
 def literal(text: str) -> str:
-    """A string of ordinary text, as Lark writes it."""
+    """Returns a string of ordinary text in Lark's syntax."""
     return escape_source(json.dumps(text, ensure_ascii=False))
 
 
 def escape_regex(text: str) -> str:
-    """A regular expression that matches exactly this string."""
+    """Returns a regular expression that matches exactly this string."""
     return escape_source(_REGEX_SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):x}}}", text), "\\x{%x}")
 
 
 @functools.lru_cache(maxsize=16)
 def special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """A tokenizer's special tokens, by their text."""
     return {
         tokenizer.token_bytes(token_id).decode("utf-8", errors="replace"): token_id
         for token_id in sorted(tokenizer.special_token_ids, reverse=True)
@@ -342,12 +341,12 @@ def special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
 
 
 def escape_source(text: str, escape: str = "\\u%04x") -> str:
-    """Keeps what a string says from being read as the grammar's own syntax: GBNF has ::=, and %json embeds a schema."""
+    """Escapes a string so that it is not read as the grammar's syntax: GBNF has ::=, and %json embeds a schema."""
     return text.replace("%", escape % ord("%")).replace("::=", (escape % ord(":")) + ":=")
 
 
 def _searches(pattern: str) -> list[str]:
-    """Regular expressions of the strings in which a schema's pattern is found; all of them hold."""
+    """Returns regular expressions that are all found in a string in which a schema's pattern is found."""
     try:
         texts = [escape_source(full_match(search), "\\x{%x}") for search in rust_searches(pattern)]
     except PatternError as error:
@@ -356,7 +355,7 @@ def _searches(pattern: str) -> list[str]:
 
 
 def _without(markers: Iterable[str]) -> str:
-    """A terminal's body of text in which none of these occurs."""
+    """Returns a terminal's body of text in which none of these markers occurs."""
     return f"~/(?s:.*)({'|'.join(map(escape_regex, markers))})(?s:.*)/"
 
 
@@ -367,13 +366,13 @@ def _as_mapping(schema: object) -> Mapping[str, Any]:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches one of the tokens, the longest if several begin alike, as a group."""
+    """Returns a pattern with a group of one of the tokens, the longest if several begin alike."""
     alternatives = "|".join(re.escape(token) for token in sorted(filter(None, tokens), key=len, reverse=True))
     return re.compile(f"({alternatives})") if alternatives else None
 
 
 def _ranges(ids: Sequence[int]) -> str:
-    """Ascending ids as Lark's list of ranges."""
+    """Returns ascending ids as Lark's list of ranges."""
     ranges: list[list[int]] = []
     for token_id in ids:
         if ranges and token_id == ranges[-1][1] + 1:

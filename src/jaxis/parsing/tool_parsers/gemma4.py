@@ -21,11 +21,11 @@ _KEY = re.compile(r'[^:,{}\[\]<"\n]+')
 
 
 class Gemma4ToolParser(ToolParser):
-    """Arguments are like JSON, but keys have no quotes, and strings, which have no escapes, have a token for them.
+    """Arguments are like JSON, but keys have no quotes, and strings have a special token as quote and no escapes.
 
     Attributes:
-      quote: That token.
-      closing: What ends a call.
+      quote: Token around strings.
+      closing: Token that ends a call.
     """
 
     needs_special_tokens = True
@@ -45,7 +45,7 @@ class Gemma4ToolParser(ToolParser):
 
     @classmethod
     def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
-        """A value; one whose schema is not simple is written as JSON, which models read and write too."""
+        """Returns a value. If its schema is not simple, the value is JSON, which models read and write too."""
         if types(schema, tool.parameters) == {"string"}:
             return f"{grammar.text(cls.quote)} {grammar.verbatim_string(tool, schema, cls.quote)}"
         items = schema.get("items")
@@ -100,7 +100,7 @@ class Gemma4ToolParser(ToolParser):
             self._add_arguments((yield from read_literal(self._reader)))
 
     def _read_string(self, within: str) -> Reading[None]:
-        """Reads a string after its quote, which ends at one that a string in such brackets can end at."""
+        """Reads a string after its quote, up to a quote after which the string's brackets can go on."""
         self._add_arguments('"')
         while True:
             marker = yield from self._reader.until((self.quote,), lambda text: self._add_arguments(_quoted(text)[1:-1]))

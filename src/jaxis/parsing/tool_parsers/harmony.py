@@ -25,7 +25,7 @@ class HarmonyToolParser(JSONToolParser):
 
     @classmethod
     def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
-        """Analysis and preambles, and then one call, which ends a turn, or the message on the final channel.
+        """Returns analysis and preambles, then one call, which ends a turn, or the message on the final channel.
 
         The marker after a call ends the answer as end-of-sequence does.
         """

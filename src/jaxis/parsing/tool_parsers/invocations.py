@@ -1,6 +1,6 @@
-"""DeepSeek V3.2: `<｜DSML｜invoke name="f">`, then for each argument
-`<｜DSML｜parameter name="k" string="true">v</｜DSML｜parameter>`, then `</｜DSML｜invoke>`.
-"""
+"""Calls with a tag for each argument: MiniMax M2, Muse Glimmer, DeepSeek V3.2."""
+
+# ruff: noqa: RUF001 (the bars are the format's)
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxis.parsing.tool_parsers.xml_call import XMLToolParser
 _START = "<|start|>"
 MUSE_ENDS = ("<|eom|>", "<|eot|>")
 MUSE_NO_TOOLS = (None, "self", "user")
-"""Recipients of Muse Glimmer's messages that are no calls: reasoning has `self`, an answer `user` or none."""
+"""Recipients of Muse Glimmer's messages that are not calls: `self` for reasoning, `user` or none for an answer."""
 
 
 class InvocationsToolParser(XMLToolParser):
@@ -26,12 +26,11 @@ class InvocationsToolParser(XMLToolParser):
 
     @classmethod
     def write_invocation(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
-        """A call of a function."""
         begin = grammar.text(f"{cls.call_tags[0]}{tool.name}{cls.call_tags[1]}\n")
         return grammar.rule(f"{begin} {cls.write_arguments(grammar, tool)} {grammar.text(cls.call_end)}")
 
     def _read_invocations(self) -> Reading[None]:
-        """Reads at least one call, up to what follows the last."""
+        """Reads at least one call, up to the text after the last."""
         yield from self._expect(self.call_tags[0])
         yield from self._read_invocation()
         with contextlib.suppress(EndOfTextError):
@@ -86,7 +85,7 @@ class MuseGlimmerToolParser(InvocationsToolParser):
 
     @classmethod
     def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
-        """Messages to itself, and then calls, or a message to the user that may be followed by calls."""
+        """Returns messages to itself, then calls, or a message to the user that calls may follow."""
         next_message = grammar.text(f"<|eom|>{_START}assistant")
         to_itself = grammar.rule(f"{grammar.text(' to=self<|message|>')} {ANY_TEXT} {next_message}")
         calls = []
@@ -122,15 +121,12 @@ class MuseGlimmerToolParser(InvocationsToolParser):
         return (yield from self._reader.take_if(_START)) or (yield from super()._offered_call_begins())
 
 
-# DeepSeek V3.2: `<｜DSML｜invoke name="f">`, then for each argument `<｜DSML｜parameter name="k"
-# string="true">v</｜DSML｜parameter>`, then `</｜DSML｜invoke>`.
-
-
-# ruff: noqa: RUF001 (the bars are the format's)
-
-
 class DeepSeekV32ToolParser(InvocationsToolParser):
-    """Each parameter states whether its value is a verbatim string or JSON."""
+    """DeepSeek V3.2: each parameter states whether its value is a verbatim string or JSON.
+
+    `<｜DSML｜invoke name="f">`, then for each argument
+    `<｜DSML｜parameter name="k" string="true">v</｜DSML｜parameter>`, then `</｜DSML｜invoke>`.
+    """
 
     needs_special_tokens = True
     openers = ("<｜DSML｜invoke ",)

@@ -1,4 +1,4 @@
-"""Reads one JSON value out of a string that arrives in pieces."""
+"""Reader of one JSON value from a string that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_json(text: str) -> Any:
     """Parses JSON, and checks that the value can be serialized again.
 
     Raises:
-      MalformedCallError: It is not JSON.
+      MalformedCallError: The text is not JSON.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -51,7 +51,7 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
       All of the text given to `take`.
 
     Raises:
-      MalformedCallError: What comes next is not a JSON value.
+      MalformedCallError: There is no JSON value.
       EndOfTextError: The text ends inside the value.
     """
     scanner = ValueScanner()
@@ -76,10 +76,10 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
 
 
 def clean_json_object(text: str) -> str:
-    """The text of a complete JSON object, with control characters in strings escaped.
+    """Returns the text of a complete JSON object, with control characters in strings escaped.
 
     Raises:
-      MalformedCallError: It is not a JSON object.
+      MalformedCallError: The text is not a JSON object.
     """
     text = text.strip()
     clean, count = ValueScanner().scan(text)
@@ -92,7 +92,7 @@ def read_json_string(reader: TextReader) -> Reading[str]:
     """Reads a JSON string, and returns its decoded value.
 
     Raises:
-      MalformedCallError: What comes next is not a string, or contains half of a surrogate pair.
+      MalformedCallError: There is no string, or it contains half of a surrogate pair.
       EndOfTextError: The text ends inside the string.
     """
     yield from expect(reader, '"', take=False)
@@ -108,7 +108,7 @@ def read_literal(reader: TextReader) -> Reading[str]:
     """Reads a number, true, false or null, also in Python's spelling, and returns it as JSON.
 
     Raises:
-      MalformedCallError: What comes next is no such literal.
+      MalformedCallError: There is no such literal.
       EndOfTextError: The text ends where the literal may go on.
     """
     text = yield from reader.take_while(lambda text: _LITERAL.fullmatch(text) is not None)
@@ -148,7 +148,7 @@ class ValueScanner:
         self._escaped = False
 
     def scan(self, text: str) -> tuple[str, int]:
-        """Scans a part of the text; returns what belongs to the value, escaped, and the number of characters taken."""
+        """Scans a part of the text. Returns the value's part of it, escaped, and the number of characters taken."""
         out: list[str] = []
         at = 0
         while at < len(text) and not self.done and not self.malformed:

@@ -22,11 +22,11 @@ class TaggedValueParser(ToolParser):
     - A call that the value quotes as a whole is part of it.
 
     Attributes:
-      argument_tags: What comes before and after an argument's name.
+      argument_tags: (Before, after) an argument's name.
       value_end: The tag that closes a value.
-      call_tags: What comes before and after a function's name.
+      call_tags: (Before, after) a function's name.
       call_end: The tag that closes a call.
-      section_tags: Those around a call, or around several.
+      section_tags: Tags around a call, or around several.
     """
 
     argument_tags: ClassVar[tuple[str, str]]
@@ -47,7 +47,7 @@ class TaggedValueParser(ToolParser):
         self._closings = (self.call_end, *self.section_tags[1:])
 
     def _read_arguments(self) -> Reading[None]:
-        """Reads the arguments of a call, and the tag that closes it, if that comes."""
+        """Reads the arguments of a call, and the tag that closes the call if it comes."""
         while True:
             if not (yield from self._reader.skip_space()):
                 raise EndOfTextError
@@ -62,18 +62,17 @@ class TaggedValueParser(ToolParser):
             yield from self._read_value(key)
 
     def _read_value(self, key: str) -> Reading[None]:
-        """Reads an argument's value, with `_read_value_text`."""
         raise NotImplementedError
 
     def _begin(self, name: str) -> Reading[None]:
-        """Starts a call, if what follows its name belongs to one."""
+        """Starts a call if the text after its name belongs to a call."""
         self._name, self._given = name, []
         if not (yield from self._looks(self._is_begun(), at_end=True)):
             raise MalformedCallError
         self._start_call(name)
 
     def _read_argument_name(self) -> Reading[str | None]:
-        """Reads an argument's name and what comes between it and the value; None if that is not there."""
+        """Reads an argument's name up to its value; None if there is no argument."""
         pieces: list[str] = []
         begin, end = self.argument_tags
         marker = yield from self._reader.until((end, "\n", begin, self.value_end, *self._closings), pieces.append)
@@ -88,7 +87,7 @@ class TaggedValueParser(ToolParser):
 
         Args:
           take: Called with the text.
-          in_string: Whether the text so far ends inside a string in JSON.
+          in_string: Returns whether the text so far ends inside a string in JSON.
 
         Raises:
           EndOfTextError: The text ends inside the value.
@@ -110,7 +109,7 @@ class TaggedValueParser(ToolParser):
         raise EndOfTextError
 
     def _read_string_end(self, take: Callable[[str], None]) -> Reading[bool]:
-        """Reads the rest of a JSON string; False if it has a line break, or what follows cannot follow a string."""
+        """Reads the rest of a JSON string; False if it has a line break, or no valid end."""
         while (marker := (yield from self._reader.until(('"', "\\", "\n"), take))) not in ('"', "\n"):
             if marker is None:
                 raise EndOfTextError
@@ -121,7 +120,7 @@ class TaggedValueParser(ToolParser):
         return marker == '"' and (yield from self._reader.skip_space()) in (",", ":", "]", "}")
 
     def _ends_value(self, marker: str) -> Reading[bool]:
-        """Whether the value ends at the tag that comes next; if not, takes note of what it opens or closes."""
+        """Returns whether the value ends at the tag that comes next; otherwise records what the tag opens or closes."""
         if marker == self.value_end:
             return (yield from self._is_closed())
         if marker in self._closings:
@@ -136,7 +135,7 @@ class TaggedValueParser(ToolParser):
         return False
 
     def _is_closed(self) -> Reading[bool]:
-        """Whether the closing tag of a value that comes next is the value's own."""
+        """Returns whether the closing tag of a value that comes next is the value's own."""
         if not (yield from self._looks(self._closes_value(), at_end=True)):
             self._num_nested = max(self._num_nested - 1, 0)
             return False
@@ -147,7 +146,7 @@ class TaggedValueParser(ToolParser):
         return not self._quote_is_certain
 
     def _call_is_closed(self, marker: str) -> Reading[bool]:
-        """Whether the closing tag of a call or section that comes next is that of the call that is being read."""
+        """Returns whether the next closing tag of a call or section is that of the call being read."""
         if marker not in self._quoted:
             return (yield from self._looks(self._closes_call(), at_end=False))
         while self._quoted.pop() != marker:
@@ -158,7 +157,7 @@ class TaggedValueParser(ToolParser):
     # Looking ahead.
 
     def _looks(self, reading: Reading[bool], *, at_end: bool) -> Reading[bool]:
-        """The result of a reading of which nothing is taken; `at_end` if the text ends before it has one."""
+        """Returns the result of a reading without taking text; `at_end` if the text ends before there is one."""
         try:
             return (yield from self._reader.ahead(reading))
         except EndOfTextError:
@@ -180,7 +179,7 @@ class TaggedValueParser(ToolParser):
         return False
 
     def _closes_value(self, argument: str | None = None) -> Reading[bool]:
-        """Whether what follows a closing tag, which is taken first, makes it one: here that of such an argument."""
+        """Takes a closing tag; returns whether the text after it shows that it closes this argument's value."""
         yield from self._reader.take_if(self.value_end)
         if not (yield from self._reader.skip_space()):
             return True
@@ -190,7 +189,7 @@ class TaggedValueParser(ToolParser):
         return (yield from self._take_closing()) or (yield from self._offered_call_begins())
 
     def _is_next_argument(self) -> Reading[bool]:
-        """Whether an argument begins whose predecessor was not closed."""
+        """Returns whether an argument begins whose predecessor was not closed."""
         key: str | None = None
         while True:
             marker = yield from self._reader.until(
@@ -212,7 +211,7 @@ class TaggedValueParser(ToolParser):
                 return True
 
     def _closes_call(self) -> Reading[bool]:
-        """Whether what follows a closing tag of a call or section, which is taken first, makes it one."""
+        """Takes a closing tag of a call or section; returns whether the text after it shows that it closes one."""
         is_complete = not self._in_section
         while (yield from self._reader.skip_space()):
             is_complete = is_complete or not (yield from self._reader.comes(self.call_end))
@@ -221,7 +220,7 @@ class TaggedValueParser(ToolParser):
         return is_complete
 
     def _quote_goes_on(self) -> Reading[bool]:
-        """Whether more than calls follows the call in which a value would end: then the value quotes that call."""
+        """Returns whether more than calls follows the call in which a value would end: the value quotes that call."""
         depth = self._quoted.count(self.call_end)
         while marker := (yield from self._reader.until((self.call_tags[0], self.call_end), lambda _: None)):
             self._reader.unread(marker)
@@ -247,7 +246,7 @@ class TaggedValueParser(ToolParser):
         return (yield from self._call_begins(offered=True))
 
     def _call_begins(self, *, offered: bool = False) -> Reading[bool]:
-        """Whether a call begins here, perhaps of a function that was offered; takes its beginning."""
+        """Takes the beginning of a call; returns whether one begins, with `offered` of an offered function."""
         if self.section_tags and (yield from self._reader.take_if(self.section_tags[0])):
             yield from self._reader.skip_space()
         if not (yield from self._reader.take_if(self.call_tags[0])):
@@ -266,7 +265,7 @@ class TaggedValueParser(ToolParser):
         return begins or (yield from self._reader.take_if(self.call_end))
 
     def _is_expected(self, key: str | None) -> bool:
-        """Whether the function has this argument, and the call does not have it yet."""
+        """Returns whether the function has this argument, and the call does not have it yet."""
         if key is None or key in self._given:
             return False
         tool = self._tools.get(self._name)

@@ -11,7 +11,7 @@ from jaxis.parsing.tool_parsers.base import ToolParser
 class TextInputToolParser(ToolParser):
     """One call of the first tool, with the text as its argument `input`.
 
-    The call's end is not told: whether the text is complete shows only in why the model stopped.
+    The end of the call is not visible: only the reason why the model stopped shows whether the text is complete.
     """
 
     def _read(self) -> Reading[None]:

@@ -15,14 +15,14 @@ FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True)
 class FunctionTool:
-    """A function.
+    """A function that the model may call.
 
     Attributes:
       name: Letters, digits, `_`, `-` and `.`; at most 128.
-      description: What it does, for the model.
+      description: Description for the model.
       parameters: JSON schema of the object with its arguments.
-      strict: Whether arguments must follow the schema even where the model decides to call.
-      place: Where the request has it, for errors.
+      strict: True if arguments must follow the schema even where the model decides to call.
+      place: Place in the request, for errors.
     """
 
     name: str
@@ -39,7 +39,7 @@ def function_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[FunctionTool, ..
       tools: Each is {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
 
     Raises:
-      RequestError: One is not a function; or see `checked_functions`.
+      RequestError: An entry is not a function; or see `checked_functions`.
     """
     functions: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tools):
@@ -56,7 +56,7 @@ def checked_functions(functions: Mapping[str, Mapping[str, Any]]) -> tuple[Funct
     """Reads functions, each {"name", "description", "parameters"}.
 
     Args:
-      functions: By their places in the request, such as "tools[0].function", which errors name.
+      functions: Functions by their places in the request, such as "tools[0].function", which errors name.
 
     Raises:
       RequestError: A name is not allowed or taken, parameters are not the schema of an object, or there are more than

@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: `<tool_call>f`, then `<arg_key>k</arg_key><arg_value>v</arg_value>` each, then `</tool_call>`."""
+"""Base class of parsers for calls whose arguments are written between tags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxis.parsing.tool_parsers.tools import FunctionTool
 
 
 class XMLToolParser(TaggedValueParser):
-    """Converts such arguments to one JSON object, with the types that the function's schema gives.
+    """Converts arguments between tags to one JSON object, with the types that the function's schema gives.
 
     Attributes:
       values_on_own_lines: Templates put a line break before and after a value, which are not part of it.
@@ -27,9 +27,9 @@ class XMLToolParser(TaggedValueParser):
 
     @classmethod
     def write_arguments(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
-        """All of a function's arguments, each on a line, those that are optional or not.
+        """Returns all of a function's arguments, each on a line; optional ones may be missing.
 
-        A string is written verbatim, anything else as JSON, which is how a value is read that may be either.
+        A string is written verbatim, anything else as JSON. A value that may be either is read as JSON.
         """
         arguments: list[tuple[str, bool]] = []
         end_of_line = "\n"
@@ -52,11 +52,11 @@ class XMLToolParser(TaggedValueParser):
 
     @classmethod
     def _after_name(cls, _is_string: bool) -> str:
-        """What comes between an argument's name and its value."""
+        """Returns the text between an argument's name and its value."""
         return cls.argument_tags[1]
 
     def _read_call_from_name(self) -> Reading[None]:
-        """Reads a call from its name on, up to and with the tag that closes it."""
+        """Reads a call from its name on, including the tag that closes it."""
         name = yield from self._read_name()
         if self.call_tags[1]:
             yield from self._expect(self.call_tags[1])
@@ -122,7 +122,7 @@ def _escape(text: str) -> str:
 
 
 def _json_value(text: str, allowed: frozenset[str], is_admitted: Callable[[object], bool]) -> str:
-    """The value as JSON: unchanged if it is JSON that the schema admits, or the schema admits no such string."""
+    """Returns the value as JSON: unchanged if the schema admits it as JSON, or admits no such string."""
     value_text = text.strip()
     if value_text == "None" and "null" in allowed != ANY_TYPE:
         return "null"  # as templates write it that do not say how to write values
@@ -135,129 +135,10 @@ def _json_value(text: str, allowed: frozenset[str], is_admitted: Callable[[objec
 
 
 def _json_of_python(text: str) -> str | None:
-    """A Python literal as JSON, for templates that write values as Python does; None if it is none."""
+    """Returns a Python literal as JSON, for templates that write values as Python does; None if it is no literal."""
     try:
         value = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
         value.encode()
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return value
-
-
-# Qwen 3 Coder: `<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`, with line breaks.
-
-
-_FUNCTION = "<function="
-
-
-class Qwen3CoderToolParser(XMLToolParser):
-    """Qwen 3 Coder, Qwen 3.5 to 3.8, Nemotron 3, Step 3.5, MiMo V2. The tags are not special tokens.
-
-    The model sometimes forgets `<tool_call>`.
-    """
-
-    openers = ("<tool_call>", _FUNCTION)
-    call_markers = ("<tool_call>",)
-    call_opening = "<tool_call>\n"
-    call_separator = "\n"
-    argument_tags = ("<parameter=", ">")
-    value_end = "</parameter>"
-    call_tags = (_FUNCTION, ">")
-    call_end = "</function>"
-    section_tags = ("<tool_call>", "</tool_call>")
-    values_on_own_lines = True
-
-    @classmethod
-    def write_calls(cls, grammar: CallGrammar) -> str:
-        return cls._write_functions(grammar, _FUNCTION)
-
-    @classmethod
-    def write_call_after(cls, opener: str, grammar: CallGrammar) -> str | None:
-        return cls._write_functions(grammar, "") if opener == _FUNCTION else super().write_call_after(opener, grammar)
-
-    @classmethod
-    def _write_functions(cls, grammar: CallGrammar, before_name: str) -> str:
-        calls = []
-        for tool in grammar.tools:
-            begin, end = f"{before_name}{tool.name}>\n", f"{cls.call_end}\n{cls.section_tags[1]}"
-            arguments = cls.write_arguments(grammar, tool)
-            calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
-        return grammar.choice(calls)
-
-    def _read_call(self, opener: str) -> Reading[None]:
-        self._in_section = opener != _FUNCTION
-        if self._in_section:
-            yield from self._expect(_FUNCTION)
-        yield from self._read_call_from_name()
-        yield from self._reader.skip_space()
-        yield from self._reader.take_if(self.section_tags[1])
-        self._end_call()
-
-
-class SeedOssToolParser(Qwen3CoderToolParser):
-    """Seed-OSS: the same function between `<seed:tool_call>` tags, and values without line breaks around them."""
-
-    needs_special_tokens = True
-    openers = ("<seed:tool_call>", _FUNCTION)
-    call_markers = ("<seed:tool_call>",)
-    dropped = ("<seed:eos>",)
-    call_opening = "<seed:tool_call>\n"
-    section_tags = ("<seed:tool_call>", "</seed:tool_call>")
-    values_on_own_lines = False
-
-
-# GLM 4.5 to 4.7: `<tool_call>f`, then `<arg_key>k</arg_key><arg_value>v</arg_value>` each, then `</tool_call>`.
-
-
-class GLMToolParser(XMLToolParser):
-    """GLM 4.5 and later, Laguna. Strings are written verbatim, other values as JSON."""
-
-    needs_special_tokens = True
-    openers = call_markers = ("<tool_call>",)
-    dropped = ("<|observation|>", "<|user|>", "<|endoftext|>")
-    call_opening = "<tool_call>"
-    call_separator = "\n"
-    argument_tags = ("<arg_key>", "</arg_key>")
-    value_end = "</arg_value>"
-    call_tags = ("<tool_call>", "")
-    call_end = "</tool_call>"
-
-    @classmethod
-    def write_calls(cls, grammar: CallGrammar) -> str:
-        return grammar.choice(cls._write_call(grammar, tool) for tool in grammar.tools)
-
-    @classmethod
-    def _write_call(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
-        """A call from its name on."""
-        begin = grammar.text(f"{tool.name}{cls.call_tags[1]}\n")
-        return grammar.rule(f"{begin} {cls.write_arguments(grammar, tool)} {grammar.text(cls.call_end)}")
-
-    @classmethod
-    def _after_name(cls, _is_string: bool) -> str:
-        return "</arg_key>\n<arg_value>"
-
-    def _read_call(self, _opener: str) -> Reading[None]:
-        self._in_section = False
-        yield from self._read_call_from_name()
-        self._end_call()
-
-    def _read_argument_name(self) -> Reading[str | None]:
-        name = yield from super()._read_argument_name()
-        if not (yield from self._reader.skip_space()):
-            raise EndOfTextError
-        return name if (yield from self._reader.take_if("<arg_value>")) else None
-
-
-class HunyuanV3ToolParser(GLMToolParser):
-    """Hy3: the name ends with `<tool_sep>`, and all calls are between `<tool_calls>` tags."""
-
-    dropped = ("<tool_calls>", "</tool_calls>")
-    call_markers = ("<tool_calls>",)
-    call_opening = "<tool_calls>\n"
-    call_tags = ("<tool_call>", "<tool_sep>")
-
-    @classmethod
-    def write_calls(cls, grammar: CallGrammar) -> str:
-        begin, end = grammar.text("<tool_call>"), literal("\n")
-        calls = grammar.choice(f"{begin} {cls._write_call(grammar, tool)} {end}" for tool in grammar.tools)
-        return f"{grammar.repeated(calls)} {grammar.text('</tool_calls>')}"

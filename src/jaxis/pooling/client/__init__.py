@@ -1,1 +1,1 @@
-"""A model that makes vectors behind an event loop, in its own process."""
+"""Engine client for embedding models and classifiers, which run in a process of their own."""

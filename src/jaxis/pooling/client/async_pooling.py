@@ -1,4 +1,4 @@
-"""A model that makes vectors behind an event loop: coroutines wait for the vectors of their texts."""
+"""Asynchronous engine for embeddings: coroutines wait for the vectors of their texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxis.errors import DeadlineExceededError
 from jaxis.pooling.client.pooling_process import PoolingClient
 from jaxis.pooling.client.wire import PoolingOutputs, PoolTexts
 
-MAX_TEXTS = 2048  # of a request: OpenAI's limit
+MAX_TEXTS = 2048  # in a request: OpenAI's limit
 
 
 class _Waiting:
-    """Vectors of a request, as they come."""
+    """A request's vectors while they arrive."""
 
     def __init__(self, num_texts: int, size: int, future: asyncio.Future[np.ndarray]) -> None:
         self.vectors = np.zeros((num_texts, size), np.float32)
@@ -24,21 +24,20 @@ class _Waiting:
         self.future = future
 
     def fail(self, error: Exception) -> None:
-        """Ends the wait with an error."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 class AsyncPoolingEngine(AsyncEngine):
-    """Makes vectors; see `AsyncEngine`.
+    """Computes vectors or logits for coroutines; see `AsyncEngine`.
 
     Args:
-      engine: The model.
-      max_queued: Most texts to hold beyond those of one request.
-      stall_seconds: See `AsyncEngine`.
+      engine: Client of the model's process.
+      max_queued: Limit of waiting texts beyond those of one request.
+      stall_seconds: Time without progress that counts as a stall; see `AsyncEngine`.
 
     Attributes:
-      pooling_info: Facts about it.
+      pooling_info: Facts about the model.
     """
 
     unit = "texts"
@@ -59,13 +58,13 @@ class AsyncPoolingEngine(AsyncEngine):
         client: str | None = None,
         timeout_seconds: float | None = None,
     ) -> np.ndarray:
-        """The vectors or logits of texts; cancelling drops those that are not computed yet.
+        """Computes the vectors or logits of texts. Cancelling drops those that are not computed yet.
 
         Args:
           texts: Token ids, as `InputReader` checks them; at least one.
-          second_starts: Where the second text of each pair begins; empty if they are no pairs.
-          priority: The lower value is served first.
-          client: Whose request it is: clients share steps equally.
+          second_starts: Start of the second text of each pair; empty if the texts are not pairs.
+          priority: Priority of the request; lower values run first.
+          client: Client of the request; clients share steps equally.
           timeout_seconds: Time limit.
 
         Returns:
@@ -73,8 +72,8 @@ class AsyncPoolingEngine(AsyncEngine):
 
         Raises:
           EngineError: The model failed, or a vector is not finite.
-          DeadlineExceededError: `timeout_seconds` have passed.
-          UnavailableError: The engine takes no more requests, or was shut down meanwhile.
+          DeadlineExceededError: The time limit has passed.
+          UnavailableError: The engine accepts no more requests, or was shut down during this one.
         """
         self.check_open()
         self._num_requests += 1
@@ -93,13 +92,11 @@ class AsyncPoolingEngine(AsyncEngine):
                 self._engine.abort(request_id)
 
     def fail_all(self, error: Exception) -> None:
-        """See `AsyncEngine.fail_all`."""
         for waiting in self._waiting.values():
             waiting.fail(error)
 
     def deliver(self, new: PoolingOutputs) -> None:
-        """See `AsyncEngine.deliver`."""
-        # A request whose caller has left waits no longer.
+        # A request whose caller has left has no entry any more.
         for failure in new.failures:
             if (waiting := self._waiting.get(failure.request_id)) is not None:
                 waiting.fail(failure.error())

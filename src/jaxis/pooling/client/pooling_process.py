@@ -1,4 +1,4 @@
-"""Runs a model that makes vectors in a separate process. Imports no JAX."""
+"""Engine client of an embedding model in a separate process. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxis.pooling.client.wire import REPORTS, PoolingInfo, PoolingOutputs, Pool
 
 
 class PoolingClient(WorkerClient, Protocol):
-    """A model that makes vectors, as seen from an event loop."""
+    """Client of an embedding model, for an event loop."""
 
     @property
     def pooling_info(self) -> PoolingInfo:
-        """Facts about it."""
+        """Facts about the model."""
         ...
 
     def add(self, request: PoolTexts) -> None:
@@ -23,20 +23,17 @@ class PoolingClient(WorkerClient, Protocol):
 
 
 class PoolingProcess(WorkerProcess, PoolingClient):
-    """A process that makes vectors; see `WorkerProcess`."""
+    """Process of an embedding model; see `WorkerProcess`."""
 
     module = "jaxis.pooling.client.pooling_worker"
     reports = REPORTS
 
     @property
     def pooling_info(self) -> PoolingInfo:
-        """See `PoolingClient`."""
         return cast(PoolingInfo, self.info)
 
     def delivery_of(self, report: PoolingOutputs) -> PoolingOutputs:
-        """See `WorkerProcess.delivery_of`."""
         return report
 
     def add(self, request: PoolTexts) -> None:
-        """See `PoolingClient.add`."""
         self.send(request)

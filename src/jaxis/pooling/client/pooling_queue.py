@@ -1,4 +1,4 @@
-"""Which texts are computed next: those of several clients share each step."""
+"""Queue of texts. Several clients share each step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxis.pooling.client.wire import PoolTexts
 
 @dataclass(frozen=True)
 class QueuedText:
-    """One of a request's texts.
+    """A queued text of a request.
 
     Attributes:
-      request_id: The request's.
-      index: Which of its texts.
-      token_ids: At least one.
-      second_start: Where the second text begins, if it is a pair; else the number of tokens.
+      request_id: Id of the request.
+      index: Index of the text in the request.
+      token_ids: Token ids, at least one.
+      second_start: Start of the second text of a pair; the number of tokens if the text is not a pair.
     """
 
     request_id: str
@@ -30,7 +30,7 @@ class QueuedText:
 
 @dataclass(order=True)
 class _Waiting:
-    """A request that has texts left; in the order in which requests are served."""
+    """A request with texts left. The order of its fields is the order of service."""
 
     priority: int
     turn: int
@@ -40,13 +40,14 @@ class _Waiting:
 
 
 class PoolingQueue:
-    """Holds texts, and hands them out for steps.
+    """Queue that hands out texts for steps.
 
-    Clients take turns, counted in tokens (`FairShares`), so that a single query does not wait for all of a client's
-    thousand documents; a client's own requests are served in the order in which they came.
+    Clients take turns, counted in tokens (`FairShares`), so that a single query does not wait for a thousand documents
+    of
+    another client. The requests of one client are served in order of arrival.
 
     Attributes:
-      num_texts: Texts that wait.
+      num_texts: Number of waiting texts.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,6 @@ class PoolingQueue:
         self._arrivals = itertools.count()
 
     def add(self, request: PoolTexts) -> None:
-        """Queues a request's texts."""
         starts = request.second_starts or map(len, request.texts)
         texts = deque(
             QueuedText(request.request_id, index, ids, start)
@@ -70,17 +70,17 @@ class PoolingQueue:
         self.num_texts += len(texts)
 
     def remove(self, request_id: str) -> None:
-        """Drops what is left of a request."""
+        """Drops the remaining texts of a request."""
         if (waiting := self._by_id.pop(request_id, None)) is not None:
             self.num_texts -= len(waiting.texts)
             waiting.texts.clear()
 
     def take(self, max_tokens: int, max_texts: int) -> list[QueuedText]:
-        """The texts of the next step, which are gone from here.
+        """Removes and returns the texts of the next step.
 
         Args:
-          max_tokens: Most of all together; no text has more.
-          max_texts: Most texts.
+          max_tokens: Limit of the tokens of a step; no text is longer.
+          max_texts: Limit of the texts of a step.
         """
         taken: list[QueuedText] = []
         while self._waiting and len(taken) < max_texts:

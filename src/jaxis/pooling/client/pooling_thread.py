@@ -1,4 +1,4 @@
-"""The thread that computes vectors. Nothing else touches the model while it runs."""
+"""The thread that computes vectors. No other thread uses the model while it runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _logger = logging.getLogger(__name__)
 
 
 class PoolingThread:
-    """Computes steps while there are texts, and carries out other threads' commands in between.
+    """Runs steps while there are texts, and other threads' commands between steps.
 
     Attributes:
-      stats: The queue after the last step.
+      stats: State of the queue after the last step.
 
     Args:
       model: The model.
-      deliver: Called in the thread with the results of a step.
-      fail: Called in the thread with the error that ended the thread; no step will follow.
+      deliver: Receives the results of a step, in this thread.
+      fail: Receives the error that ended the thread, in this thread; no step follows.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class PoolingThread:
         self._thread = threading.Thread(target=self._run, name="jaxis-pooling", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def add(self, request: PoolTexts) -> None:
@@ -61,7 +60,7 @@ class PoolingThread:
         self._commands.put(lambda: self._queue.add(request))
 
     def abort(self, request_id: str) -> None:
-        """Drops what is left of a request. Called by other threads."""
+        """Drops the remaining texts of a request. Called by other threads."""
         self._commands.put(lambda: self._queue.remove(request_id))
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -71,7 +70,7 @@ class PoolingThread:
         return not self._thread.is_alive()
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the thread is alive and no step takes longer, beyond the time that its program is compiled."""
+        """Returns whether the thread is alive and its step is within the limit, or within the limit for compiling."""
         if not self._thread.is_alive():
             return False
         limit = max(stall_seconds, COMPILE_STALL_SECONDS) if self._model.is_compiling else stall_seconds
@@ -87,7 +86,7 @@ class PoolingThread:
             self._fail(error)
 
     def _take_commands(self) -> bool:
-        """Carries out the queued commands, waiting for one if there is nothing to compute; False ends the thread."""
+        """Runs the queued commands; waits for one if there is nothing to compute. Returns False at the end."""
         wait = not self._queue.num_texts and self._running is None
         if wait:
             self._busy_since = None
@@ -104,7 +103,7 @@ class PoolingThread:
             wait = False
 
     def _step(self) -> None:
-        """Begins a step, and delivers the one before it: one is computed while the next is put together."""
+        """Starts a step and delivers the one before it, so that a step runs while the next is prepared."""
         texts = self._queue.take(self._model.max_step_tokens, self._model.max_step_texts)
         begun = None
         if texts:
@@ -117,7 +116,7 @@ class PoolingThread:
 
 
 def _outputs(texts: Sequence[QueuedText], vectors: np.ndarray) -> PoolingOutputs:
-    """What a step has computed, by request."""
+    """Returns the results of a step by request."""
     vectors = vectors[: len(texts)].astype("<f4", copy=False)
     rows: dict[str, list[int]] = {}
     for row, text in enumerate(texts):

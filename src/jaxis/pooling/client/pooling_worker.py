@@ -1,4 +1,4 @@
-"""Passes messages between the server's process and the thread of a model that makes vectors."""
+"""Worker that passes messages between the server's process and the thread of an embedding model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PoolingWorker(Worker):
 
     Args:
       model: The model.
-      connection, stall_seconds: See `Worker`.
+      connection, stall_seconds: Arguments of `Worker`.
     """
 
     def __init__(self, model: PoolingModel, connection: socket.socket, stall_seconds: float) -> None:
@@ -32,22 +32,18 @@ class PoolingWorker(Worker):
         self._thread = PoolingThread(model, self.send, self.send_failure)
 
     def start(self) -> None:
-        """See `Worker.start`."""
         self._thread.start()
 
     def carry_out(self, command: Command) -> None:
-        """See `Worker.carry_out`."""
         if isinstance(command, AbortRequest):
             self._thread.abort(command.request_id)
         else:
             self._thread.add(command)
 
     def heartbeat(self) -> Heartbeat:
-        """See `Worker.heartbeat`."""
         return Heartbeat(self._thread.is_making_progress(self._stall_seconds), self._thread.stats)
 
     def stop(self) -> None:
-        """See `Worker.stop`."""
         self._thread.stop(STOP_SECONDS)
 
 
@@ -58,11 +54,11 @@ def build(
     shared: MemoryBudget | None,
     admit: Callable[[int], None] | None,
 ) -> tuple[PoolingReady, Callable[[socket.socket, float], Worker]]:
-    """See `BuildWorker`."""
+    """Builds the worker; an implementation of `BuildWorker`."""
     from jaxis.engine.opened_model import open_model
     from jaxis.pooling.embedder import load_bytes, open_embedder
 
-    del shared  # it takes what it takes: there is no cache that grows with memory
+    del shared  # the memory is fixed: no cache grows with it
     opened = open_model(args)
     if admit is not None:
         admit(load_bytes(opened.path))

@@ -1,4 +1,4 @@
-"""The messages between the server's process and one that makes vectors. Imports no JAX."""
+"""Messages between the server's process and that of an embedding model. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxis.pooling.pooling_config import PoolingSettings
 
 @dataclass(frozen=True)
 class PoolingInfo(EngineInfo):
-    """The facts about an engine that makes vectors; `max_model_len` is the most tokens of an input.
+    """Facts about an embedding model or classifier. `max_model_len` is the limit of an input's tokens.
 
     Attributes:
-      size: E, the elements of a vector; of a classifier, its labels.
-      settings: How hidden states become vectors.
-      dimensions: To how many elements vectors may be cut.
-      classifier: What its numbers mean, if it classifies; None: it makes vectors.
+      size: E, the elements of a vector; for a classifier, the number of labels.
+      settings: Pooling of hidden states.
+      dimensions: Sizes that vectors may be cut to.
+      classifier: Meaning of the logits; None for an embedding model.
     """
 
     size: int = 0
@@ -31,14 +31,14 @@ class PoolingInfo(EngineInfo):
 
 
 class PoolTexts(msgspec.Struct, tag="pool"):
-    """Make vectors of texts.
+    """A request for vectors or logits of texts.
 
     Attributes:
-      request_id: Never used before.
+      request_id: Id that no earlier request had.
       texts: Token ids.
-      client: Whose request it is; clients share steps equally.
-      priority: The lower value is served first.
-      second_starts: Where the second text of each pair begins; empty if they are no pairs.
+      client: Client of the request; clients share steps equally.
+      priority: Priority of the request; lower values run first.
+      second_starts: Start of the second text of each pair; empty if the texts are not pairs.
     """
 
     request_id: str
@@ -52,8 +52,8 @@ class Pooled(msgspec.Struct, array_like=True):
     """Vectors of some texts of a request.
 
     Attributes:
-      request_id: The request's.
-      indices: Which of its texts.
+      request_id: Id of the request.
+      indices: Indices of the texts in the request.
       vectors: float32 [number of texts, E], little-endian.
     """
 
@@ -79,6 +79,6 @@ Command = PoolTexts | AbortRequest
 Report = LoadPlanned | PoolingReady | EngineFailed | PoolingOutputs | Heartbeat
 
 COMMANDS = msgspec.msgpack.Decoder(Command)
-"""Decodes what the server's process sends."""
+"""Decoder of the server process's messages."""
 REPORTS = msgspec.msgpack.Decoder(Report)
-"""Decodes what the model's process sends."""
+"""Decoder of the model process's messages."""

@@ -1,4 +1,4 @@
-"""Models that see an input as a whole, one file per family, by the names that checkpoints have in `architectures`."""
+"""Encoder models, one file for each family, by their names in `architectures`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CLASSES = {
 
 
 def is_encoder(architectures: Sequence[str]) -> bool:
-    """Whether one of the names is an encoder's; imports none."""
+    """Returns whether one of the architectures is an encoder. Imports no encoder."""
     return any(name in _CLASSES for name in architectures)
 
 
 def encoder_class(architectures: Sequence[str]) -> type[Any] | None:
-    """The class of the first name that is an encoder's; None if none is."""
+    """Returns the class of the first architecture that is an encoder; None if there is none."""
     for name in architectures:
         if name in _CLASSES:
             return getattr(importlib.import_module(f"jaxis.pooling.encoders.{_CLASSES[name]}"), name)
@@ -37,7 +37,7 @@ def encoder_class(architectures: Sequence[str]) -> type[Any] | None:
 
 
 def encoder_classes() -> dict[str, type[Any]]:
-    """Every encoder: the name in `architectures` -> its class; imports them all."""
+    """Imports and returns all encoder classes, by their names in `architectures`."""
     return {
         name: getattr(importlib.import_module(f"jaxis.pooling.encoders.{file}"), name)
         for name, file in _CLASSES.items()

@@ -54,7 +54,7 @@ class BertLayer(JaxModule):
 
 
 class BertModel(DecoderModel, LoadableWithIterator):
-    """Embeddings of words, positions and the kind of text, then layers.
+    """Embeddings of words, positions and token types, then layers.
 
     Args:
       vllm_config: The configuration.
@@ -65,7 +65,7 @@ class BertModel(DecoderModel, LoadableWithIterator):
       ConfigError: config.json asks for something that is not supported.
     """
 
-    # From a checkpoint's names to the names here.
+    # Renames from checkpoint names to parameter names.
     renames: ClassVar[tuple[Rename, ...]] = (
         ("embeddings.word_embeddings", "embed_tokens"),
         ("embeddings.position_embeddings.weight", "position_embeddings"),
@@ -81,13 +81,13 @@ class BertModel(DecoderModel, LoadableWithIterator):
         ("output.dense", "mlp.down_proj"),
         ("output.LayerNorm", "post_feedforward_layernorm"),
     )
-    # Checkpoints of whole models have a prefix, and very old ones the names of another framework.
+    # Checkpoints of whole models have a prefix, and very old ones use another framework's names.
     prefix: ClassVar[str] = "bert"
     other_names: ClassVar[tuple[Rename, ...]] = (
         ("LayerNorm.gamma", "LayerNorm.weight"),
         ("LayerNorm.beta", "LayerNorm.bias"),
     )
-    # What checkpoints have besides: heads of the tasks that the model was trained with, and a constant.
+    # Other tensors of checkpoints: heads of training tasks, and a constant.
     unused: ClassVar[tuple[str, ...]] = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
@@ -118,13 +118,12 @@ class BertModel(DecoderModel, LoadableWithIterator):
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
-        """The row of the table of positions that an input's first token has."""
+        """Returns the position embedding's row of an input's first token."""
         del config
         return 0
 
     @property
     def num_token_types(self) -> int:
-        """See `TakesTokenTypes`."""
         return self.token_type_embeddings.get_value().shape[0]
 
     def __call__(
@@ -144,27 +143,25 @@ class BertModel(DecoderModel, LoadableWithIterator):
         )
 
     def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
-        """i32 [T]: the row of the table of positions that each token has."""
+        """i32 [T]: row of each token in the table of positions."""
         del input_ids
         return metadata.input_positions
 
     def _token_types(self, token_types: jax.Array | None) -> jax.Array:
-        """[E], or [T, E]."""
+        """Returns token type embeddings: [E], or [T, E]."""
         table = self.token_type_embeddings[...]
         return table[0] if token_types is None else jnp.where(token_types[:, None] == 1, table[1], table[0])
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """See `LoadableWithIterator`."""
         renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
         return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
 
     def parameter_name(self, name_in_file: str) -> str:
-        """See `RenamesTensors`."""
         return self.checkpoint_names.name_here(name_in_file)
 
 
 class RobertaModel(BertModel):
-    """BERT whose positions are counted from behind the padding token's id, and by the tokens that are not padding."""
+    """BERT with positions that start after the padding token's id and count only tokens that are not padding."""
 
     prefix = "roberta"
 
@@ -173,7 +170,7 @@ class RobertaModel(BertModel):
         self._padding_id = self.first_position(vllm_config.model_config.hf_config) - 1
 
     def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
-        """See `BertModel.position_rows`; padding that a prompt has in it gets a row of its own, and is not counted."""
+        """i32 [T]: row of each token. Padding within a prompt gets the padding row and is not counted."""
         counts = input_ids != self._padding_id
         before = jnp.cumsum(counts) - counts
         starts = jnp.arange(len(input_ids)) - metadata.input_positions
@@ -181,7 +178,7 @@ class RobertaModel(BertModel):
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
-        """See `BertModel.first_position`."""
+        """Returns the position embedding's row of an input's first token."""
         padding = config.get("pad_token_id", 1)
         if not isinstance(padding, int) or padding < 0:
             raise ConfigError(
@@ -208,14 +205,13 @@ class RobertaForSequenceClassification(with_first_token_head(RobertaModel)):
 
 
 class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
-    """The same, with the vocabulary of a hundred languages."""
+    """Cross-encoders and classifiers on XLM-RoBERTa."""
 
 
 class _Unchanged(JaxModule):
-    """The final norm of layers that end with their own."""
+    """Final norm of models whose layers end with norms: the identity."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> the same."""
         return x
 
 

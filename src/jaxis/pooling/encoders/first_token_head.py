@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def with_first_token_head(model_class: type[Any]) -> type[Any]:
-    """The class of an encoder with a classifier's head on the first token.
-
-    Args:
-      model_class: The encoder's.
-    """
+    """Makes the class of an encoder with a classifier's head on the first token."""
 
     class Classifying(model_class):
         def __init__(
@@ -34,7 +30,7 @@ def with_first_token_head(model_class: type[Any]) -> type[Any]:
 
         @classmethod
         def classifier_mode(cls, config: HFConfig) -> Mode:
-            """Which hidden states the head gets."""
+            """Returns the pooling mode of the head's input."""
             del config
             return "cls"
 

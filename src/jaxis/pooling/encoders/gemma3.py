@@ -1,4 +1,4 @@
-"""EmbeddingGemma (arXiv:2509.20354): Gemma 3 whose tokens see what follows them, too."""
+"""EmbeddingGemma (arXiv:2509.20354): Gemma 3 with attention in both directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Gemma3TextLayer(Gemma3DecoderLayer):
 
 
 class Gemma3TextModel(without_head(Gemma3ForCausalLM)):
-    """Gemma 3 without a head; of EmbeddingGemma, with attention in both directions."""
+    """Gemma 3 without a head; with attention in both directions for EmbeddingGemma."""
 
     layer_class = Gemma3TextLayer
 
@@ -38,12 +38,11 @@ class Gemma3TextModel(without_head(Gemma3ForCausalLM)):
         config.expect("attn_logit_softcapping", None)
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        # A GGUF file has sentence-transformers' Dense modules beside the model.
+        # A GGUF file also has sentence-transformers' Dense modules.
         kept = ((name, tensor) for name, tensor in weights if not name.removeprefix("model.").startswith(_DENSE))
         return super().without_redundant_tensors(kept)
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
-        """See `BertModel.first_position`."""
         del config
         return 0

@@ -65,7 +65,7 @@ class ModernBertLayer(JaxModule):
 
 
 class ModernBertModel(DecoderModel, LoadableWithIterator):
-    """gte-modernbert, modernbert-embed and others.
+    """Encoder of gte-modernbert, modernbert-embed and others.
 
     Args:
       vllm_config: The configuration.
@@ -85,7 +85,7 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         ("mlp.Wo", "mlp.down_proj"),
         ("final_norm", "norm"),
     )
-    # Heads of the tasks that the model was trained with.
+    # Heads of training tasks.
     unused: ClassVar[tuple[str, ...]] = ("head.", "decoder.", "classifier.")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
@@ -109,7 +109,6 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
-        """See `BertModel.first_position`."""
         del config
         return 0
 
@@ -120,12 +119,10 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         return super().__call__(kv_caches, input_ids, attention_metadata)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """See `LoadableWithIterator`."""
         renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
         return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
 
     def parameter_name(self, name_in_file: str) -> str:
-        """See `RenamesTensors`."""
         return self.checkpoint_names.name_here(name_in_file.removeprefix("model."))
 
 
@@ -149,11 +146,11 @@ class ModernBertForSequenceClassification(ModernBertModel):
 
     @classmethod
     def read_head_config(cls, config: HFConfig) -> None:
-        """See `ModernBertModel.read_head_config`."""
+        """Declares nothing: this class loads the head."""
 
     @classmethod
     def classifier_mode(cls, config: HFConfig) -> Mode:
-        """Which hidden states the head gets."""
+        """Returns the pooling mode of the head's input."""
         mode = config.get("classifier_pooling", "cls")
         if mode not in ("cls", "mean"):
             raise ConfigError(f"{config.source} has classifier_pooling={mode!r}; cls and mean are supported")
@@ -173,7 +170,7 @@ def _layer_type(config: HFConfig, index: int) -> str:
 
 
 def _rope(config: HFConfig, kind: str) -> RopeConfig:
-    # Of transformers 4; both are read, though a layer has one of them.
+    # Names of transformers 4. Both are read, though a layer uses one of them.
     full, sliding = config.get("global_rope_theta", 160_000.0), config.get("local_rope_theta", 10_000.0)
     return rope_config(config, kind, default_theta=full, default_local_theta=sliding)
 

@@ -54,7 +54,7 @@ class RotaryBertLayer(JaxModule):
 
 
 def post_norm(scope: LayerScope) -> JaxLayerNorm:
-    """A norm of BERT's."""
+    """Makes one of BERT's norms."""
     return layer_norm(scope, epsilon=scope.config.get("layer_norm_eps", 1e-12))
 
 
@@ -83,11 +83,11 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
         ("norm1", "post_attention_layernorm"),
         ("norm2", "post_mlp_layernorm"),
     )
-    # Of checkpoints of whole models.
+    # Prefixes in checkpoints of whole models.
     prefixes: ClassVar[tuple[str, ...]] = ("nomic_bert.", "bert.")
     default_token_types: ClassVar[int] = 2
     layer_class: ClassVar[type[JaxModule]] = RotaryBertLayer
-    # Heads of the task that the model was trained with.
+    # Heads of training tasks.
     unused: ClassVar[tuple[str, ...]] = ("pooler.", "cls.", "embeddings.position_ids")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
@@ -127,13 +127,11 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
-        """See `BertModel.first_position`."""
         del config
         return 0
 
     @property
     def num_token_types(self) -> int:
-        """See `TakesTokenTypes`."""
         return 1 if self.token_type_embeddings is None else self.token_type_embeddings.get_value().shape[0]
 
     def __call__(
@@ -154,12 +152,10 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
         return super().__call__(kv_caches, input_ids, attention_metadata, inputs_embeds=embeddings)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """See `LoadableWithIterator`."""
         renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
         return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
 
     def parameter_name(self, name_in_file: str) -> str:
-        """See `RenamesTensors`."""
         for prefix in self.prefixes:
             name_in_file = name_in_file.removeprefix(prefix)
         return self.checkpoint_names.name_here(name_in_file)
@@ -173,8 +169,7 @@ class NomicBertForSequenceClassification(with_first_token_head(NomicBertModel)):
 
 
 class Unchanged(JaxModule):
-    """The final norm of layers that end with their own."""
+    """Final norm of models whose layers end with norms: the identity."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> the same."""
         return x

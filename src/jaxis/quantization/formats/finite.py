@@ -1,4 +1,4 @@
-"""Checks that the values of checkpoints of low-precision floats are what their kernels can compute with."""
+"""Checks that a checkpoint's low-precision floats have only values that the kernels can compute with."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_finite_scales(*scales: np.ndarray) -> None:
 
 
 def check_exponents(scale: np.ndarray, codes: np.ndarray, block: tuple[int, int], magnitude: int) -> None:
-    """Checks that the smallest e8m0 scale, a denormal float32, is only that of zeros: kernels and XLA may make it 0.
+    """Checks that only zeros have the smallest e8m0 scale, a denormal float32: kernels and XLA may make it 0.
 
     Args:
       scale: e8m0 [ceil(out / rows), ceil(in / columns)].
@@ -56,7 +56,7 @@ def check_exponents(scale: np.ndarray, codes: np.ndarray, block: tuple[int, int]
       magnitude: The bits of a code other than signs.
 
     Raises:
-      ValueError: It is not.
+      ValueError: Other values have it.
     """
     smallest = scale.view(np.uint8) == 0
     rows, columns = block

@@ -37,9 +37,9 @@ class Fp8BlocksFormat:
 
     Attributes:
       block_shape: (rows, columns) of a block; None means all columns.
-      scale_name: The scales' name in the file.
-      has_unit_axes: Whether the scales are stored as [rows of blocks, 1, columns of blocks, 1].
-      has_exponents: Whether scales are powers of two, so that bytes are their exponents plus 127.
+      scale_name: Name of the scales in the file.
+      has_unit_axes: True if the scales are stored as [rows of blocks, 1, columns of blocks, 1].
+      has_exponents: True if scales are powers of two, stored as bytes of their exponents plus 127.
     """
 
     block_shape: tuple[int, int | None]

@@ -69,4 +69,4 @@ FBGEMM_FP8 = PublishedFormat(
     # An upper bound of activations' scales, for engines that quantize them.
     keys=dict.fromkeys(("quant_method", "modules_to_not_convert", "activation_scale_ub")),
 )
-"""Meta's: a scale for each row; of Llama 4's experts, transposed stacks with scales [X, 1, out] or [X, out, 1]."""
+"""Meta's format: a scale for each row. Llama 4's experts are transposed stacks; scales [X, 1, out] or [X, out, 1]."""

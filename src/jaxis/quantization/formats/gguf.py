@@ -27,8 +27,8 @@ class GGUFFormat:
     """`weight`, and for NVFP4 in some files `scale`, one float that multiplies it.
 
     Attributes:
-      block_type: Of the weight; not one of plain floats.
-      has_scale: Whether there is a `scale`.
+      block_type: Type of the weight's blocks; not one of plain floats.
+      has_scale: True if there is a `scale`.
     """
 
     block_type: BlockType
@@ -45,7 +45,7 @@ class GGUFFormat:
 
 @dataclass(frozen=True)
 class LatentHeadsFormat:
-    """The projection of latents to keys and values, in two tensors, as files for absorbed attention have it.
+    """The projection of latents to keys and values, in two tensors, as in files for absorbed attention.
 
     `k_b` [H, L, N] and `v_b` [H, V, L] are what `kv_b_proj` [H * (N + V), L] has below each other for each head, the
     first transposed. Blocks lie along the last axis, so the two have no common quantized form: the weight is float32.
@@ -80,7 +80,7 @@ class LatentHeadsFormat:
         return TensorSpec((self.num_heads, *stored_shape(block_type, shape)), dtypes)
 
     def _dequantize(self, block_type: BlockType, tensor: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-        """The weights of all heads, float32 [H, *shape]."""
+        """Returns the weights of all heads, float32 [H, *shape]."""
         if block_type.dtype is not None:
             return tensor.astype(np.float32)
         rows = tensor.reshape(-1, tensor.shape[-1])
@@ -89,7 +89,7 @@ class LatentHeadsFormat:
 
 
 def stored_shape(block_type: BlockType, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a weight in the file. Raises ValueError if blocks do not divide its columns."""
+    """Returns the shape of a weight in the file. Raises ValueError if blocks do not divide its columns."""
     if shape[-1] % block_type.elements:
         raise ValueError(
             f"has {shape[-1]} features, which blocks of {block_type.elements} ({block_type.name}) do not divide"
@@ -102,10 +102,10 @@ def stored_shape(block_type: BlockType, shape: tuple[int, ...]) -> tuple[int, ..
 def read_blocks(
     block_type: BlockType, rows: np.ndarray, shape: tuple[int, ...], tensor_scale: float | None = None
 ) -> WeightValue:
-    """A weight [out, in] of host arrays.
+    """Returns a weight [out, in] of host arrays.
 
     Args:
-      block_type: Not one of plain floats.
+      block_type: Type of the blocks; not one of plain floats.
       rows: uint8 [out, bytes of a row].
       shape: (out, in).
       tensor_scale: Multiplies the weight; NVFP4 only.
@@ -149,7 +149,7 @@ def read_blocks(
 
 
 def _in_chunks(take_apart: Callable[[np.ndarray], Arrays], blocks: np.ndarray) -> Arrays:
-    """The arrays of all rows, made of some rows at a time so that what is made in between stays small."""
+    """Takes some rows apart at a time, so that intermediate arrays stay small, and returns the arrays of all rows."""
     step = max(1, _BYTES_AT_ONCE // max(1, blocks[:1].nbytes))
     whole: Arrays = {}
     for first in range(0, len(blocks), step):

@@ -22,13 +22,13 @@ E2M1_LEVELS = (*_E2M1_MAGNITUDES, *(-x for x in _E2M1_MAGNITUDES))
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How a type of blocks becomes a CodedWeight.
+    """Conversion of a type of blocks to a CodedWeight.
 
     Attributes:
-      take_apart: The function for its blocks.
+      take_apart: Function that takes the blocks apart.
       bits: Bits of a code.
-      offset: What is subtracted from a code.
-      levels: What codes mean, if not themselves.
+      offset: Number that is subtracted from a code.
+      levels: Values of the codes; None if the codes are the values.
     """
 
     take_apart: Callable[[np.ndarray], Arrays]

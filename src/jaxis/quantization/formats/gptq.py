@@ -36,14 +36,14 @@ class GptqFormat:
     Attributes:
       bits: Bits of an element: 2, 3, 4 or 8.
       group_size: Features that share a scale; None means all of them.
-      is_symmetric: Whether every zero point is 2 ** (bits - 1), however `qzeros` writes that; None if config.json does
+      is_symmetric: True if every zero point is 2 ** (bits - 1), however `qzeros` writes that; None if config.json does
         not say.
-      zeros_less_one: Whether `qzeros` has the zero points minus 1, modulo 2 ** bits: version 1 of the format.
-      has_zeros: Whether there is `qzeros`.
-      has_order: Whether there is `g_idx`.
-      reorders: Whether the weight is a ReorderedWeight even if `g_idx` is in order, so that all experts of a layer have
+      zeros_less_one: True if `qzeros` has the zero points minus 1, modulo 2 ** bits: version 1 of the format.
+      has_zeros: True if there is `qzeros`.
+      has_order: True if there is `g_idx`.
+      reorders: True makes the weight a ReorderedWeight even if `g_idx` is in order, so that all experts of a layer have
         the same type.
-      has_bias: Whether there is a `bias`: older tools write zeros for layers without one.
+      has_bias: True if there is a `bias`: older tools write zeros for layers without one.
     """
 
     bits: int
@@ -113,11 +113,11 @@ def _groups_in_order(columns: int, group_size: int | None) -> tuple[int, ...]:
 
 
 def _sizes_and_order(groups: np.ndarray, num_groups: int, sizes: list[int]) -> tuple[list[int], np.ndarray | None]:
-    """The features in each group, and the features sorted by group; None if they are in order.
+    """Returns the features in each group, and the features sorted by group; None if they are in order.
 
     Args:
       groups: int32 [in], the group of each feature.
-      num_groups: How many groups there are.
+      num_groups: Number of groups.
       sizes: Features in each group, if they are in order.
 
     Raises:

@@ -18,14 +18,14 @@ _MIN_GROUP_SIZE = 8
 
 
 def group_sizes(columns: int, group_size: int | None) -> list[int]:
-    """The columns in each group of `group_size` (None: all of them); the last may be smaller."""
+    """Returns the columns in each group of `group_size` (None: all of them); the last may be smaller."""
     if group_size is None:
         return [columns]
     return [min(group_size, columns - first) for first in range(0, columns, group_size)]
 
 
 def check_columns(columns: int) -> None:
-    """Raises ValueError if a row does not consist of whole bytes, whatever the bits of a number."""
+    """Raises ValueError unless a row consists of whole bytes, whatever the bits of a number."""
     if columns % 8:
         raise ValueError(f"has {columns} features, which is not a multiple of 8")
 
@@ -56,12 +56,12 @@ def in_equal_groups(
 
 
 def planes_of(words: np.ndarray, bits: int, columns: int, order: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Words of numbers along the columns -> the arrays `codes` and `high` of a CodedWeight.
+    """Converts words of numbers along the columns to the arrays `codes` and `high` of a CodedWeight.
 
     Args:
       words: int32 [out, num_words(columns, bits)].
       bits: Bits of a number.
-      columns: How many numbers a row has; a multiple of 8.
+      columns: Numbers in a row; a multiple of 8.
       order: The columns in their new order; None leaves them as they are.
     """
     if order is None and bits == LOW_BITS[bits]:
@@ -73,7 +73,7 @@ def planes_of(words: np.ndarray, bits: int, columns: int, order: np.ndarray | No
 def weight_of(
     planes: Mapping[str, np.ndarray], bits: int, scale: np.ndarray, zero_point: np.ndarray | None
 ) -> QuantizedWeight | CodedWeight:
-    """The weight `scale * (number - zero_point)`.
+    """Returns the weight `scale * (number - zero_point)`.
 
     Args:
       planes: The numbers, as `planes_of` returns them.

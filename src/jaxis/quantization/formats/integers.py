@@ -26,10 +26,10 @@ class Integers:
     """The integers that a weight consists of, as `scale * (integer - zero point)`.
 
     Attributes:
-      bits: 1 to 8; they are signed, from -2 ** (bits - 1).
+      bits: 1 to 8. The integers are signed, from -2 ** (bits - 1).
       group_size: Columns that share a scale; None means all of them.
-      has_one_scale: Whether the whole weight has one scale.
-      has_zero_points: Whether there is a zero point, of the same type as the integers, for each scale.
+      has_one_scale: True if the whole weight has one scale.
+      has_zero_points: True if each scale has a zero point, of the same type as the integers.
       act_qtype: "int8" quantizes the input of products dynamically; None does not.
     """
 
@@ -41,7 +41,7 @@ class Integers:
 
     @classmethod
     def of(cls, scheme: WeightScheme) -> Integers:
-        """Those of a weight that jaxis quantizes by this scheme."""
+        """Returns the integers of a weight that jaxis quantizes by this scheme."""
         return cls(
             int(scheme.weight_qtype.removeprefix("int")),
             scheme.group_size,
@@ -51,14 +51,14 @@ class Integers:
 
     @property
     def scheme(self) -> WeightScheme | None:
-        """The scheme by which jaxis quantizes weights so; None if it has none."""
+        """Returns the scheme by which jaxis quantizes weights in this format; None if there is none."""
         if self.has_one_scale or (self.bits, self.has_zero_points) not in ((8, False), (4, False), (4, True)):
             return None
         method = "minmax" if self.has_zero_points else "absmax"
         return WeightScheme(f"int{self.bits}", self.group_size, method, self.act_qtype)
 
     def groups_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """[out, groups] of the scales of a weight [out, in]; of the only scale, [1, 1].
+        """Returns the shape [out, groups] of the scales of a weight [out, in]; [1, 1] of the only scale.
 
         Raises:
           ValueError: Groups do not divide the weight's columns evenly, or bytes do not.
@@ -71,7 +71,7 @@ class Integers:
         return (1, 1) if self.has_one_scale else (rows, columns // (self.group_size or columns))
 
     def scales(self, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...] = SCALE_DTYPES) -> TensorSpec:
-        """The spec of the scales, or of unpacked zero points."""
+        """Returns the spec of the scales, or of unpacked zero points."""
         rows, groups = self.groups_shape(shape)
         if self.has_one_scale:
             return TensorSpec((1,), dtypes, other_shapes=((), (1, 1)))
@@ -80,11 +80,11 @@ class Integers:
     def weight(
         self, numbers: np.ndarray, scale: np.ndarray, zero_point: np.ndarray | None, shape: tuple[int, ...]
     ) -> QuantizedWeight | CodedWeight:
-        """The weight.
+        """Returns the weight.
 
         Args:
           numbers: uint8 [out, in], the integers plus 2 ** (bits - 1); or two of 4 bits a byte, [out, in / 2].
-          scale: What `scales` specifies.
+          scale: Array as `scales` specifies it.
           zero_point: uint8 of the scales' shape, with the same number added as to the integers.
           shape: (out, in).
         """
@@ -108,7 +108,7 @@ class Integers:
         )
 
     def signed_weight(self, integers: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> QuantizedWeight:
-        """The weight of int8 [out, in] and its scale, without zero points; the integers are not copied."""
+        """Returns the weight of int8 [out, in] and its scale, without zero points; the integers are not copied."""
         return QuantizedWeight(integers, self._readable(self._by_row(scale, shape)), act_qtype=self.act_qtype)
 
     def _by_row(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -116,7 +116,6 @@ class Integers:
         return np.broadcast_to(array.reshape(-1, self.groups_shape(shape)[1]), (shape[0], self.groups_shape(shape)[1]))
 
     def _readable(self, scale: np.ndarray) -> np.ndarray:
-        """The scale in a type that a QuantizedWeight supports."""
         return scale.astype(np.float32) if scale.shape[1] == 1 or scale.dtype == np.float16 else scale
 
 
@@ -125,7 +124,7 @@ class IntQuantizedFormat:
     """`weight` int8 [out, in], `weight_scale` [out, groups] and, if asymmetric, `weight_zero_point` int8 [out, groups].
 
     Attributes:
-      integers: What the weight consists of; of 8 bits, though it may not use all of them.
+      integers: Integers of the weight; of 8 bits, though it may not use all of them.
     """
 
     integers: Integers
@@ -154,8 +153,8 @@ class PackQuantizedFormat:
     Numbers are packed densely; by older writers, as many in each word as fit in whole, which the number of words shows.
 
     Attributes:
-      integers: What the weight consists of.
-      has_order: Whether there is `weight_g_idx` int32 [in], the group of each column; -1 means that they are in order.
+      integers: Integers of the weight.
+      has_order: True if there is `weight_g_idx` int32 [in], the group of each column; -1 means that they are in order.
     """
 
     integers: Integers
@@ -201,7 +200,6 @@ class PackQuantizedFormat:
         )
 
     def _order(self, group_of_column: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The columns sorted by group."""
         if (group_of_column == -1).any():
             return np.arange(shape[1])
         groups = self.integers.groups_shape(shape)[1]
@@ -232,7 +230,7 @@ def _unsigned(integers: np.ndarray) -> np.ndarray:
 
 
 def _num_padded_words(count: int, bits: int) -> int:
-    """Words that hold `count` numbers if none crosses a word's border."""
+    """Returns the words that hold `count` numbers if none crosses a word's border."""
     return -(-count // (_WORD_BITS // bits))
 
 

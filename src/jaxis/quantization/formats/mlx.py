@@ -25,7 +25,7 @@ from jaxis.quantization.formats.word_packing import unpack_numbers
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32))
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-# Mode of floats -> bits of an element, elements in a group, and what the scales are.
+# Mode of floats -> bits of an element, elements in a group, type of the scales.
 FLOAT_MODES = {
     "mxfp4": (4, 32, np.dtype(ml_dtypes.float8_e8m0fnu)),
     "mxfp8": (8, 32, np.dtype(ml_dtypes.float8_e8m0fnu)),
@@ -40,7 +40,7 @@ class MlxAffineFormat:
     Attributes:
       bits: Bits of an element.
       group_size: Elements that share a scale and a bias.
-      scheme: How jaxis quantized the weight, if it did, which says what it is in memory.
+      scheme: Scheme by which jaxis quantized the weight, if it did. It decides the type of the weight in memory.
     """
 
     bits: int
@@ -68,7 +68,7 @@ class MlxAffineFormat:
     def _as_quantized(
         self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], scheme: WeightScheme
     ) -> QuantizedWeight | CodedWeight:
-        """The weight that jaxis' own quantization gave."""
+        """Returns the weight that jaxis' own quantization gave."""
         scales, biases = tensors["scales"], tensors["biases"]
         if scheme.weight_calibration_method != "affine":
             half = 1 << (self.bits - 1)

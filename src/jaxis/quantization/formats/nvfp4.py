@@ -29,9 +29,9 @@ class NvFp4Format:
     """The packed elements, their scales and the scale of those.
 
     Attributes:
-      weight_name: The packed elements' name in the file.
-      scale_name: That of the scale of the scales.
-      divides: Whether the scale of the scales divides them instead of multiplying.
+      weight_name: Name of the packed elements in the file.
+      scale_name: Name of the scale of the scales.
+      divides: True if the scale of the scales divides them instead of multiplying.
     """
 
     weight_name: str = "weight"

@@ -25,7 +25,7 @@ _INT8, _UINT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.flo
 _E4M3, _E8M0 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e8m0fnu)
 _FLOATS = (_FLOAT32, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _STORED_BITS = {1: 2, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 8, 8: 8}
-"""Bits of an integer -> those of a code in memory."""
+"""Bits of an integer -> bits of a code in memory."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TorchaoIntegersFormat:
     Attributes:
       block_shape: (rows, columns) of a block: one row, or all of them.
       bits: Bits of an element, which are sign-extended in the file.
-      has_zero_point: Whether the file has `_weight_zero_point`.
+      has_zero_point: True if the file has `_weight_zero_point`.
     """
 
     block_shape: tuple[int, int]
@@ -133,10 +133,10 @@ class TorchaoMicroscalingFormat:
     e2m1 elements are uint8 [out, in / 2], the earlier in the low half.
 
     Attributes:
-      is_fp4: Whether elements are e2m1, not e4m3.
-      is_nvidia: Whether the scales are e4m3 for 16 elements, as in NVFP4; else e8m0 for 32.
-      is_swizzled: Whether scales are in the order that GPUs read them in; see `_unswizzle`.
-      has_tensor_scale: Whether there is a `_weight_per_tensor_scale` float32 [], which multiplies the scales.
+      is_fp4: True if elements are e2m1, not e4m3.
+      is_nvidia: True if scales are e4m3 for 16 elements, as in NVFP4; otherwise they are e8m0 for 32.
+      is_swizzled: True if scales are in the order in which GPUs read them; see `_unswizzle`.
+      has_tensor_scale: True if there is a `_weight_per_tensor_scale` float32 [], which multiplies the scales.
     """
 
     is_fp4: bool

@@ -12,7 +12,7 @@ _WORD_BITS = 32
 
 
 def num_words(count: int, bits: int) -> int:
-    """The words that hold `count` numbers; the last may be partly empty."""
+    """Returns the words that hold `count` numbers; the last may be partly empty."""
     return -(-count * bits // _WORD_BITS)
 
 
@@ -22,7 +22,7 @@ def unpack_numbers(words: np.ndarray, bits: int, count: int, *, axis: int = -1) 
     Args:
       words: int32 or uint32, with `num_words(count, bits)` words along the axis.
       bits: Bits of a number.
-      count: How many numbers there are.
+      count: Numbers to read.
       axis: The packed axis.
 
     Returns:

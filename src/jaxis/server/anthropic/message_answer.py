@@ -1,10 +1,9 @@
-"""The answer of /v1/messages: the events that stream it, and the whole that these add up to."""
+"""The answer of /v1/messages: the events of its stream, and the whole answer that they add up to."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from jaxis.parsing.parser_events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
+from jaxis.server.anthropic.message_errors import MessageEvents, message_event
 from jaxis.server.anthropic.message_schema import (
     AnswerMessage,
     MessagesRequest,
@@ -30,26 +29,17 @@ from jaxis.server.anthropic.message_schema import (
 from jaxis.server.anthropic.message_turns import tool_use_id
 from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
-from jaxis.server.http.errors import ApiError
-from jaxis.server.http.sse import StreamForm
 
-# An event's data; its `type` is also the event's name.
+# Data of an event; its `type` is also the event's name.
 MessageEvent = dict[str, Any]
 
 
-class MessageAnswer(StreamForm):
-    """Writes the answer to a request of /v1/messages.
-
-    Args:
-      request: The request.
-      job: Its job.
-    """
-
-    media_type = "text/event-stream"
+class MessageAnswer(MessageEvents):
+    """Writer of the answer to a request of /v1/messages."""
 
     def __init__(self, request: MessagesRequest, job: GenerationJob) -> None:
         self._job = job
-        # With max_tokens=0 one token is generated all the same, as the engine always does, and left out.
+        # With max_tokens=0 the engine still generates one token, which is left out.
         self._is_empty = request.max_tokens == 0
         self._stop_sequences = request.stop_sequences or ()
         self._reader = AnswerReader(job)
@@ -58,25 +48,15 @@ class MessageAnswer(StreamForm):
         self._last = CompletionOutput(0)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> AnswerMessage:
-        """The whole answer: what the stream adds up to."""
+        """Returns the whole answer, added up from the stream's events."""
         [output] = outputs
         return fold([*self._take(output), *self._end()])
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
-        """The events of an output."""
-        return "".join(map(_sse_text, self._take(output)))
+        return "".join(map(message_event, self._take(output)))
 
     def end(self) -> str:
-        """The last events."""
-        return "".join(map(_sse_text, self._end()))
-
-    def keep_alive(self) -> str:
-        """An event that clients take for a sign of life, and nothing else."""
-        return _sse_text({"type": "ping"})
-
-    def failure(self, error: ApiError) -> str:
-        """The error, as the last event."""
-        return _sse_text(MESSAGE_ERRORS.body(error))
+        return "".join(map(message_event, self._end()))
 
     def _take(self, output: RequestOutput) -> list[MessageEvent]:
         told: list[MessageEvent] = []
@@ -100,7 +80,7 @@ class MessageAnswer(StreamForm):
         return [*([] if self._is_empty else self._blocks.finish()), ended, {"type": "message_stop"}]
 
     def _stop(self) -> tuple[StopReason, str | None]:
-        """Why the answer ended, and the stop sequence that ended it."""
+        """Returns the reason of the answer's end, and the stop sequence that ended it."""
         if self._last.finish_reason == "length" or self._is_empty:
             return "max_tokens", None
         text = self._last.stop_reason
@@ -118,14 +98,9 @@ class MessageAnswer(StreamForm):
         )
 
 
-def _sse_text(event: Mapping[str, Any]) -> str:
-    """An event as it is sent."""
-    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-
-
 @dataclass
 class _Call:
-    """A call whose end is not known yet."""
+    """A call that has not ended yet."""
 
     id: str
     name: str
@@ -133,14 +108,15 @@ class _Call:
 
 
 class MessageBlocks:
-    """Makes a parser's events into blocks that come one after the other: 0, 1, 2, ...
+    """Groups a parser's events into consecutive blocks: 0, 1, 2, ...
 
-    A call is held back until its end is known: text that only began like a call becomes text, and no client runs a
-    call with a part of its arguments. White space next to calls and reasoning is left out.
+    A call is held back until its end: text that only began like a call becomes text, and no client runs a call with a
+      part
+    of its arguments. White space next to calls and reasoning is left out.
 
     Attributes:
-      num_calls: Calls so far.
-      is_cut: The text ended inside a call.
+      num_calls: Number of calls so far.
+      is_cut: True if the text ended inside a call.
     """
 
     def __init__(self) -> None:
@@ -149,12 +125,11 @@ class MessageBlocks:
         self._num_blocks = 0
         self._open: Literal["text", "thinking"] | None = None
         self._after_thinking = False
-        self._space = ""  # that a text block would begin with
+        self._space = ""  # white space that may begin a text block
         self._thinking_digest = hashlib.sha256()
         self._calls: dict[int, _Call] = {}
 
     def add(self, events: Iterable[Event]) -> list[MessageEvent]:
-        """Takes a step's events; returns those of the blocks."""
         told: list[MessageEvent] = []
         for event in events:
             match event:
@@ -173,7 +148,7 @@ class MessageBlocks:
         return told
 
     def finish(self) -> list[MessageEvent]:
-        """Ends the block that is open. An answer without any gets one of text."""
+        """Ends the open block. An answer without blocks gets a block of text."""
         if self._num_blocks:
             return self._end()
         space = self._space
@@ -228,7 +203,7 @@ class MessageBlocks:
 
 
 def fold(events: Iterable[MessageEvent]) -> AnswerMessage:
-    """The message that all of its events add up to, as clients add them up."""
+    """Adds all events of a message up to the message, as clients do."""
     message: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
     inputs: dict[int, str] = {}

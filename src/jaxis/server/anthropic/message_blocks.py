@@ -1,4 +1,4 @@
-"""What the turns of /v1/messages hold: content blocks, the text that a model gets to see of them, images, and tools."""
+"""Contents of the turns of /v1/messages: blocks, their text for the model, images, and tools."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class ContentBlock(LenientModel):
     """A part of a turn.
 
     Attributes:
-      cache_control: Accepted without effect: every prefix is cached by itself.
+      cache_control: Accepted without effect, since every prefix is cached.
     """
 
     cache_control: Any = None
 
 
 class TextBlock(ContentBlock):
-    """Text. `citations` of an answer come back with it, and are not shown to the model."""
+    """Text. `citations` of an answer may be sent back; the model does not see them."""
 
     type: Literal["text"]
     text: str
@@ -37,7 +37,7 @@ class TextSource(LenientModel):
 
 
 class BlocksSource(LenientModel):
-    """A document that is made of text blocks."""
+    """A document made of text blocks."""
 
     type: Literal["content"]
     content: str | list[TextBlock]
@@ -51,7 +51,7 @@ def _check_source(value: object) -> object:
 
 
 class DocumentBlock(ContentBlock):
-    """A document, as text; no file and no address is read."""
+    """A document, as text. No files or addresses are read."""
 
     type: Literal["document"]
     source: Annotated[
@@ -65,7 +65,7 @@ class DocumentBlock(ContentBlock):
 
 
 class Base64Source(LenientModel):
-    """An image's file; what it is is read from the file, whatever `media_type` says."""
+    """A file of an image in base64. Its type is read from the file; `media_type` has no effect."""
 
     type: Literal["base64"]
     data: str
@@ -73,7 +73,7 @@ class Base64Source(LenientModel):
 
 
 class UrlSource(LenientModel):
-    """An image's file at a URL."""
+    """URL of an image's file."""
 
     type: Literal["url"]
     url: str
@@ -87,8 +87,6 @@ def _check_image_source(value: object) -> object:
 
 
 class ImageBlock(ContentBlock):
-    """An image."""
-
     type: Literal["image"]
     source: Annotated[
         Annotated[Base64Source, Tag("Base64Source")] | Annotated[UrlSource, Tag("UrlSource")],
@@ -98,7 +96,7 @@ class ImageBlock(ContentBlock):
 
 
 class SearchResultBlock(ContentBlock):
-    """What a search of the client found."""
+    """A result of a search by the client."""
 
     type: Literal["search_result"]
     source: str
@@ -108,19 +106,18 @@ class SearchResultBlock(ContentBlock):
 
 
 class ToolReferenceBlock(ContentBlock):
-    """A tool that the model may call from here on, in the result of the tool that found it."""
+    """A tool that the model may call from now on, in the result of the tool that found it."""
 
     type: Literal["tool_reference"]
     tool_name: str
 
 
 class ToolResultBlock(ContentBlock):
-    """What a call returned.
+    """Result of a call.
 
     Attributes:
-      tool_use_id: The call's.
       content: A string, or blocks (`ResultBlock`).
-      is_error: The call failed; the text says how.
+      is_error: True if the call failed; the text then describes the error.
     """
 
     type: Literal["tool_result"]
@@ -131,7 +128,7 @@ class ToolResultBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """The model's reasoning, as it was sent. Signatures are not checked."""
+    """Reasoning of the model, as it was sent. Signatures are not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -139,14 +136,14 @@ class ThinkingBlock(ContentBlock):
 
 
 class RedactedThinkingBlock(ContentBlock):
-    """Another server's encrypted reasoning: left out."""
+    """Encrypted reasoning of another server, which is left out."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
 class ToolUseBlock(ContentBlock):
-    """A call that the model made."""
+    """A call by the model."""
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1, max_length=512)]
@@ -157,14 +154,14 @@ class ToolUseBlock(ContentBlock):
 
 
 class ToolDefinition(LenientModel):
-    """A tool of the client; Anthropic's own, which have a dated type, are left out.
+    """A tool of the client. Anthropic's own tools, which have a dated type, are left out.
 
     Attributes:
-      type: Absent or "custom" for a function.
-      name: As in `FunctionDefinition`.
+      type: None or "custom" for a function.
+      name: Name of the function, with the limits of `FunctionDefinition`.
       input_schema: JSON schema of an object with the arguments.
-      defer_loading: The model learns of the tool from a message, not from the list of tools.
-      strict: Calls follow the schema even where the model decides to call.
+      defer_loading: True if the model learns of the tool from a message instead of the list of tools.
+      strict: True if calls follow the schema even when the model is free to call.
       cache_control, eager_input_streaming, input_examples, allowed_callers: Accepted without effect.
     """
 
@@ -181,7 +178,6 @@ class ToolDefinition(LenientModel):
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a function of the client."""
         return self.type in (None, "custom")
 
     @model_validator(mode="after")
@@ -192,14 +188,14 @@ class ToolDefinition(LenientModel):
 
 
 class ToolReference(LenientModel):
-    """A tool by its name."""
+    """Name of a tool."""
 
     type: Literal["tool_reference"]
     name: str
 
 
 class InlineTool(LenientModel):
-    """A tool that is defined in the middle of a conversation."""
+    """A tool defined in the middle of a conversation."""
 
     type: Literal["tool_definition"]
     definition: ToolDefinition
@@ -216,14 +212,14 @@ ChangedTool = Annotated[
 
 
 class ToolAdditionBlock(ContentBlock):
-    """A tool that the model may call from here on."""
+    """A tool that the model may call from now on."""
 
     type: Literal["tool_addition"]
     tool: ChangedTool
 
 
 class ToolRemovalBlock(ContentBlock):
-    """A tool that the model shall not call any more."""
+    """A tool that the model must no longer call."""
 
     type: Literal["tool_removal"]
     tool: ToolReference
@@ -240,7 +236,7 @@ _TAGS = {kind: kind.title().replace("_", "") + "Block" for kind in (*_TYPES, *_T
 
 
 def _known(types: Sequence[str]) -> Callable[[object], object]:
-    """Refuses a block of another type, by name; pydantic would name the function that finds the type."""
+    """Returns a validator that refuses other block types by name; pydantic would name the discriminator."""
 
     def check(value: object) -> object:
         kind = type_of(value)
@@ -279,14 +275,14 @@ ToolResultBlock.model_rebuild()
 
 
 def check_role(role: str, blocks: Iterable[Any]) -> None:
-    """Raises ValueError if a block (`Block`) is not of those that a message of this role holds."""
+    """Raises ValueError if a message of this role cannot hold one of the blocks (`Block`)."""
     for index, block in enumerate(blocks):
         if block.type not in _TYPES_OF_ROLE[role]:
             raise ValueError(f"content[{index}] is a {block.type} block, which a message of role {role!r} cannot hold")
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Texts of blocks as one string, each on lines of its own."""
+    """Joins texts of blocks, each on lines of its own."""
     text = ""
     for part in texts:
         text += "\n" if text and part and not text.endswith("\n") else ""
@@ -295,7 +291,7 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def text_of(block: TextBlock | DocumentBlock | SearchResultBlock) -> str:
-    """A block as text."""
+    """Returns a block as text."""
     match block:
         case TextBlock():
             return block.text

@@ -1,12 +1,11 @@
-"""From the body of /v1/messages to a generation job."""
+"""Translation of the body of /v1/messages to a generation job."""
 
 from __future__ import annotations
 
 import uuid
 from typing import Any
 
-from jaxis.errors import ContextLengthError, RequestError
-from jaxis.host.logs import current_request_id
+from jaxis.errors import RequestError
 from jaxis.server.anthropic.message_blocks import InlineTool, ToolAdditionBlock, ToolDefinition
 from jaxis.server.anthropic.message_schema import (
     AnyChoice,
@@ -24,52 +23,12 @@ from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_sources, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.http.errors import ApiError, ErrorDialect
 
-_INLINE_TOOL = "messages[].content[].tool.definition"
 _USUAL_EFFORTS = ("low", "medium", "high")
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-class _MessageErrors(ErrorDialect):
-    """Anthropic's errors: a type and a message, which names the field."""
-
-    def own(self, error: RequestError) -> RequestError:
-        if isinstance(error, ContextLengthError):
-            # Claude Code compacts the conversation when it reads this.
-            return RequestError(f"prompt is too long: {error.num_prompt_tokens} tokens > {error.max_model_len} maximum")
-        return super().own(error)
-
-    def body(self, error: ApiError) -> dict[str, Any]:
-        """The error object, with the id of the request that is being answered."""
-        kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        fault = {"type": kind, "message": error.message}
-        return {"type": "error", "error": fault, "request_id": current_request_id.get()}
-
-
-MESSAGE_ERRORS = _MessageErrors(
-    prefixes=("/v1/messages",),
-    fields={
-        "stop": "stop_sequences",
-        "thinking_token_budget": "thinking.budget_tokens",
-        "tools[].parameters": "tools[].input_schema",
-        f"{_INLINE_TOOL}.parameters": f"{_INLINE_TOOL}.input_schema",
-    },
-    request_id_headers=("Request-Id",),
-)
 
 
 def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJob:
-    """What a request asks for; of one that only has its tokens counted, the prompt is what counts.
+    """Returns the job of a request. To count tokens, only the job's prompt matters.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -97,7 +56,7 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
     shown = () if isinstance(choice, NoChoice) else functions.items()
     prompt = ChatPrompt(
         messages=messages,
-        # The list of tools is at the head of the prompt: one that joins it later would cost everything that is cached.
+        # The list of tools is at the head of the prompt: a tool added there later would invalidate all cached blocks.
         tools=[tool for place, tool in shown if not offered[place].defer_loading],
         variables=_template_variables(request, model),
         add_generation_prompt=not goes_on,
@@ -127,8 +86,7 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
 
 
 def left_out(request: CountTokensRequest, model: ServedModel) -> list[str]:
-    """Names of the request's parts that have no effect: tools that run at Anthropic, an effort or a
-    budget that nothing reads."""
+    """Returns names of ineffective parts of a request: tools that run at Anthropic, unread effort or budget."""
     names = [f"tools.{tool.type}" for tool in request.tools or () if not tool.is_function]
     effort = _effort(request)
     reads_effort = "reasoning_effort" in template_sources(model.tokenizer)
@@ -149,7 +107,7 @@ def _effort(request: CountTokensRequest) -> str | None:
 
 
 def _offered_tools(request: CountTokensRequest) -> dict[str, ToolDefinition]:
-    """The request's functions by their places, those defined between its turns last. Anthropic's own are left out."""
+    """Returns the request's functions by place, those defined between its turns last, without Anthropic's own tools."""
     offered = {f"tools[{i}]": tool for i, tool in enumerate(request.tools or ())}
     for i, message in enumerate(request.messages):
         for j, block in enumerate(message.blocks):
@@ -167,7 +125,7 @@ def _offered_tools(request: CountTokensRequest) -> dict[str, ToolDefinition]:
 
 
 def _openai_choice(choice: object) -> str | dict[str, Any] | None:
-    """The choice between tools as OpenAI has it."""
+    """Returns the tool choice in OpenAI's form."""
     match choice:
         case AnyChoice():
             return "required"
@@ -190,7 +148,7 @@ def _grammar(request: CountTokensRequest) -> AnswerGrammar | None:
 
 
 def _template_variables(request: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
-    """Variables of the chat template that turn reasoning on or off; those that it does not read change nothing."""
+    """Returns variables of the chat template that switch reasoning. Variables that it does not read have no effect."""
     templates = template_sources(model.tokenizer)
     variables: dict[str, Any] = {}
     if isinstance(request.thinking, ThinkingOn | ThinkingOff):

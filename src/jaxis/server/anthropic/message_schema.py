@@ -1,4 +1,4 @@
-"""Bodies of /v1/messages and of its answers."""
+"""Request and answer bodies of /v1/messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class MessageParam(LenientModel):
     """One turn.
 
     Attributes:
-      role: "system" may stand anywhere.
-      content: A string is one text block.
-      clear_at: Of a system message: "next_user_message" shows it only until the user says more.
-      output_config: Of a system message, from Claude Code: the request's own counts.
+      role: Role of the turn; "system" may be anywhere in the conversation.
+      content: Blocks; a string stands for one text block.
+      clear_at: End of a system message's effect; "next_user_message" shows it only until the user's next message.
+      output_config: Accepted in system messages of Claude Code without effect; the request's own is used.
     """
 
     role: Literal["user", "assistant", "system"]
@@ -39,7 +39,6 @@ class MessageParam(LenientModel):
 
     @property
     def blocks(self) -> list[Any]:
-        """The content as blocks (`Block`)."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
@@ -86,12 +85,11 @@ ToolChoice = Annotated[
 
 
 class ThinkingOn(LenientModel):
-    """Reason before the answer.
+    """Reasoning before the answer.
 
     Attributes:
-      budget_tokens: How many tokens the model may think, where it is known how it marks its thinking; named as ignored
-        elsewhere.
-      display: Without effect: reasoning is sent as the model writes it.
+      budget_tokens: Most thinking tokens, if the model's marks of thinking are known; reported as ignored otherwise.
+      display: Without effect; reasoning is sent as the model writes it.
     """
 
     type: Literal["enabled"]
@@ -100,13 +98,13 @@ class ThinkingOn(LenientModel):
 
 
 class ThinkingOff(LenientModel):
-    """Answer at once."""
+    """An answer without reasoning."""
 
     type: Literal["disabled"]
 
 
 class ThinkingAdaptive(LenientModel):
-    """Reason as the chat template has it by default."""
+    """Reasoning as the chat template does by default."""
 
     type: Literal["adaptive"]
     display: Any = None
@@ -135,11 +133,10 @@ class SchemaFormat(StrictModel):
 
 
 class OutputConfig(LenientModel):
-    """How to answer.
+    """Settings of the output.
 
     Attributes:
-      effort: How much to reason, where the chat template reads it.
-      format: What the answer's text must match.
+      effort: Reasoning effort, if the chat template reads one.
     """
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -147,17 +144,16 @@ class OutputConfig(LenientModel):
 
 
 class CountTokensRequest(LenientModel):
-    """A conversation, of which the prompt's tokens are counted.
+    """A conversation whose prompt's tokens are counted.
 
     Attributes:
-      model: A served name.
-      messages: The turns. If the last is the assistant's, the answer goes on with it.
-      system: What comes before them.
-      tools, tool_choice: Functions, and whether to call one.
-      thinking: Whether to reason.
-      output_config: How much to reason, and what the answer's text must match.
-      output_format: The older name of `output_config.format`.
-      mcp_servers: Must be empty: tools run at the client.
+      messages: Turns. If the last one is the assistant's, the answer continues it.
+      system: Text before the turns.
+      tools, tool_choice: Functions, and the choice between them.
+      thinking: Switch of reasoning.
+      output_config: Reasoning effort, and constraint on the answer's text.
+      output_format: Older name of `output_config.format`.
+      mcp_servers: Servers of tools; must be empty, since tools run at the client.
       cache_control, metadata, context_management, service_tier, container, inference_geo, speed, safeguards,
         diagnostics: Accepted without effect.
     """
@@ -197,10 +193,8 @@ class MessagesRequest(CountTokensRequest):
     """A conversation to answer.
 
     Attributes:
-      max_tokens: Most tokens to generate; 0 reads the prompt into the cache and answers nothing.
-      stop_sequences: Strings that end the answer.
-      temperature, top_p, top_k: None leaves the model's default.
-      stream: Stream the answer.
+      max_tokens: Most tokens to generate; 0 reads the prompt into the cache and generates no answer.
+      temperature, top_p, top_k: Sampling parameters; None selects the model's default.
     """
 
     max_tokens: int = Field(ge=0, le=MAX_INT32)
@@ -212,14 +206,12 @@ class MessagesRequest(CountTokensRequest):
 
 
 class AnswerText(BaseModel):
-    """Text."""
-
     type: Literal["text"] = "text"
     text: str
 
 
 class AnswerThinking(BaseModel):
-    """Reasoning; the signature means nothing, and is not checked when it comes back."""
+    """Reasoning. The signature has no meaning, and is not checked when it is sent back."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str
@@ -227,7 +219,7 @@ class AnswerThinking(BaseModel):
 
 
 class AnswerToolUse(BaseModel):
-    """A call. The last one of an answer that was cut off has those arguments that were complete."""
+    """A call. If the answer was cut off, its last call has only the complete arguments."""
 
     type: Literal["tool_use"] = "tool_use"
     id: str
@@ -236,7 +228,7 @@ class AnswerToolUse(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """How many of the generated tokens are reasoning."""
+    """Number of reasoning tokens among the generated ones."""
 
     thinking_tokens: int = 0
 
@@ -255,8 +247,8 @@ class AnswerMessage(BaseModel):
     """The model's turn.
 
     Attributes:
-      stop_reason: None in the event that begins a stream.
-      stop_sequence: The one of `stop_sequences` that ended it.
+      stop_reason: Reason of the end; None in the first event of a stream.
+      stop_sequence: Member of `stop_sequences` that ended the answer.
     """
 
     id: str
@@ -270,20 +262,20 @@ class AnswerMessage(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """The tokens of a prompt."""
+    """Number of tokens of a prompt."""
 
     input_tokens: int
 
 
 class MessageErrorObject(BaseModel):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str
 
 
 class MessageErrorResponse(BaseModel):
-    """Anthropic's shape of an error; the id is that of the `request-id` header."""
+    """Anthropic's form of an error; the id is that of the `request-id` header."""
 
     type: Literal["error"] = "error"
     error: MessageErrorObject

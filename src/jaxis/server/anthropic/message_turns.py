@@ -1,8 +1,8 @@
 """The turns of a /v1/messages request as the messages of a conversation.
 
-What the model gets to see is a function of what the turns say, not of their shape: a string and a list of one block
-are the same, and marks for caches change nothing. So each request of a conversation repeats the tokens of the one
-before, which the prefix cache then holds.
+The model sees a function of the turns' contents, not of their form: a string equals a list of one block, and marks for
+caches change nothing. Each request of a conversation therefore repeats the tokens of the one before, which are in the
+prefix cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.parsing.parser_events import GENERATED_PREFIX, is_generated
+from jaxis.parsing.call_ids import GENERATED_PREFIX, is_generated
 from jaxis.server.anthropic.message_blocks import (
     Base64Source,
     ImageBlock,
@@ -39,22 +39,22 @@ from jaxis.server.anthropic.message_schema import MessageParam
 from jaxis.server.generation.images import base64_part, image_part
 from jaxis.server.generation.served_model import ServedModel
 
-# Claude Code's, at the very head of the prompt: it differs from one conversation to the next.
+# Claude Code's header at the head of the prompt, which differs between conversations.
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-# Changes with every request.
+# Claude Code's note on the remaining tokens, which differs between requests.
 _TOKENS_LEFT = re.compile(r"\s*<total_tokens>\d+ tokens left</total_tokens>\s*\Z")
 _ID_PREFIX = "toolu_"
 _OWN_ID = re.compile(r"toolu_[0-9a-f]{8}_([A-Za-z0-9_-]+)")
 
 
 def system_text(system: str | Sequence[TextBlock] | None) -> str:
-    """What comes before the turns, without the lines that change with each conversation or request."""
+    """Returns the text before the turns, without lines that change with each conversation or request."""
     blocks = [system] if isinstance(system, str) else [block.text for block in system or ()]
     return joined(_TOKENS_LEFT.sub("", _BILLING_LINE.sub("", block)) for block in blocks)
 
 
 def template_tool(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool's definition as a chat template gets to see it."""
+    """Returns a tool's definition in the form of chat templates."""
     given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
@@ -62,21 +62,21 @@ def template_tool(tool: ToolDefinition) -> dict[str, Any]:
 def template_messages(
     turns: Sequence[MessageParam], tools: Mapping[str, ToolDefinition], model: ServedModel
 ) -> list[dict[str, Any]]:
-    """The turns as messages of a `ChatPrompt`.
+    """Returns the turns as messages of a `ChatPrompt`.
 
-    Consecutive turns of an assistant are one. The results of tools come before what else the user says in that turn.
+    Consecutive turns of an assistant are joined. Tool results come before the rest of the user's turn.
 
     Args:
-      turns: The request's.
-      tools: All that are defined anywhere in the request, by name.
-      model: Reads them.
+      turns: Turns of the request.
+      tools: All tools defined anywhere in the request, by name.
+      model: Model that reads the messages.
 
     Raises:
       RequestError: A result has no call, a call comes last, or an image cannot be taken.
     """
     messages: list[dict[str, Any]] = []
     names_of_calls: dict[str, str] = {}
-    said: list[Any] = []  # blocks of the assistant, until another role's turn
+    said: list[Any] = []  # the assistant's blocks since the last turn of another role
     last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
     for i, turn in enumerate(turns):
         if turn.role == "assistant":
@@ -96,7 +96,7 @@ def template_messages(
 
 
 def tool_use_id(call_id: str) -> str:
-    """A call's id in Anthropic's form, unique, from which `own_call_id` gets back the id of a model's own making."""
+    """Returns a unique call id in Anthropic's form, from which `own_call_id` recovers an id that the model made."""
     if is_generated(call_id):
         return _ID_PREFIX + call_id.removeprefix(GENERATED_PREFIX)
     encoded = base64.urlsafe_b64encode(call_id.encode("utf-8")).decode("ascii").rstrip("=")
@@ -104,7 +104,7 @@ def tool_use_id(call_id: str) -> str:
 
 
 def own_call_id(tool_use_id: str) -> str:
-    """The id of a call as the chat template gets to see it."""
+    """Returns a call's id as the chat template sees it."""
     match = _OWN_ID.fullmatch(tool_use_id)
     if match is None:
         call_id = GENERATED_PREFIX + tool_use_id.removeprefix(_ID_PREFIX)
@@ -178,7 +178,7 @@ def _result(
 
 
 def _seen(block: Any, tools: Mapping[str, ToolDefinition], model: ServedModel, place: str) -> str | dict[str, Any]:
-    """A block as text, or as a part of a content of a `ChatPrompt`."""
+    """Returns a block as text, or as an image part of a `ChatPrompt`'s content."""
     match block:
         case ToolReferenceBlock(tool_name=name):
             return _shown(name, tools)
@@ -190,7 +190,7 @@ def _seen(block: Any, tools: Mapping[str, ToolDefinition], model: ServedModel, p
 
 
 def _content(seen: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """A content of a `ChatPrompt`: one string, or parts if some of them are images."""
+    """Returns a content of a `ChatPrompt`: one string, or parts if it has images."""
     parts: list[dict[str, Any]] = []
     texts: list[str] = []
     for each in (*seen, None):
@@ -222,7 +222,7 @@ def _system_turn(blocks: Iterable[Any], tools: Mapping[str, ToolDefinition]) -> 
 
 
 def _shown(name: str, tools: Mapping[str, ToolDefinition]) -> str:
-    """What a reference to a tool shows the model."""
+    """Returns the text that a reference to a tool shows the model."""
     tool = tools.get(name)
     return name if tool is None or not tool.is_function else _definition(tool)
 

@@ -17,16 +17,16 @@ from jaxis.server.anthropic.message_schema import (
 )
 from jaxis.server.context import Context, ServerContext
 from jaxis.server.generation.respond import respond
-from jaxis.server.http.body import StrictJSONRoute
 from jaxis.server.http.openapi import TEXT_ERRORS, error_responses, generation_responses
 from jaxis.server.http.sse import respond_whole
+from jaxis.server.http.strict_json import StrictJSONRoute
 
 router = APIRouter(route_class=StrictJSONRoute)
 
 
 @router.post("/v1/messages", response_model=AnswerMessage, responses=generation_responses(MessageErrorResponse))
 async def create_message(body: MessagesRequest, request: Request, context: Context) -> Response:
-    """Answers a conversation, in Anthropic's shape."""
+    """Answers a conversation, in Anthropic's form."""
     headers = context.ignored_fields.check(body, left_out(body, context.model))
     job = message_job(body, context.model)
     return await respond(request, context, job, MessageAnswer(body, job), headers)
@@ -38,20 +38,20 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
     responses=error_responses(*TEXT_ERRORS, model=MessageErrorResponse),
 )
 async def count_message_tokens(body: CountTokensRequest, request: Request, context: Context) -> Response:
-    """The length of a conversation's prompt in tokens."""
+    """Returns the length of a conversation's prompt in tokens."""
     headers = context.ignored_fields.check(body, left_out(body, context.model))
     return await respond_whole(request, _count_tokens(body, context), headers)
 
 
 @router.get("/api/hello", include_in_schema=False)
 async def hello() -> Response:
-    """What Claude Code asks before its first request, as HEAD."""
+    """Answers Claude Code's HEAD request before its first message."""
     return Response()
 
 
 async def _count_tokens(request: CountTokensRequest, context: ServerContext) -> TokenCount:
-    """The length of the prompt that a message with these fields has. Takes no place in the queue of the engine."""
-    # Not the tokenizer that refuses what cannot fit: how much too long a prompt is, is worth knowing.
+    """Returns the length of a message's prompt. It takes no place in the engine's queue."""
+    # Uses the tokenizer without a length limit, so that clients learn how much too long a prompt is.
     job = message_job(request, dataclasses.replace(context.model, tokenizer=context.engine.tokenizer))
     async with context.token_counts:
         [prompt] = await context.run_in_worker(job.tokenize)

@@ -1,1 +1,1 @@
-"""One way to an answer for every protocol: a job, its outputs, and the events in them."""
+"""Generation for every protocol: a job, its outputs, and the events in them."""

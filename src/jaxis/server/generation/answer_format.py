@@ -1,4 +1,4 @@
-"""What the text of an answer may hold: tool calls as the request chooses among them, reasoning, and a grammar."""
+"""Format of an answer's text: tool calls as the request allows them, reasoning, and a grammar."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from jaxis.tokenizer import Tokenizer
 
 
 class ToolsNotSupportedError(RequestError):
-    """A request has tools, and the model, or what is known of it, has no use for them.
-
-    Attributes:
-      model: The model's name.
-    """
+    """The request has tools, but the model cannot call tools, or its call format is not known."""
 
     def __init__(self, message: str, model: str) -> None:
         super().__init__(message, param="tools")
@@ -33,17 +29,17 @@ class ToolsNotSupportedError(RequestError):
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How an answer may call tools.
+    """Rules for an answer's tool calls.
 
     Attributes:
-      tools: The tools that it may call.
-      parser: Parses the calls in its text; None if there are none to look for.
-      grammar: What the whole answer follows, if it must call, or if calls must fit their schemas.
-      call_tokens: Tokens that begin a call and nothing else; empty if calls begin as ordinary text does.
-      parallel: Whether calls after the first one count.
-      must_call: Whether it must call.
-      write_grammar: The grammar of answers that call in the model's own format or are this expression, which is None
-        for any text; raises UnwritableCallError. None if the model's format is not known.
+      tools: Tools that the answer may call.
+      parser: Parser of the calls in its text; None if no calls are parsed.
+      grammar: Grammar of the whole answer, if it must call a tool or if calls must match their schemas.
+      call_tokens: Tokens that only ever begin a call; empty if calls begin as ordinary text does.
+      parallel: True if calls after the first one count.
+      must_call: True if the answer must call a tool.
+      write_grammar: Writes the grammar of answers that either call in the model's own format or match this expression
+        (None: any text); raises UnwritableCallError. None if the model's format is not known.
     """
 
     tools: Sequence[FunctionTool] = ()
@@ -55,10 +51,10 @@ class ToolUse:
     write_grammar: Callable[[str | None], str] | None = None
 
     def or_answer(self, answer: AnswerGrammar) -> AnswerGrammar:
-        """The grammar of answers that call in the model's own format, or are of this grammar.
+        """Returns the grammar of answers that either call in the model's own format or match `answer`.
 
         Raises:
-          RequestError: There is no such grammar.
+          RequestError: No such grammar can be written.
         """
         expression = answer.expression()
         if expression is not None and self.write_grammar is not None and self.parser is not None:
@@ -83,13 +79,12 @@ NO_TOOLS = ToolUse()
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What the text of an answer may hold, and must match.
+    """Format and constraints of an answer's text.
 
     Attributes:
-      tools: How it may call tools.
-      reasoning_parser: Parses its reasoning; None leaves it in the text.
-      grammar: What it must match after any reasoning, unless it calls tools; None if it is free.
-      include_reasoning: Whether the client wants the reasoning.
+      reasoning_parser: Parser of its reasoning; None leaves the reasoning in the text.
+      grammar: Grammar of the text after any reasoning, unless the answer calls tools; None if any text is allowed.
+      include_reasoning: True if the client wants the reasoning.
     """
 
     tools: ToolUse = NO_TOOLS
@@ -101,13 +96,7 @@ class AnswerFormat:
     def of_chat(
         cls, model: ServedModel, tools: ToolUse, grammar: AnswerGrammar | None, *, include_reasoning: bool = True
     ) -> AnswerFormat:
-        """The format of an answer to a conversation.
-
-        Args:
-          model: The served model.
-          tools: How the answer may call tools.
-          grammar: What the request says that it must match.
-          include_reasoning: Whether the client wants the reasoning.
+        """Returns the format of an answer to a conversation, which must match `grammar` if the request sends one.
 
         Raises:
           RequestError: The grammar and the tools contradict each other.
@@ -122,12 +111,12 @@ class AnswerFormat:
 
     @property
     def is_parsed(self) -> bool:
-        """Whether the text is searched for reasoning or tool calls."""
+        """True if the text is searched for reasoning or tool calls."""
         return self.tools.parser is not None or self.reasoning_parser is not None
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the text must be decoded with special tokens."""
+        """True if the text must be decoded with special tokens."""
         return any(
             parser is not None and parser.needs_special_tokens for parser in (self.tools.parser, self.reasoning_parser)
         )
@@ -140,13 +129,13 @@ def choose_tools(
     *,
     parallel: bool = True,
 ) -> ToolUse:
-    """How an answer may call the functions that a request offers.
+    """Returns the rules for an answer that may call the functions of a request.
 
     Args:
       model: The served model.
-      functions: As `checked_functions` takes them.
-      choice: As `plan_tools` takes it.
-      parallel: Whether an answer may contain more than one call.
+      functions: Functions by name, in the form of `checked_functions`.
+      choice: Tool choice, in the form of `plan_tools`.
+      parallel: True if an answer may contain more than one call.
 
     Raises:
       RequestError: A function is invalid, or the served model does not support the choice.

@@ -1,4 +1,4 @@
-"""Splits the outputs of a job into content, reasoning and tool calls, whole or as they stream, and counts them."""
+"""Reader of a job's outputs: splits them into content, reasoning and tool calls, whole or streamed, and counts them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jaxis.server.generation.job import GenerationJob
 
 
 class AnswerCounts:
-    """Counts the tokens of a job's answers and measures their phases, from when it is made: the request's arrival."""
+    """Counts of the tokens of a job's answers, and times of their phases from the request's arrival (creation) on."""
 
     def __init__(self) -> None:
         self._arrival = self._first_step = self._first_token = self._last_token = time.monotonic()
         self._prompts: dict[int, tuple[int, int]] = {}
         self._guesses: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         self.num_tokens = 0
-        """Generated tokens."""
+        """Number of generated tokens."""
 
     def add(self, prompt: int, output: RequestOutput) -> None:
-        """Adds an output of the prompt with this index; each prompt counts once, whatever `n` is."""
+        """Adds an output of the prompt with this index. Each prompt counts once, whatever `n` is."""
         self._last_token = time.monotonic()
         if not self._prompts:
             self._first_token = output.first_token_time or self._last_token
@@ -47,63 +47,58 @@ class AnswerCounts:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts."""
+        """Number of tokens of all prompts."""
         return sum(num_tokens for num_tokens, _ in self._prompts.values())
 
     @property
     def num_cached_tokens(self) -> int:
-        """How many of them the prefix cache held."""
+        """Number of prompt tokens found in the prefix cache."""
         return sum(num_cached for _, num_cached in self._prompts.values())
 
     @property
     def num_accepted_predictions(self) -> int:
-        """Tokens that were guessed right from the request's prediction."""
+        """Number of tokens that the request's prediction guessed right."""
         return sum(accepted for accepted, *_ in self._guesses.values())
 
     @property
     def num_rejected_predictions(self) -> int:
-        """Tokens that were guessed wrong from there."""
+        """Number of tokens that the request's prediction guessed wrong."""
         return sum(rejected for _, rejected, *_ in self._guesses.values())
 
     @property
     def num_drafts(self) -> int:
-        """Tokens that were guessed ahead."""
         return sum(drafts for *_, drafts, _ in self._guesses.values())
 
     @property
     def num_accepted_drafts(self) -> int:
-        """How many of those were right."""
         return sum(accepted for *_, accepted in self._guesses.values())
 
     @property
     def total_seconds(self) -> float:
-        """From the arrival to now."""
+        """Time from arrival to now."""
         return time.monotonic() - self._arrival
 
     @property
     def waiting_seconds(self) -> float:
-        """From the arrival to the first step."""
+        """Time from arrival to the first step."""
         return max(0.0, self._first_step - self._arrival)
 
     @property
     def prefill_seconds(self) -> float:
-        """From the first step to the first token."""
+        """Time from the first step to the first token."""
         return self._first_token - self._first_step
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token to the last."""
+        """Time from the first token to the last."""
         return max(0.0, self._last_token - self._first_token)
 
 
 class AnswerReader:
-    """Reads the outputs of a job with one prompt, each once.
+    """Reader of the outputs of a job with one prompt. It reads each output once.
 
     Attributes:
-      counts: Of all that was read.
-
-    Args:
-      job: The job.
+      counts: Counts of everything read so far.
     """
 
     def __init__(self, job: GenerationJob) -> None:
@@ -112,18 +107,17 @@ class AnswerReader:
         self._completions: dict[int, _CompletionReader] = {}
 
     def read(self, output: RequestOutput) -> list[tuple[CompletionOutput, list[Event]]]:
-        """Each completion that an output adds to, with the events of what is added."""
+        """Returns each completion that an output adds to, with the events of the added part."""
         self.counts.add(0, output)
         return [(completion, self._reader(output, completion).read(completion)) for completion in output.outputs]
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """OpenAI's name for how a completion ended, if it did; call it after `read`."""
+        """Returns OpenAI's finish reason of a completion, or None before its end. Call it after `read`."""
         has_calls = self._completions[completion.index].num_calls > 0
         return "tool_calls" if completion.finish_reason == "stop" and has_calls else completion.finish_reason
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of the tokens so far are reasoning."""
         return sum(reader.num_reasoning_tokens for reader in self._completions.values())
 
     def _reader(self, output: RequestOutput, completion: CompletionOutput) -> _CompletionReader:
@@ -134,11 +128,7 @@ class AnswerReader:
 
 
 class _CompletionReader:
-    """Reads one completion.
-
-    Attributes:
-      num_calls: Tool calls so far.
-    """
+    """Reader of one completion. `num_calls` is the number of its tool calls so far."""
 
     def __init__(self, job: GenerationJob, prompt: str) -> None:
         answer = job.answer
@@ -157,7 +147,7 @@ class _CompletionReader:
             self._parser = OutputParser(answer.tools.parser, reasoning_parser, tools=answer.tools.tools, prompt=prompt)
 
     def read(self, completion: CompletionOutput) -> list[Event]:
-        """The events of the next part of the completion; `completion.text` holds only text that was not read yet."""
+        """Returns the events of the completion's next part. `completion.text` holds only text that was not read yet."""
         if self._parser is None:
             return [ContentDelta(completion.text)] if completion.text else []
         if self._tracker is not None:
@@ -176,7 +166,6 @@ class _CompletionReader:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of the tokens so far are reasoning."""
         return self._tracker.num_tokens if self._tracker else 0
 
     def _is_wanted(self, event: Event) -> bool:

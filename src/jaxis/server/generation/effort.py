@@ -1,4 +1,4 @@
-"""A request's reasoning effort: a variable of the chat template, or else a budget for the model's thinking."""
+"""A request's reasoning effort: a variable of the chat template, or a budget of thinking tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jaxis.tokenizer.chat_messages import reasoning_effort_variables
 
 
 def effort_variables(effort: str | None, model: ServedModel) -> dict[str, Any] | None:
-    """Variables of the chat template for an effort; those of one that is a budget switch the thinking on or off.
+    """Returns the variables of the chat template for an effort. An effort that is a budget switches thinking on or off.
 
     Args:
-      effort: As a request names it; None asks for nothing.
+      effort: Effort as the request names it; None if it names none.
       model: The served model.
 
     Returns:
-      None if the model has no use for the effort.
+      Variables by name; None if neither the template nor the server's budgets know the effort.
     """
     if effort is None:
         return {}
@@ -28,15 +28,15 @@ def effort_variables(effort: str | None, model: ServedModel) -> dict[str, Any] |
 
 
 def effort_budget(effort: str | None, model: ServedModel) -> int | None:
-    """How many tokens the model may think at this effort.
+    """Returns the budget of thinking tokens for an effort.
 
     Args:
-      effort: As a request names it; None asks for nothing.
+      effort: Effort as the request names it; None if it names none.
       model: The served model.
 
     Returns:
-      None if the effort sets no budget: the chat template reads it, it is not known how the model marks its thinking,
-      or the server has none for it.
+      None if the effort sets no budget: the chat template reads it, the model's marks of thinking are not known, or the
+      server has no budget for it.
     """
     if effort is None or model.parsers.reasoning is None:
         return None

@@ -1,4 +1,4 @@
-"""What an answer must match, and which tokens may precede that: its reasoning."""
+"""Grammar of an answer, and the marks of the reasoning that may precede the constrained part."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """What an answer must match.
+    """A constraint on an answer, from a field of the request.
 
     Attributes:
-      field: The request's field that says so, such as "response_format.json_schema.schema".
-      structured_outputs: The constraint that it specifies.
-      holds_reasoning: Whether it applies from the first token on, to reasoning too.
-      holds_calls: Whether it says how tools are called.
-      tools: Those tools.
+      field: The request's field, such as "response_format.json_schema.schema".
+      holds_reasoning: True if the constraint also covers the reasoning, so that it applies from the first token.
+      holds_calls: True if the constraint covers tool calls.
+      tools: Tools whose calls it covers.
     """
 
     field: str
@@ -47,7 +46,7 @@ class AnswerGrammar:
         tools: Sequence[FunctionTool] = (),
         **constraint: Any,
     ) -> AnswerGrammar:
-        """Builds one from arguments of StructuredOutputs.
+        """Builds a grammar from arguments of StructuredOutputs.
 
         Raises:
           RequestError: The arguments are invalid.
@@ -61,7 +60,7 @@ class AnswerGrammar:
         """Compiles the grammar, which may take seconds.
 
         Raises:
-          RequestError: It cannot be honoured.
+          RequestError: The constraint cannot be honoured.
         """
         try:
             return compiler.compile(self.structured_outputs)
@@ -70,7 +69,7 @@ class AnswerGrammar:
             raise self.own(error) from None
 
     def _check_tools(self, compiler: GrammarCompiler) -> None:
-        """Raises RequestError that names a tool of whose parameters no grammar can be made."""
+        """Raises a RequestError that names the first tool whose parameters cannot be made a grammar."""
         for tool in self.tools:
             try:
                 compiler.compile(StructuredOutputs(json_schema=dict(tool.parameters)))
@@ -80,7 +79,7 @@ class AnswerGrammar:
                 raise RequestError(message, param=f"{tool.place}.parameters") from None
 
     def expression(self) -> str | None:
-        """What it is inside of another grammar; None if it can stand only for itself."""
+        """Returns the constraint as an expression within another grammar; None if it cannot be part of one."""
         spec = self.structured_outputs
         match spec.kind:
             case "json_schema":
@@ -92,7 +91,7 @@ class AnswerGrammar:
         return None
 
     def own(self, error: RequestError) -> RequestError:
-        """An error about the constraint as one about the request's field; others as they are."""
+        """Returns an error about the constraint as one about the request's field; other errors unchanged."""
         is_constraint = error.param is not None and error.param.partition(".")[0] == "structured_outputs"
         return error.about(self.field) if is_constraint else error
 
@@ -100,18 +99,18 @@ class AnswerGrammar:
 def marks_before_answer(
     parser: type[ReasoningParser] | None, prompt: str, tokenizer: Tokenizer | None
 ) -> ReasoningMarks | None:
-    """How that is marked which may come before what a grammar applies to: the reasoning.
+    """Returns the marks of the reasoning that may precede the part of an answer to which a grammar applies.
 
-    Words that open the reasoning are also words with which an answer begins. Where a grammar forbids those, they are
-    taken for an opening only if the prompt asks for them.
+    Some openings of reasoning are plain words, with which an answer may also begin. If the grammar forbids such words,
+    they count as an opening only if the prompt contains them.
 
     Args:
-      parser: Parses the model's reasoning.
-      prompt: As rendered; a template may have opened the reasoning, or closed it.
-      tokenizer: The model's.
+      parser: Parser of the model's reasoning.
+      prompt: The rendered prompt; its template may already have opened or closed the reasoning.
+      tokenizer: Tokenizer of the model.
 
     Returns:
-      None if there is no reasoning: a grammar then applies from the first token.
+      None if no reasoning can come: the grammar then applies from the first token.
     """
     marks = None if parser is None or tokenizer is None else parser.marks_before_answer(prompt)
     if marks is None or tokenizer is None or marks.opened:
@@ -128,7 +127,6 @@ def marks_before_answer(
 
 
 def _begins_with_token(opening: str, tokenizer: Tokenizer) -> bool:
-    """Whether a mark is a token of its own, or begins with a special one."""
     if tokenizer.token_to_id(opening) is not None:
         return True
     return tokenizer.encode(opening, add_special_tokens=False)[0] in tokenizer.special_token_ids

@@ -1,4 +1,4 @@
-"""Images and videos of requests in the one form in which prompts have them, whatever a protocol calls its own."""
+"""Images and videos of requests as parts of a prompt's contents, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART
 from jaxis.vision.prompt_images import NO_IMAGES, NO_VIDEOS, ONLY_IMAGES
 from jaxis.vision.video import Video
 
-_NOT_QUOTED = "+/= \t\r\n"  # of base64, which in a URL means itself
+_NOT_QUOTED = "+/= \t\r\n"  # characters of base64 that need no escape in a data: URL
 
 
 def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any]:
-    """An image as a part of a content of a `ChatPrompt`; it is read when the prompt is made.
+    """Returns an image as a part of a message's content in a `ChatPrompt`. It is read when the prompt is made.
 
     Args:
-      url: The image as a data: URL, or one that the server allows.
-      model: The model that shall see it.
-      place: Where the request has it, such as "messages[0].content[1].image_url.url".
+      url: The image as a data: URL, or as a URL that the server allows.
+      model: Model that gets the image.
+      place: Place in the request, such as "messages[0].content[1].image_url.url".
 
     Raises:
-      RequestError: The model takes no images, or this is none.
+      RequestError: The model takes no images, or the URL is not an image's.
     """
     if model.images is None:
         raise RequestError(f": {NO_IMAGES}", param=place)
-    # Unless the operator allows it, never a path or an address: a request reaches no files, and nothing is fetched.
+    # A request reaches no files and nothing is fetched, unless the operator allows paths or addresses.
     return {**IMAGE_PART, "image": model.image_access.source(url or "", place)}
 
 
 def video_part(video: str | Sequence[str], fps: float | None, model: ServedModel, place: str) -> dict[str, Any]:
-    """The same of a video.
+    """Returns a video as a part of a message's content in a `ChatPrompt`.
 
     Args:
-      video: A data: URL of an image for each frame, or one of all frames (see `Video.of_url`).
-      fps: Frames in a second, if the request says it.
-      model: The model that shall see it.
-      place: Where the request has it.
+      video: A data: URL of an image for each frame, or one data: URL of all frames (see `Video.of_url`).
+      fps: Frames per second, if the request says it.
+      model: Model that gets the video.
+      place: Place in the request.
 
     Raises:
-      RequestError: The model takes no videos, or this is none.
+      RequestError: The model takes no videos, or the URLs are not a video's.
     """
     if model.images is None or not model.images.takes_videos:
         raise RequestError(f": {NO_VIDEOS if model.images is None else ONLY_IMAGES}", param=place)
     if isinstance(video, str):
         return {**VIDEO_PART, "video": Video.of_url(video, fps, place)}
-    # Of a thousand frames, none is fetched.
+    # Frames are never fetched: a video may have a thousand.
     if not all(is_data_url(frame) for frame in video):
         raise RequestError("must have a data: URL of an image for each frame", param=place)
     return {**VIDEO_PART, "video": Video.of(video, fps, place)}
 
 
 def base64_part(data: str, model: ServedModel, place: str) -> dict[str, Any]:
-    """The same of an image whose file is given in base64."""
+    """Returns an image part from the base64 of an image file; see `image_part`."""
     return image_part(f"data:;base64,{quote(data, _NOT_QUOTED)}", model, place)
 
 
 def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether contents of a `ChatPrompt` have parts that are images or videos."""
+    """Returns whether the contents of a `ChatPrompt`'s messages have images or videos."""
     contents = (message.get("content") for message in messages)
     return any(
         part["type"] in (IMAGE_PART["type"], VIDEO_PART["type"])

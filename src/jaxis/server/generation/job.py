@@ -1,4 +1,4 @@
-"""A generation job: what a request asks of the engine, whichever protocol it came by."""
+"""A generation job: a request to the engine, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -30,13 +30,10 @@ class GenerationJob:
     """A request, checked and ready to run.
 
     Attributes:
-      request_id: Unique.
-      model: The served model, under the name that the request asks for.
-      prompts: What to answer or to continue.
-      params: For every prompt.
-      answer: What the answers' text may hold.
-      priority: The lower value is served first.
-      stream: Whether outputs are wanted as they come, and not all at the end.
+      model: The served model, under the name in the request.
+      prompts: Prompts to answer or to continue.
+      priority: Priority of the request; lower values are served first.
+      stream: True if outputs are sent as they come, instead of all at the end.
     """
 
     request_id: str
@@ -48,7 +45,7 @@ class GenerationJob:
     stream: bool = False
 
     def tokenize(self) -> list[TokenizedPrompt]:
-        """The prompts; see `JobPrompts.tokenize`."""
+        """Returns the job's prompts as `JobPrompts.tokenize` does, each with the model's adapter."""
         prompts = self.prompts.tokenize(self.model.tokenizer, self.model.images)
         if self.model.adapter:
             prompts = [dataclasses.replace(prompt, adapter=self.model.adapter) for prompt in prompts]
@@ -56,14 +53,14 @@ class GenerationJob:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether prompts may have a grammar."""
+        """True if prompts may have a grammar."""
         return self.answer.grammar is not None or self.params.thinking_token_budget is not None
 
     def compile_grammar(self, prompt: TokenizedPrompt) -> Grammar | None:
-        """The grammar of a prompt's answer, which may take seconds; None if answers are free.
+        """Compiles the grammar of a prompt's answer, which may take seconds; None if answers are free.
 
         Raises:
-          RequestError: It cannot be honoured.
+          RequestError: The grammar cannot be honoured.
         """
         if not self.is_constrained:
             return None
@@ -75,7 +72,7 @@ class GenerationJob:
         return with_thinking_budget(grammar, self.params, parser, prompt.text, prompt.token_ids, compiler)
 
     def params_with(self, grammar: Grammar | None) -> SamplingParams:
-        """The parameters of a prompt whose answer has this grammar: without a budget for thinking that has no place."""
+        """Returns the parameters of a prompt with this grammar. Without a grammar, the thinking budget is left out."""
         if grammar is not None or self.params.thinking_token_budget is None:
             return self.params
         return dataclasses.replace(self.params, thinking_token_budget=None)
@@ -95,15 +92,15 @@ class GenerationJob:
 
 
 def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: AnswerFormat) -> SamplingParams:
-    """The parameters of a request.
+    """Returns the sampling parameters of a request.
 
     Args:
-      model: Has the defaults.
-      given: Parameters by name; None leaves the default.
-      answer: What the answer's text may hold.
+      model: The served model, which has the defaults.
+      given: Parameters by name; None selects the default.
+      answer: Format of the answer's text.
 
     Raises:
-      RequestError: They cannot be honoured.
+      RequestError: The parameters cannot be honoured.
     """
     settings = {name: value for name, value in given.items() if value is not None}
     _check_stops(settings.get("stop", ()))
@@ -129,7 +126,7 @@ def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: Answer
 
 
 def _thinking_budget(model: ServedModel, settings: Mapping[str, Any]) -> dict[str, int | None]:
-    """The budget of a request with these settings, None if it has none, and how far it may be exceeded."""
+    """Returns the thinking budget of a request (None: no budget) and how many tokens it may be exceeded by."""
     asked, ceiling = settings.get("thinking_token_budget"), model.reasoning_budget
     budget = None if asked == -1 else asked
     if model.parsers.reasoning is None or ceiling is None:

@@ -1,4 +1,4 @@
-"""What the server tells of its model: size, age, capabilities."""
+"""Facts of the served model for its clients: size, age, capabilities."""
 
 from __future__ import annotations
 
@@ -21,24 +21,22 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 @dataclass(frozen=True)
 class ServedModelInfo:
-    """What clients may know of the served model; it stays the same while the model is loaded.
+    """Facts of the served model for its clients. They stay the same while the model is loaded.
 
     Attributes:
-      file_name: The last part of the checkpoint's path.
+      file_name: Last part of the checkpoint's path.
       architecture: `model_type` of config.json.
-      file_format: Of the checkpoint.
-      file_bytes: Bytes of the checkpoint's files.
-      modified: When the newest of them was changed.
-      digest: Tells checkpoints apart in lists: SHA-256 of the names, sizes and times of the files, and not of the
-        weights, which would take minutes to read.
-      num_parameters: The model's.
-      weight_type: How most of its weights are stored, such as "int8"; "" if that is unknown.
+      file_bytes: Size of the checkpoint's files.
+      modified: Time of the newest change to the files.
+      digest: Identifier of the checkpoint in lists: SHA-256 of the files' names, sizes and times. The weights are not
+        part of it, since reading them would take minutes.
+      weight_type: Type in which most of its weights are stored, such as "int8"; "" if that is unknown.
       context_length: Most tokens of a request, prompt and answer together.
-      trained_len: Tokens up to which the checkpoint says that it works; None if it does not say.
-      has_chat_template: Whether conversations can be rendered.
-      has_tools, has_reasoning: Whether the model can call tools, and reasons before its answer.
-      tasks: What it does, in the words of most APIs.
-      input_modalities: What prompts may hold.
+      trained_len: Longest context that the checkpoint claims to support; None if it names none.
+      has_chat_template: True if conversations can be rendered.
+      has_tools, has_reasoning: True if the model can call tools; true if it reasons before its answer.
+      tasks: Capabilities without tools and reasoning, in the words of most APIs.
+      input_modalities: Kinds of input in prompts, such as "text" and "image".
     """
 
     file_name: str
@@ -59,13 +57,7 @@ class ServedModelInfo:
 
     @classmethod
     def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ServedModelInfo:
-        """Collects them.
-
-        Args:
-          info: The engine's.
-          tokenizer: The model's.
-          parsers: How the model writes tool calls and reasoning.
-        """
+        """Collects the facts of a loaded model."""
         templates = tokenizer.chat_templates.values() if tokenizer else ()
         return dataclasses.replace(
             cls.of_files(info.model_folder),
@@ -83,10 +75,10 @@ class ServedModelInfo:
 
     @classmethod
     def of_files(cls, path: str) -> ServedModelInfo:
-        """What a checkpoint's files tell of a model that is not loaded.
+        """Reads the facts of a model that is not loaded from its checkpoint's files.
 
         Args:
-          path: The folder or file; "" and one that is not there have no files.
+          path: Folder or file; "" and a missing path count as a checkpoint without files.
         """
         files = _checkpoint_files(path)
         listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(files.items()))
@@ -108,27 +100,27 @@ class ServedModelInfo:
 
     @property
     def parameter_size(self) -> str:
-        """The number of parameters as people write it: "7.6B"."""
+        """Number of parameters in short form, such as "7.6B"."""
         for factor, letter in _UNITS:
             if self.num_parameters >= factor:
                 return f"{self.num_parameters / factor:.3g}{letter}"
         return str(self.num_parameters)
 
     def capabilities(self, name_of_reasoning: str) -> list[str]:
-        """What the model can do, in the words of most APIs; what reasoning is called differs."""
+        """Returns the model's capabilities in the words of most APIs, which differ in the name of reasoning."""
         has = {"tools": self.has_tools, name_of_reasoning: self.has_reasoning}
         return [*self.tasks, *(capability for capability, present in has.items() if present)]
 
 
 def rfc3339(time: datetime) -> str:
-    """A time in UTC as "2026-11-22T10:00:00.000000Z"."""
+    """Returns a time in UTC as "2026-11-22T10:00:00.000000Z"."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _checkpoint_files(path: str) -> dict[str, os.stat_result]:
-    """A checkpoint's files by name: a file itself, or those of a folder; "" has none.
+    """Returns a checkpoint's files by name: a file itself, or the files of a folder; "" has none.
 
-    Weights in formats that are never read are left out. An Orbax checkpoint has its weights in folders.
+    Weights in formats that are never read are left out. An Orbax checkpoint keeps its weights in subfolders.
     """
     if not path or not Path(path).exists():
         return {}

@@ -1,4 +1,4 @@
-"""The prompts of a job: a conversation that the chat template renders, or strings and token ids to continue."""
+"""Prompts of a job: a conversation that the chat template renders, or strings and token ids to continue."""
 
 from __future__ import annotations
 
@@ -9,37 +9,32 @@ from typing import Any, ClassVar, Literal
 from jaxis.errors import RequestError
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.chat_messages import (
-    MessageOrder,
-    arrange_messages,
-    messages_for_template,
-    move_tool_images,
-    reserved_variable,
-)
+from jaxis.tokenizer.chat_messages import messages_for_template, reserved_variable
+from jaxis.tokenizer.message_order import MessageOrder, arrange_messages, move_tool_images
 from jaxis.vision.prompt_images import PromptImages, take_images, with_images
 
-QUICK_LENGTH = 1000  # characters, or token ids: tokenized in a tenth of a millisecond
-_THINKING_SWITCHES = ("enable_thinking", "thinking")  # most templates' name, and DeepSeek's
+QUICK_LENGTH = 1000  # characters or token ids that are tokenized in a tenth of a millisecond
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # name in most templates, and in DeepSeek's
 
 Operation = Literal["chat", "text_completion"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
-    """A conversation to answer, in the words of chat templates.
+    """A conversation to answer, in the terms of chat templates.
 
     Attributes:
-      operation: What traces call the job.
-      num_prompts: How many prompts `tokenize` returns.
-      is_quick: Whether `tokenize` takes less than handing it to a thread does.
-      messages: Each has a role and its content, and what else `messages_for_template` reads. A content is one string;
-        of users and tools, it may be a list of parts, texts and those of `image_part`.
-      tools: The functions that the template shows, in OpenAI's format.
-      variables: More variables of the template.
-      add_generation_prompt: End the prompt where the assistant's turn begins; None does unless
+      operation: Name of the job in traces.
+      num_prompts: Number of prompts that `tokenize` returns.
+      is_quick: True if `tokenize` takes less time than handing it to a thread.
+      messages: Messages with a role, a content, and the other fields that `messages_for_template` reads. A content is a
+        string; for users and tools, it may also be a list of texts and of parts made by `image_part`.
+      tools: Functions that the template shows, in OpenAI's format.
+      variables: Additional variables of the template.
+      add_generation_prompt: True if the prompt ends where the assistant's turn begins. None means True unless
         `continue_final_message`.
-      continue_final_message: Go on with the last message in place of answering it.
-      cache_salt: Only prompts with the same salt share cached prefixes.
+      continue_final_message: True if the answer continues the last message.
+      cache_salt: Salt of the prefix cache; only prompts with the same salt share blocks.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -54,14 +49,15 @@ class ChatPrompt:
     is_quick: ClassVar[bool] = False
 
     def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | None = None) -> list[TokenizedPrompt]:
-        """The prompt.
+        """Returns the prompt.
 
         Args:
-          tokenizer: The model's.
-          images: Puts images into its prompts; None: they can have none.
+          tokenizer: Tokenizer of the model.
+          images: Inserts images into prompts; None if the model takes none.
 
         Raises:
-          RequestError: There is no template, it refuses the conversation, or an image cannot be read.
+          RequestError: The model has no chat template, the template refuses the conversation, or an image cannot be
+            read.
         """
         messages = self.messages if tokenizer is None else self._arranged(tokenizer)
         messages, sources = take_images(messages)
@@ -70,12 +66,12 @@ class ChatPrompt:
         return [with_images(prompt, sources, images)]
 
     def render(self, tokenizer: Tokenizer) -> str:
-        """The prompt as a string; raises what `tokenize` does."""
+        """Returns the prompt as a string; raises what `tokenize` raises."""
         messages, _ = take_images(self._arranged(tokenizer))
         return tokenizer.apply_chat_template(messages, **self._template_arguments())
 
     def _arranged(self, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-        """The messages as the template reads them, in an order that it takes."""
+        """Returns the messages as the template reads them, in an order that it accepts."""
         tools = self.tools or None
         template, special_tokens = tokenizer.choose_chat_template(None, tools), tokenizer.special_tokens
         order = MessageOrder.of(template, special_tokens)
@@ -94,13 +90,13 @@ class ChatPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainPrompts:
-    """Prompts to continue as they are.
+    """Prompts to continue unchanged.
 
     Attributes:
-      operation: What traces call the job.
+      operation: Name of the job in traces.
       prompts: Strings, or token ids.
-      add_special_tokens: Add the tokenizer's beginning-of-sequence token to strings.
-      cache_salt: Only prompts with the same salt share cached prefixes.
+      add_special_tokens: True if strings get the tokenizer's beginning-of-sequence token.
+      cache_salt: Salt of the prefix cache; only prompts with the same salt share blocks.
     """
 
     prompts: Sequence[str | list[int]]
@@ -111,23 +107,18 @@ class PlainPrompts:
 
     @property
     def num_prompts(self) -> int:
-        """How many there are."""
         return len(self.prompts)
 
     @property
     def is_quick(self) -> bool:
-        """Whether all of them are short."""
+        """True if the prompts are short in total."""
         return sum(map(len, self.prompts)) <= QUICK_LENGTH
 
     def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | None = None) -> list[TokenizedPrompt]:
-        """The prompts, which have no images.
-
-        Args:
-          tokenizer: The model's.
-          images: Not used.
+        """Returns the prompts, which have no images.
 
         Raises:
-          RequestError: One is a string, and there is no tokenizer; or it is too long.
+          RequestError: A prompt is a string, and the model has no tokenizer; or it is too long.
         """
         del images
         return [self._tokenized(prompt, tokenizer) for prompt in self.prompts]
@@ -145,11 +136,7 @@ JobPrompts = ChatPrompt | PlainPrompts
 
 
 def template_variables(given: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Variables of the chat template.
-
-    Args:
-      given: A request's `chat_template_kwargs`.
-      tokenizer: The model's.
+    """Returns the variables of the chat template.
 
     Raises:
       RequestError: A name is reserved.
@@ -161,11 +148,10 @@ def template_variables(given: Mapping[str, Any] | None, tokenizer: Tokenizer | N
 
 
 def thinking_variables(is_on: bool, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Those variables that the model's chat templates read and that turn reasoning on or off."""
+    """Returns the switches of reasoning that the model's chat templates read, set to `is_on`."""
     sources = template_sources(tokenizer)
     return {name: is_on for name in _THINKING_SWITCHES if name in sources}
 
 
 def template_sources(tokenizer: Tokenizer | None) -> str:
-    """The sources of the model's chat templates."""
     return "".join(tokenizer.chat_templates.values()) if tokenizer else ""

@@ -1,4 +1,4 @@
-"""Notices long prompts that are computed a second time, which a KV cache on disk would have kept."""
+"""Detection of long prompts that are computed a second time, which a KV cache on disk would avoid."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
-# Tokens of a part of a prompt that is known by one digest, and how many parts are remembered: four million tokens.
+# Tokens of a prompt's part, which has one digest, and number of parts remembered: four million tokens in all.
 _PART_TOKENS, _MAX_PARTS = 1024, 4096
 LONG_PROMPT = 4096
-"""Tokens that must have been computed twice for the log to say so."""
+"""Number of recomputed tokens from which on the log reports a prompt."""
 _logger = logging.getLogger(__name__)
 
 
 class RepeatedPrompts:
-    """Remembers, by digests, what was computed of long prompts; says once in the log that some of it was anew."""
+    """Digests of the long prompts computed so far. The first repeated prompt is reported once in the log."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[int, None] = OrderedDict()
@@ -24,10 +24,10 @@ class RepeatedPrompts:
         """Notes a prompt that was computed.
 
         Args:
-          token_ids: The prompt's.
-          num_cached: How many of them needed no computing.
-          kind: Prompts of other kinds, such as those of another model or salt, share nothing with it.
-          has_disk: Whether blocks are kept on disk, so that there is nothing to suggest.
+          token_ids: Tokens of the prompt.
+          num_cached: Number of its tokens found in the prefix cache.
+          kind: Kind of the prompt, such as its model and salt; prompts of different kinds share no blocks.
+          has_disk: Returns whether blocks are already kept on disk, which leaves nothing to suggest.
         """
         if self._has_said or len(token_ids) - num_cached < LONG_PROMPT or has_disk():
             return

@@ -1,4 +1,4 @@
-"""Runs a job on the engine, and answers its request in the words of its protocol."""
+"""Runs a job on the engine, and answers its request in the form of its protocol."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.server.context import ServerContext
 from jaxis.server.generation.job import GenerationJob
-from jaxis.server.http.sse import StreamForm, respond_stream, respond_whole
+from jaxis.server.http.errors import StreamForm
+from jaxis.server.http.sse import respond_stream, respond_whole
 
-# A prompt's index in its job, and its new output.
+# Index of a prompt in its job, and its new output.
 PromptOutput = tuple[int, RequestOutput]
 
 
 class AnswerWriter(StreamForm, Protocol):
-    """Writes the answer to a request as the clients of a protocol read it: as a stream, or whole. Serves one answer."""
+    """Writer of one answer in the form of its protocol, streamed or whole."""
 
     def add(self, prompt: int, output: RequestOutput) -> str:
-        """What an output of the prompt with this index adds to the stream; "" if nothing."""
+        """Returns the text that an output of the prompt with this index adds to the stream; "" if none."""
         ...
 
     def end(self) -> str:
-        """The end of the stream."""
+        """Returns the end of the stream."""
         ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> BaseModel:
-        """The whole answer from the whole output of each prompt."""
+        """Returns the whole answer, given the whole output of each prompt."""
         ...
 
 
@@ -48,15 +49,7 @@ async def respond(
     writer: AnswerWriter,
     headers: Mapping[str, str],
 ) -> Response:
-    """The answer to a request.
-
-    Args:
-      request: The request.
-      context: The server.
-      job: What the request asks for.
-      writer: Writes the answer.
-      headers: More headers of the answer.
-    """
+    """Runs a job and returns the answer, which `writer` writes, with these additional headers."""
     if job.stream:
         events = _stream(context, job, writer)
         return await respond_stream(request, events, writer, context.config, headers)
@@ -81,12 +74,12 @@ async def _whole(context: ServerContext, job: GenerationJob, writer: AnswerWrite
 
 
 async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator[PromptOutput, None]:
-    """Runs a job; closing the generator before its end aborts all of it.
+    """Runs a job. Closing the generator before its end aborts all of the job.
 
     Raises:
       ContextLengthError: A prompt is too long.
-      RateLimitError: The request's API key has used up its minute.
-      JaxisError: See `AsyncLLMEngine.reserve` and `AsyncLLMEngine.generate`; what was generated is lost.
+      RateLimitError: The API key has used up its limit for this minute.
+      JaxisError: An error of `AsyncLLMEngine.reserve` or `AsyncLLMEngine.generate`; the generated tokens are lost.
     """
     context.accounting.admit()
     arrival = time.monotonic()
@@ -94,7 +87,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     try:
         with context.engine.reserve(job.prompts.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
-                owner = context.accounting.client()  # threads do not know it
+                owner = context.accounting.client()  # worker threads lack the request's context
                 tokenize = functools.partial(context.thinking.tokenize, job, owner)
                 prompts = await context.run_in_worker(tokenize, is_quick=job.prompts.is_quick)
                 grammars: list[Grammar | None] = [None] * len(prompts)
@@ -175,7 +168,7 @@ async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Asyn
             async for output in outputs:
                 yield 0, output
         return
-    # Full once each stream has an item in it: a slow reader's outputs wait, and merge, in the engine's streams.
+    # Each stream has at most one item in the queue: a slow reader's outputs wait, and merge, in the engine's streams.
     merged: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(len(streams))
 
     async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:

@@ -1,10 +1,10 @@
-"""Restores what clients leave out of a conversation: the thinking of this server's own answers, and their token ids.
+"""Restoration of thinking and token ids that clients leave out when they send this server's answers back.
 
-Clients send back what a model said, and rarely what it thought. Where a chat template keeps thinking, such a prompt is
-not the one that the model went on from: from the first answer on, all of it is computed again. The server remembers its
-answers by the conversation that led to them, as the client sees it, and puts their thinking back before the template
-renders the next turn. Where the prompt then begins with the text of the last turn, it also begins with its token ids:
-text that is decoded and tokenized again may become others.
+Clients send back an answer's text, but rarely its thinking. If the chat template keeps thinking, such a prompt differs
+from the tokens in the KV cache: all tokens from the first answer on are computed again. The server therefore remembers
+its answers by the conversation before them, as the client sees it, and restores their thinking before the template
+renders the next turn. If the prompt then begins with the text of the last turn, that turn's token ids are used, since
+tokenizing decoded text may give other ids.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from jaxis.server.generation.prompts import ChatPrompt
 from jaxis.tokenizer import Tokenizer
 
 MAX_ANSWERS, MAX_BYTES = 16384, 64 * 1024 * 1024
-_OVERHEAD_BYTES = 512  # of an answer, about
+_OVERHEAD_BYTES = 512  # estimate for each answer
 _MARK = "jaxis-thinking-probe"
 
 
 @dataclass
 class _Turn:
-    """The prompt and answer of a turn, whole.
+    """Prompt and answer of a whole turn.
 
     Attributes:
-      num_characters: Of both as text, special tokens included.
-      digest: Of that text.
-      token_ids: Of both.
+      num_characters: Length of both as text, special tokens included.
+      digest: Digest of that text.
+      token_ids: Tokens of both.
     """
 
     num_characters: int
@@ -50,40 +50,39 @@ class _Turn:
     token_ids: array[int]
 
     def begins(self, text: str) -> bool:
-        """Whether a prompt goes on from it."""
         return len(text) > self.num_characters and _digest(text[: self.num_characters]) == self.digest
 
 
 @dataclass
 class _Answer:
-    """What is remembered of an answer; `turn` is None where nothing goes on from it, or a later turn has its tokens."""
+    """A remembered answer. `turn` is None if no prompt can continue it, or if a later turn has its tokens."""
 
     reasoning: str
     turn: _Turn | None = None
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Estimated memory of the answer."""
         of_turn = 0 if self.turn is None else self.turn.token_ids.itemsize * len(self.turn.token_ids)
         return _OVERHEAD_BYTES + len(self.reasoning.encode("utf-8", "surrogatepass")) + of_turn
 
 
 class RestoredThinking:
-    """Remembers answers, the most recently used ones, and restores them in prompts. Threads may share it.
+    """Memory of the most recently used answers, which it restores in prompts. It is thread-safe.
 
-    A client gets back only what its own API key, or without keys its address, was answered, by the same model and under
-    the same cache salt.
+    A client gets back only answers to its own API key (without keys: its address), by the same model and under the same
+    cache salt.
 
     Args:
-      max_answers: Most answers to remember; 0 remembers and restores nothing.
-      max_bytes: Most memory for them.
+      max_answers: Most answers to remember; 0 turns the feature off.
+      max_bytes: Most memory for answers.
     """
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES) -> None:
         self._max_answers, self._max_bytes = max_answers, max_bytes
         self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
         self.num_bytes = 0
-        """About how much memory the answers take."""
+        """Estimated memory of all answers."""
         self._keeps: weakref.WeakKeyDictionary[Tokenizer, bool] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -91,11 +90,11 @@ class RestoredThinking:
         return len(self._answers)
 
     def tokenize(self, job: GenerationJob, owner: str | None) -> list[TokenizedPrompt]:
-        """The job's prompts, with what is restored; see `GenerationJob.tokenize`.
+        """Returns the job's prompts like `GenerationJob.tokenize`, with restored thinking and token ids.
 
         Args:
           job: The job.
-          owner: Whose it is; see `UsageAccounting.owner`.
+          owner: Owner of the request; see `UsageAccounting.owner`.
         """
         prompts = job.prompts
         if not isinstance(prompts, ChatPrompt) or not self._answers or not self._applies(job):
@@ -111,14 +110,14 @@ class RestoredThinking:
         return [dataclasses.replace(prompt, token_ids=[*turn.token_ids, *rest])]
 
     def listen(self, job: GenerationJob, prompt: TokenizedPrompt, owner: str | None) -> AnswerListener | None:
-        """What is to get the outputs of a prompt, to remember its answers; None where there is nothing to remember.
+        """Returns a listener for a prompt's outputs, which remembers its answers; None if none can be remembered.
 
         Args:
           job: The job.
-          prompt: Its prompt, as `tokenize` returned it.
-          owner: Whose it is; see `UsageAccounting.owner`.
+          prompt: A prompt that `tokenize` returned.
+          owner: Owner of the request; see `UsageAccounting.owner`.
         """
-        # The text of a prompt with images does not tell which they are.
+        # The text of a prompt with images does not identify the images.
         if not isinstance(job.prompts, ChatPrompt) or has_images(job.prompts.messages):
             return None
         if job.prompts.continue_final_message or not self._applies(job):
@@ -130,11 +129,10 @@ class RestoredThinking:
     ) -> None:
         """Remembers a finished answer.
 
-        Args:
-          job: The job.
-          prompt: Its prompt.
-          owner: Whose it is; see `UsageAccounting.owner`.
-          completion: The whole answer.
+        job: The job.
+        prompt: The answered prompt.
+        owner: Owner of the request; see `UsageAccounting.owner`.
+        completion: The whole answer.
         """
         parsed = _parsed(job, prompt, completion)
         answer = _Answer(parsed.reasoning, _turn(job, prompt, completion))
@@ -153,7 +151,7 @@ class RestoredThinking:
                 self._forget(next(iter(self._answers)))
 
     def _applies(self, job: GenerationJob) -> bool:
-        """Whether the model thinks, and its chat template keeps thinking."""
+        """Returns whether the model reasons and its chat template keeps thinking."""
         tokenizer = job.model.tokenizer
         if self._max_answers == 0 or tokenizer is None or job.model.parsers.reasoning is None:
             return False
@@ -164,7 +162,7 @@ class RestoredThinking:
     def _restored(
         self, job: GenerationJob, prompts: ChatPrompt, owner: str | None
     ) -> tuple[list[Mapping[str, Any]], list[_Turn]]:
-        """The messages with the thinking of those that lack it, and the turns that are known, in order."""
+        """Returns the messages with restored thinking, and the remembered turns among them, in order."""
         messages: list[Mapping[str, Any]] = []
         turns: list[_Turn] = []
         continued = len(prompts.messages) - 1 if prompts.continue_final_message else None
@@ -182,7 +180,7 @@ class RestoredThinking:
         return messages, turns
 
     def _drop_tokens(self, keys: Sequence[bytes], turn: _Turn) -> None:
-        """Drops the tokens of turns that a later one begins with."""
+        """Drops the tokens of earlier turns with which a later turn begins."""
         for key in keys:
             answer = self._answers.get(key)
             if answer is not None and answer.turn is not None:
@@ -199,11 +197,11 @@ class RestoredThinking:
 
 
 class AnswerListener:
-    """Puts the outputs of a prompt together, and has each answer remembered when it ends.
+    """Collector of a prompt's outputs. Each answer is remembered when it ends.
 
     Args:
-      memory: Remembers it.
-      job, prompt, owner: See `RestoredThinking.listen`.
+      memory: Memory for the answers.
+      job, prompt, owner: Arguments of `RestoredThinking.listen`.
     """
 
     def __init__(
@@ -213,7 +211,7 @@ class AnswerListener:
         self._answers: dict[int, CompletionOutput] = {}
 
     def add(self, output: RequestOutput) -> None:
-        """Takes an output, before anybody gets it: a client may send its next turn at once."""
+        """Adds an output. Call it before the client gets the output: a client may send its next turn at once."""
         for new in output.outputs:
             answer = self._answers.setdefault(new.index, CompletionOutput(new.index))
             answer.text += new.text
@@ -224,10 +222,10 @@ class AnswerListener:
 
 
 def keeps_thinking(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template goes on showing the thinking of an answer when the next question is asked.
+    """Returns whether the chat template still shows an answer's thinking after the next question.
 
-    One that shows it only since the last question would show restored thinking and then drop it: at each question, all
-    since the last one would be computed again, and not just the last answer.
+    A template that shows thinking only since the last question does not count: it would drop restored thinking at each
+    question, so that all tokens since the last question, and not just the last answer, were computed again.
     """
     question = {"role": "user", "content": "a"}
     answer = {"role": "assistant", "content": "b", "reasoning_content": _MARK}
@@ -240,7 +238,7 @@ def keeps_thinking(tokenizer: Tokenizer) -> bool:
 def _digests(
     job: GenerationJob, messages: Sequence[Mapping[str, Any]], owner: str | None
 ) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
-    """Each message, with a digest of the conversation up to it as the client sees it."""
+    """Yields each message with a digest of the conversation up to it, as the client sees it."""
     scope = [owner, job.model.name, job.model.fingerprint, job.model.adapter.hex(), job.prompts.cache_salt]
     digest = _digest(json.dumps(scope))
     for message in messages:
@@ -250,7 +248,7 @@ def _digests(
 
 
 def _as_seen(message: Mapping[str, Any]) -> Any:
-    """A message without what clients leave out or change: thinking, ids of calls, white space around text."""
+    """Returns a message without parts that clients drop or change: thinking, ids of calls, outer white space."""
     if message["role"] != "assistant":
         return dict(message)
     calls = [
@@ -262,7 +260,7 @@ def _as_seen(message: Mapping[str, Any]) -> Any:
 
 
 def _canonical(arguments: Any) -> Any:
-    """A call's arguments, as JSON or an object, regardless of how they are written."""
+    """Returns a call's arguments, given as JSON or as an object, in a form that does not depend on formatting."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -276,7 +274,7 @@ def _digest(text: str) -> bytes:
 
 
 def _parsed(job: GenerationJob, prompt: TokenizedPrompt, completion: CompletionOutput) -> ParsedOutput:
-    """An answer as a client gets it, and its thinking, whether or not the client gets that."""
+    """Parses an answer as for a client that gets its reasoning."""
     with_reasoning = dataclasses.replace(job, answer=dataclasses.replace(job.answer, include_reasoning=True))
     output = RequestOutput(job.request_id, prompt.text, list(prompt.token_ids), None, [completion], finished=True)
     [(_, events)] = AnswerReader(with_reasoning).read(output)
@@ -284,7 +282,7 @@ def _parsed(job: GenerationJob, prompt: TokenizedPrompt, completion: CompletionO
 
 
 def _turn(job: GenerationJob, prompt: TokenizedPrompt, completion: CompletionOutput) -> _Turn | None:
-    """A prompt and its answer; None unless it ends with a special token, at which tokenizing can go on."""
+    """Returns a prompt and its answer; None unless they end with a special token, where tokenizing can continue."""
     tokenizer = job.model.tokenizer
     if tokenizer is None or prompt.text is None or not completion.token_ids:
         return None

@@ -1,4 +1,4 @@
-"""The experts of an answer's tokens, as text in JSON."""
+"""Routed experts of an answer's tokens, encoded as text for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.outputs import CompletionOutput
 
 
 def routed_experts_npy(completion: CompletionOutput) -> str | None:
-    """vLLM's form: base64 of a .npy file; see `CompletionOutput.routed_experts`."""
+    """Returns `CompletionOutput.routed_experts` as base64 of a .npy file, as vLLM does."""
     if completion.routed_experts is None:
         return None
     file = io.BytesIO()
@@ -20,7 +20,7 @@ def routed_experts_npy(completion: CompletionOutput) -> str | None:
 
 
 def routed_experts_int32(completion: CompletionOutput) -> str | None:
-    """SGLang's form: base64 of the ids as int32, little-endian, one after the other."""
+    """Returns `CompletionOutput.routed_experts` as base64 of flat little-endian int32 ids, as SGLang does."""
     if completion.routed_experts is None:
         return None
     return base64.b64encode(completion.routed_experts.astype("<i4").tobytes()).decode()

@@ -1,4 +1,4 @@
-"""The model as requests see it, whichever engine runs it."""
+"""The served model as requests see it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DIGEST_CHARACTERS = 12
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The names under which requests may ask for a model.
+    """Names under which requests may ask for a model.
 
     Attributes:
       names: Whole names; answers carry the first.
-      aliases: Patterns of more such names, as `fnmatch` has them.
-      adapters: Name -> adapter, as they are at the moment.
+      aliases: Patterns of additional names, in the syntax of `fnmatch`.
+      adapters: Adapters by name. The mapping changes as adapters are loaded.
     """
 
     names: tuple[str, ...]
@@ -40,26 +40,25 @@ class ModelNames:
     adapters: Mapping[str, NamedAdapter] = field(default_factory=dict, compare=False)
 
     def has(self, name: str) -> bool:
-        """Whether a name asks for the model."""
+        """Returns whether a name asks for the model or one of its adapters."""
         return self.is_named(name) or self.adapter(name) is not None or self._is_alias(name)
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """What lists of models show."""
         return (*self.names, *self.adapters)
 
     def adapter(self, name: str) -> NamedAdapter | None:
-        """The adapter that a name asks for; None: the model itself, or nothing."""
+        """Returns the adapter with this name; None if the name asks for the model itself or is unknown."""
         if not self.adapters or self.is_named(name):
             return None
         return self.adapters.get(name) or self.adapters.get(untagged(name))
 
     def is_named(self, name: str) -> bool:
-        """The same without aliases."""
+        """Returns whether a name is one of the model's own, aliases and adapters excluded."""
         return name in self.names or untagged(name) in map(untagged, self.names)
 
     def check(self, name: str | None) -> None:
-        """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
+        """Raises ModelNotFoundError if a request asks for another model. None and "" ask for any."""
         if name and not self.has(name):
             raise model_not_found(name, self.listed)
 
@@ -68,30 +67,29 @@ class ModelNames:
 
 
 def model_not_found(name: str, available: Sequence[str]) -> ModelNotFoundError:
-    """The error for a name that asks for no model."""
     return ModelNotFoundError(f"the model {name[:200]!r} is not served here; available: {', '.join(available)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What is needed of the model to read a request and write its answer.
+    """Facts of the model that a protocol needs to read a request and to write its answer.
 
     Attributes:
-      names: The names under which requests may ask for it; answers carry the first, unless `named` says otherwise.
-      aliases: Patterns of more such names, as `fnmatch` has them.
-      tokenizer: None reads and writes token ids only.
-      images: Puts images into prompts; None: they can have none.
-      image_access: From where images are read that requests name.
-      default_sampling_params: For what a request leaves out.
-      grammar_compiler: The engine's, for structured outputs; None if the model generates nothing.
-      parsers: How the model writes tool calls and reasoning.
-      always_strict: Whether all functions are taken for strict ones.
-      reasoning_budget: Most tokens that any answer may think; None is no limit.
-      effort_budgets: How many tokens it may think at a reasoning effort, where its chat template reads none.
-      fingerprint: The engine's, which answers carry; None if there is none.
-      adapters: Name -> adapter, as they are at the moment.
-      adapter: Digest of the one that the name asks for; b"": the model itself.
-      end_token_ids: Tokens that end its answers, besides those that end the model's.
+      names: Names under which requests may ask for it. Answers carry the first, unless `named` has set another.
+      aliases: Patterns of additional names, in the syntax of `fnmatch`.
+      tokenizer: Tokenizer of the model; None if requests and answers have token ids only.
+      images: Inserts images into prompts; None if the model takes none.
+      image_access: Places from which the images of URLs and paths may be read.
+      default_sampling_params: Defaults of the requests' parameters.
+      grammar_compiler: The engine's compiler for structured outputs; None if the model does not generate.
+      parsers: Parsers of the model's tool calls and reasoning.
+      always_strict: True if all functions are treated as strict.
+      reasoning_budget: Most thinking tokens of any answer; None for no limit.
+      effort_budgets: Thinking tokens by reasoning effort, for models whose chat template reads no effort.
+      fingerprint: Fingerprint of the engine, which answers carry; None if there is none.
+      adapters: Adapters by name. The mapping changes as adapters are loaded.
+      adapter: Digest of the requested adapter; b"" for the model itself.
+      end_token_ids: Tokens that end its answers, in addition to the model's own.
     """
 
     names: tuple[str, ...]
@@ -112,11 +110,11 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The name that answers carry."""
         return self.names[0]
 
     def named(self, name: str | None) -> ServedModel:
-        """The model under the name that a request asks for, which its answer then carries; none is the first name.
+        """Returns the model under a requested name, which its answer then carries. None and "" stand for the first
+        name.
 
         Raises:
           ModelNotFoundError: The request asks for another model.
@@ -135,7 +133,7 @@ class ServedModel:
         return dataclasses.replace(model, tokenizer=tokenizer, end_token_ids=ends)
 
     def check_name(self, name: str | None) -> None:
-        """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
+        """Raises ModelNotFoundError if a request asks for another model. None and "" ask for any."""
         self._names.check(name)
 
     @property
@@ -145,11 +143,11 @@ class ServedModel:
 
 @functools.lru_cache(maxsize=64)
 def _with_template(tokenizer: Tokenizer, source: str) -> tuple[Tokenizer, frozenset[int]]:
-    """A tokenizer with an adapter's chat template, and what ends answers in that."""
+    """Returns a tokenizer with an adapter's chat template, and the tokens that end answers in that template."""
     changed = with_template(tokenizer, source)
     return changed, answer_end_token_ids(changed)
 
 
 def untagged(name: str) -> str:
-    """A name without the tag that Ollama's clients add to names without one."""
+    """Returns a name without the tag ":latest", which Ollama's clients add to names without a tag."""
     return name.removesuffix(":latest")

@@ -1,4 +1,4 @@
-"""How long an answer took and what of it was spared, under llama-server's names."""
+"""Times and token counts of an answer, under llama-server's names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class Timings(BaseModel):
     """Tokens and milliseconds of an answer's phases.
 
     Attributes:
-      cache_n: Prompt tokens that the prefix cache held.
-      prompt_n: The others, which were computed.
-      prompt_ms: From the first step to the first token.
-      prompt_per_second: Of those that were computed.
+      cache_n: Prompt tokens found in the prefix cache.
+      prompt_n: Prompt tokens that were computed.
+      prompt_ms: Time from the first step to the first token.
+      prompt_per_second: Computed prompt tokens per second.
       predicted_n: Generated tokens.
-      predicted_ms: From the first token to the last.
-      predicted_per_second: Without the first token, which the prefill gives.
-      draft_n, draft_n_accepted: Tokens that were guessed ahead, and those of them that were right.
-      waiting_ms: From the request's arrival to its first step; jaxis's own.
+      predicted_ms: Time from the first token to the last.
+      predicted_per_second: Generated tokens per second, without the first token, which the prefill gives.
+      draft_n, draft_n_accepted: Drafts, and drafts that were right.
+      waiting_ms: Time from the request's arrival to its first step; llama-server does not have it.
     """
 
     cache_n: int
@@ -35,7 +35,7 @@ class Timings(BaseModel):
 
     @classmethod
     def of(cls, counts: AnswerCounts) -> Timings:
-        """Those of what was counted, so far."""
+        """Returns the timings of the counts so far."""
         num_computed = counts.num_prompt_tokens - counts.num_cached_tokens
         prefill_seconds, decode_seconds = counts.prefill_seconds, counts.decode_seconds
         return cls(

@@ -1,7 +1,7 @@
-"""The API keys that a server takes: given as they are, or in a file of names, digests and limits.
+"""API keys of a server: given as text, or in a file of names, digests and limits.
 
-A key in the file is known by the SHA-256 of its text only, so a reader of the file cannot call the server. Keys are
-random (`jaxis new-key` makes them), which is why a plain digest is enough.
+The file has only the SHA-256 of each key, so a reader of the file cannot call the server. A plain digest is enough,
+since keys are random (`jaxis new-key` makes them).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxis.errors import ConfigError
 from jaxis.server.http.errors import ApiError
 
 OPTION_KEY_NAME = "default"
-"""The name of the keys that are given as options, which have none."""
+"""Name of the keys that are given as options, which have no name of their own."""
 MAX_FILE_BYTES = 1 << 20
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 """Paths of the health checks, which need no key."""
@@ -38,15 +38,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key, and what its holder may ask for.
+    """A key, and the rights and limits of its holder.
 
     Attributes:
-      name: What logs and metrics call it.
-      sha256: Of the key's text, in hexadecimal.
-      requests_per_minute: Most requests that generate; None is no limit.
-      tokens_per_minute: Most tokens of prompts and answers together; None is no limit.
-      priority: The best priority that its requests can have; lower values are served first. None leaves it to them.
-      admin: May change the server's state.
+      name: Name in logs and metrics.
+      sha256: Digest of the key's text, in hexadecimal.
+      requests_per_minute: Most requests that generate; None for no limit.
+      tokens_per_minute: Most tokens of prompts and answers together; None for no limit.
+      priority: Best priority of its requests; lower values are served first. None leaves the choice to the requests.
+      admin: True if the holder may change the server's state.
     """
 
     name: str
@@ -58,17 +58,17 @@ class ApiKey:
 
 
 current_api_key: ContextVar[ApiKey | None] = ContextVar("current_api_key", default=None)
-"""The key of the request that is being served; None if it needs none."""
+"""Key of the request that is being served; None if it needs none."""
 
 
 class ApiKeys:
-    """All keys of a server; true if there are any.
+    """All keys of a server. An instance is true if the server demands a key.
 
     Args:
       given: Keys as text.
-      path: A file of keys; see `read_api_keys`.
+      path: File of keys for `read_api_keys`; None for no file.
 
-    Raises:
+      ises:
       ConfigError: The file cannot be used.
     """
 
@@ -82,17 +82,17 @@ class ApiKeys:
         return bool(self._given) or self._path is not None
 
     def find(self, text: str) -> ApiKey | None:
-        """The key with this text. All are compared, each in a time that does not depend on where it differs."""
+        """Returns the key with this text, or None. All keys are compared, each in constant time."""
         digest = digest_of(text)
         found = [key for key in self._keys if hmac.compare_digest(digest, key.sha256)]
         return found[0] if found else None
 
     def shown(self, client: str | None) -> str | None:
-        """A client as operators know it: a key by its name, an address as it is."""
+        """Returns the name of a client for operators: "key NAME" for a key's digest, an address unchanged."""
         return next((f"key {key.name}" for key in self._keys if key.sha256 == client), client)
 
     def reload(self) -> None:
-        """Reads the file again; if it cannot be used, says so in the log and keeps the keys that it had."""
+        """Reads the file again. If the file cannot be used, logs an error and keeps the old keys."""
         if self._path is None:
             return
         try:
@@ -107,7 +107,7 @@ class ApiKeys:
 
 
 def digest_of(key: str) -> str:
-    """The SHA-256 of a key's text, in hexadecimal."""
+    """Returns the SHA-256 of a key's text, in hexadecimal."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -119,7 +119,7 @@ def new_api_key(
     priority: int | None = None,
     admin: bool = False,
 ) -> tuple[str, ApiKey]:
-    """Makes a key: its text, of 256 random bits, and what the file has of it.
+    """Makes a key: returns its text, of 256 random bits, and its entry for the file.
 
     Raises:
       ConfigError: The name cannot be used.
@@ -130,7 +130,7 @@ def new_api_key(
 
 
 def to_yaml(key: ApiKey) -> str:
-    """A key as an entry of the file."""
+    """Returns a key as an entry of the file."""
     fields = {name: value for name, value in dataclasses.asdict(key).items() if value is not None}
     if not key.admin:
         del fields["admin"]
@@ -194,12 +194,10 @@ def _check_name(name: object, what: str) -> None:
 
 
 class ApiKeyMiddleware:
-    """Lets through requests with one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
-
-    Every key is compared, each in a time that does not depend on where it differs.
+    """Lets through requests with a valid key, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
     Args:
-      keys: Those that are taken.
+      keys: Valid keys.
       open_paths: Exact paths that need no key.
     """
 

@@ -1,13 +1,14 @@
-"""Errors as clients know them: {"error": {"message", "type", "param", "code"}}, and in other protocols' dialects."""
+"""Errors as clients see them, as whole answers and in streams, in OpenAI's form or in another protocol's dialect."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +28,7 @@ from jaxis.errors import (
     UnavailableError,
 )
 
+DONE = "data: [DONE]\n\n"
 _logger = logging.getLogger(__name__)
 _TYPES = {
     400: "invalid_request_error",
@@ -49,11 +51,10 @@ class ApiError:
     """An error as the client sees it.
 
     Attributes:
-      status: HTTP status.
-      message: One line.
-      param: The request's field that is at fault, if one is.
-      code: A name for programs, if there is one.
-      headers: More headers of the response.
+      message: Message in one line.
+      param: Field of the request that is at fault, if any.
+      code: Identifier for programs, if any.
+      headers: Additional headers of the response.
     """
 
     status: int
@@ -63,7 +64,7 @@ class ApiError:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """Returns OpenAI's error object."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         message = self.message
         if len(message) > _MAX_MESSAGE_CHARACTERS:
@@ -71,18 +72,44 @@ class ApiError:
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The error as a whole answer, in the dialect of the request's path."""
+        """Returns the error as a whole answer, in the dialect of the request's path."""
         return _ErrorResponse(self)
+
+
+class StreamForm(Protocol):
+    """Form of a protocol's streams, apart from the answer itself. `media_type` is the content type."""
+
+    media_type: str
+
+    def keep_alive(self) -> str:
+        """Returns a sign of life for a client that waits, between events or before the first one."""
+        ...
+
+    def failure(self, error: ApiError) -> str:
+        """Returns the end of a stream that has failed."""
+        ...
+
+
+class DataEvents(StreamForm):
+    """Form of the streams of chat and text completions."""
+
+    media_type = "text/event-stream"
+
+    def keep_alive(self) -> str:
+        return ": keep-alive\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        return f"data: {json.dumps(error.body())}\n\n{DONE}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorDialect:
-    """How the clients of a protocol know errors; this is OpenAI's way.
+    """Form of errors in a protocol. This class has OpenAI's form.
 
     Attributes:
-      prefixes: What the protocol's paths begin with.
-      fields: Parameters -> what the protocol's requests call them, where that differs; "[]" stands for any index.
-      request_id_headers: Where its clients look for a request's id, besides X-Request-Id.
+      prefixes: First parts of the protocol's paths.
+      fields: Names of parameters in the protocol's requests, if they differ; "[]" stands for any index.
+      request_id_headers: Headers in which the protocol's clients expect the request's id, in addition to X-Request-Id.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -90,19 +117,28 @@ class ErrorDialect:
     request_id_headers: tuple[str, ...] = ()
 
     def own(self, error: RequestError) -> RequestError:
-        """An error about a parameter as one about the field that the client sent."""
+        """Returns an error about a parameter as one about the field that the client sent."""
         if error.param is None or isinstance(error, RefusedFieldError):
             return error
         name = self._own_name(error.param)
         return error if name == error.param else error.about(name)
 
     def body(self, error: ApiError) -> dict[str, Any]:
-        """The error object."""
+        """Returns the error object."""
         return error.body()
 
     def has(self, path: str) -> bool:
-        """Whether a path is the protocol's."""
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
+
+    def empty_stream(self, path: str, body: Mapping[str, Any], model: str) -> StreamForm | None:  # noqa: ARG002
+        """Returns the form of a stream whose answer has not begun; None if a request asks for no stream.
+
+        Args:
+          path: Path of the request.
+          body: JSON object of the request.
+          model: Name of the model for which the request waits.
+        """
+        return DataEvents() if body.get("stream") is True else None
 
     def _own_name(self, param: str) -> str:
         indices = iter(_INDEX.findall(param))
@@ -118,7 +154,6 @@ OPENAI_ERRORS = ErrorDialect()
 
 
 def error_dialect(scope: Scope) -> ErrorDialect:
-    """How a request's client knows errors, by the request's path."""
     dialects = scope["app"].state.error_dialects if "app" in scope else ()
     return next((dialect for dialect in dialects if dialect.has(scope["path"])), OPENAI_ERRORS)
 
@@ -135,7 +170,7 @@ class _ErrorResponse(Response):
 
 
 class ModelNotFoundError(RequestError):
-    """A request for a model that is not served here."""
+    """The requested model is not served here."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -143,10 +178,10 @@ class ModelNotFoundError(RequestError):
 
 
 class ObjectNotFoundError(RequestError):
-    """A request for something that is not stored here, or is another API key's.
+    """The requested object is not stored here, or belongs to another API key.
 
     Attributes:
-      param: The field that names it; None if the path does.
+      param: Field that names the object; None if the path names it.
     """
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -155,18 +190,18 @@ class ObjectNotFoundError(RequestError):
 
 
 class RefusedFieldError(RequestError):
-    """A field that is not applied and cannot be ignored; its name is the one that the client sent."""
+    """The field is not applied and cannot be ignored. The error has the name that the client sent."""
 
 
 class UnknownFieldError(RefusedFieldError):
-    """A field that is most likely misspelt, or that is unknown where those are refused."""
+    """The field is most likely misspelt, or is unknown to a server that refuses unknown fields."""
 
 
 class UnsupportedFieldError(RefusedFieldError):
-    """A field that would change the answer."""
+    """The field would change the answer."""
 
 
-# By the type of an error, the most special first: its status and its name for programs.
+# Status and code by type of error, the most specific type first.
 _ANSWERS: Mapping[type[JaxisError], tuple[int, str | None]] = {
     ModelNotFoundError: (404, "model_not_found"),
     ObjectNotFoundError: (404, "not_found"),
@@ -183,7 +218,7 @@ _ANSWERS: Mapping[type[JaxisError], tuple[int, str | None]] = {
 
 
 def api_error(error: Exception, dialect: ErrorDialect = OPENAI_ERRORS) -> ApiError:
-    """The client's view of an exception; unexpected ones are logged, and their details are not sent."""
+    """Returns the client's view of an exception. Unexpected ones are logged, and their details are not sent."""
     if isinstance(error, JaxisError):
         return _jaxis_error(error, dialect)
     if isinstance(error, RequestValidationError):
@@ -209,7 +244,7 @@ def _jaxis_error(error: JaxisError, dialect: ErrorDialect) -> ApiError:
 
 
 class FaultMiddleware:
-    """Turns unexpected exceptions into error objects. Innermost, so that other middleware adds its headers."""
+    """Turns unexpected exceptions into error objects. It is innermost, so that other middleware adds its headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -231,7 +266,7 @@ class FaultMiddleware:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error of the application's routes an error object. Call it before other middleware is added."""
+    """Makes every error of the application's routes an error object. Call it before adding other middleware."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.detail in _OF_ROUTER:
@@ -243,11 +278,11 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_middleware(FaultMiddleware)
 
 
-_OF_ROUTER = ("Not Found", "Method Not Allowed")  # what Starlette says where no route answers
+_OF_ROUTER = ("Not Found", "Method Not Allowed")  # Starlette's details if no route answers
 
 
 def route_error(app: FastAPI, path: str, method: str) -> ApiError:
-    """The error for a path and method that no route answers: which methods it has, or which path was meant."""
+    """Returns the error for a path and method without a route. It names the path's methods, or a similar path."""
     routes = [route for route in (*app.routes, *app.state.routes) if isinstance(route, Route)]
     allowed = {name for route in routes if route.path_regex.match(path) for name in route.methods or ()}
     if allowed - {method}:
@@ -267,7 +302,7 @@ def route_error(app: FastAPI, path: str, method: str) -> ApiError:
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
-    """The first fault that pydantic found, in one line; of a union's, the one that got furthest into the value."""
+    """Returns pydantic's first error in one line; of a union's errors, that of the branch that got furthest."""
     faults = error.errors()
     fault = max(faults, key=_how_far) if len(faults) > 1 and _same_field(faults) else faults[0]
     names = [part for part in fault["loc"] if part not in ("body", "query", "path")]
@@ -290,12 +325,12 @@ def _same_field(faults: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _how_far(fault: Mapping[str, Any]) -> tuple[bool, int]:
-    """How far a union branch got: one that accepts the type got further than one that does not."""
+    """Returns a rank of union branches: a branch that accepts the type ranks above one that does not."""
     return not fault["type"].endswith("_type"), len(fault["loc"])
 
 
 def _path(names: list[str | int]) -> str:
-    """("messages", 0, "role") as messages[0].role; a union's branches, with names of types or classes, are left out."""
+    """Writes ("messages", 0, "role") as messages[0].role, without a union's branches (names of types or classes)."""
     path = ""
     for name in names:
         if isinstance(name, int):

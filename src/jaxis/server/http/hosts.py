@@ -1,7 +1,7 @@
-"""Which names a request may call the server by.
+"""Host names by which requests may call the server.
 
-A web page can make its own name point to this machine (DNS rebinding); the browser then lets its scripts read the
-answers of a server here. Such a request still carries the page's name as its host.
+A web page can make its own host name point to this machine (DNS rebinding); the browser then lets the page's scripts
+read the answers of a server here. Such a request still carries the page's name as its host.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from jaxis.server.http.errors import ApiError
 from jaxis.server.listener import is_loopback
 
 TARGET_HOST = "jaxis.target_host"
-"""The key in a request's scope of the host in its address, if that was not only a path."""
+"""Key in a request's scope of the host in its address, if the address was not only a path."""
 
-# RFC 9110, section 7.2: a name or address, and a port; no user.
+# RFC 9110, section 7.2: a name or address, and a port, without a user.
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[0-9a-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.IGNORECASE)
 
 
 class HostMiddleware:
-    """Refuses requests that do not say clearly which host they are for, as RFC 9112 (section 3.2) demands.
+    """Refuses requests without one clear host, as RFC 9112 (section 3.2) demands.
 
-    Two readers of such a request, such as a proxy and this server, could see different hosts in it.
+    A proxy and this server could otherwise see different hosts in the same request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -39,12 +39,12 @@ class HostMiddleware:
 
 
 class AllowedHostMiddleware:
-    """Refuses requests to other hosts.
+    """Refuses requests to other hosts than the allowed ones.
 
-    Health checks may name none, as load balancers do: a browser always names one.
+    Health checks may name no host, as load balancers do: a browser always names one.
 
     Args:
-      hosts: The names and addresses, with or without a port; loopback addresses are always allowed.
+      hosts: Allowed names and addresses, with or without a port. Loopback addresses are always allowed.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
@@ -67,13 +67,12 @@ class AllowedHostMiddleware:
 
 
 def _hosts(scope: Scope) -> list[str]:
-    """Every host that a request names: those of its headers, and that of its address."""
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     return hosts + ([scope[TARGET_HOST]] if TARGET_HOST in scope else [])
 
 
 def _host_fault(scope: Scope) -> str | None:
-    """What is wrong with the hosts that a request names; None if nothing is."""
+    """Returns the error in the hosts that a request names, or None."""
     if sum(name == b"host" for name, _ in scope["headers"]) > 1:
         return "the request has more than one Host header: send one"
     hosts = _hosts(scope)

@@ -1,4 +1,4 @@
-"""What a request carries in vain: named in the log and in a header, or refused where it would change the answer."""
+"""Fields of requests that have no effect: reported in the log and in a header, or refused if they change the answer."""
 
 from __future__ import annotations
 
@@ -19,37 +19,29 @@ MAX_UNKNOWN_FIELDS = 128  # of one request
 _MAX_NAME_CHARACTERS = 64
 _MAX_LOGGED_NAMES = 1000
 _MAX_HEADER_CHARACTERS = 2000  # proxies refuse headers of several thousand
-_SAME_WORD = 0.9  # similarity above which a name is taken for a misspelling
-_SIMILAR = 0.75  # above which the log names the field that is most like it
+_SAME_WORD = 0.9  # similarity from which on a name counts as a misspelling
+_SIMILAR = 0.75  # similarity from which on the log suggests the field
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _logger = logging.getLogger(__name__)
 
-# Where a model stands in a request: the place of the model around it, the field of that, and the index in its list.
-# None is the request itself. Only errors need it as text, and a request may have thousands.
+# Place of a model in a request: the place of the outer model, its field, and the index in the field's list. None is the
+# request itself. Only errors need places as text, and a request may have thousands.
 _Place = tuple["_Place | None", str, int | None]
 
 
 class IgnoredFields:
-    """Checks the fields of requests that are not applied.
-
-    Args:
-      strict: Refuse every field that is unknown.
-    """
+    """Checks requests for fields that are not applied. `strict` refuses every unknown field."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._logged: set[str] = set()
 
     def check(self, request: BaseModel, more: Iterable[str] = ()) -> dict[str, str]:
-        """Returns headers of the answer that name the request's ignored fields; the log names each field once.
-
-        Args:
-          request: The request.
-          more: Names of what else is ignored.
+        """Returns headers of the answer that name the request's ignored fields. The log names each field once.
 
         Raises:
-          RefusedFieldError: A field would change the answer, or is most likely misspelt; or it is unknown, and those
-            are refused.
+          RefusedFieldError: A field would change the answer, or is most likely misspelt; or it is unknown, and unknown
+            fields are refused.
         """
         names = ignored_fields(request, strict=self._strict)
         names += [name for name in map(_plain, more) if name not in names]
@@ -64,14 +56,14 @@ class IgnoredFields:
 
 
 def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
-    """The names of a request's fields that have no effect, such as "user" or "messages.cache_control".
+    """Returns the names of a request's fields that have no effect, such as "user" or "messages.cache_control".
 
     Args:
-      request: The request; fields of `LenientModel`s inside it count too.
-      strict: Refuse every field that is unknown.
+      request: The request; fields of `LenientModel`s inside it count, too.
+      strict: True if every unknown field is refused.
 
     Raises:
-      RefusedFieldError: See `IgnoredFields.check`.
+      RefusedFieldError: A field must not be ignored; see `IgnoredFields.check`.
     """
     names: set[str] = set()
     kinds: set[tuple[type[LenientModel], str]] = set()  # many messages may have the same field
@@ -94,10 +86,10 @@ def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
 
 
 def _is_ignored(model: LenientModel, place: _Place | None, name: str, value: object) -> bool:
-    """Whether a field has no effect and asked for one.
+    """Returns whether a field asks for something and has no effect.
 
     Raises:
-      RefusedFieldError: It would change the answer.
+      RefusedFieldError: The field would change the answer.
     """
     if value is None:
         return False
@@ -114,12 +106,12 @@ def _is_ignored(model: LenientModel, place: _Place | None, name: str, value: obj
 
 
 def _lenient_models(request: BaseModel) -> Iterator[tuple[str, _Place | None, LenientModel]]:
-    """The lenient models in a request, itself included.
+    """Yields the lenient models in a request, itself included.
 
-    This runs in the event loop, over every block of every message: no step for each of their fields.
+    It runs in the event loop, over every block of every message, and therefore does no work for each field.
 
     Yields:
-      The path to the model's fields, without indices; the model's place; the model.
+      Path to the model's fields without indices; place of the model; the model.
     """
     stack: list[tuple[str, _Place | None, Any]] = [("", None, request)]
     while stack:
@@ -138,7 +130,7 @@ def _lenient_models(request: BaseModel) -> Iterator[tuple[str, _Place | None, Le
 
 @functools.cache
 def _structure(kind: type) -> tuple[bool, tuple[str, ...]]:
-    """Whether a class is a lenient model, and which of its fields may hold models."""
+    """Returns whether a class is a lenient model, and the names of its fields that may hold models."""
     if not issubclass(kind, BaseModel):
         return False, ()
     nested = (name for name, field in kind.model_fields.items() if _may_hold_models(field.annotation))
@@ -152,7 +144,6 @@ def _may_hold_models(annotation: Any) -> bool:
 
 
 def _path(place: _Place | None, name: str) -> str:
-    """A field with the path to it, such as "messages[3].name"."""
     while place is not None:
         place, field, index = place
         name = f"{field}.{name}" if index is None else f"{field}[{index}].{name}"
@@ -161,12 +152,11 @@ def _path(place: _Place | None, name: str) -> str:
 
 @functools.cache
 def _declared(model: type[LenientModel]) -> list[str]:
-    """The fields that a model declares and that are not applied."""
     return [name for name in model.not_applied if name in model.model_fields]
 
 
 def _nearest(request: BaseModel, plain_path: str) -> str | None:
-    """The field that an unknown one is like, though not so much that it must be a misspelling."""
+    """Returns the field that an unknown one resembles, though too little to be a misspelling; None if there is none."""
     for prefix, _, model in _lenient_models(request):
         for name in model.unknown_fields:
             if _plain(prefix + name) == plain_path:
@@ -176,7 +166,6 @@ def _nearest(request: BaseModel, plain_path: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _meant(model: type[LenientModel], name: str, similarity: float = _SAME_WORD) -> str | None:
-    """The field that is most like this name, which most likely is a misspelling of it."""
     if len(name) > _MAX_NAME_CHARACTERS:
         return None
     known = {*model.model_fields, *model.not_applied}
@@ -197,5 +186,4 @@ def _shown(path: str) -> str:
 
 
 def _plain(path: str) -> str:
-    """A path without indices, fit for a header and a log line."""
     return _UNPRINTABLE.sub("?", re.sub(r"\[\d+\]", "", path))[: 2 * _MAX_NAME_CHARACTERS]

@@ -17,18 +17,14 @@ from jaxis.host.machine import return_free_memory
 from jaxis.server.http.errors import ApiError, api_error
 
 MIN_BODY_BYTES_PER_SECOND = 1024
-LARGE_BODY_BYTES = 256 * 1024  # after which memory is given back to the machine
-# How much of a body that is too large is read before the connection is closed: some clients read only then.
-_DISCARDED_BODIES = 4  # times the largest one
+LARGE_BODY_BYTES = 256 * 1024  # after larger bodies, memory is given back to the machine
+# Part of a too large body that is read before the connection is closed: some clients read only after sending.
+_DISCARDED_BODIES = 4  # as a multiple of the largest body
 _DISCARD_SECONDS = 10.0
 
 
 class _Body:
-    """The body of the request that a task answers: received within the limits.
-
-    Attributes:
-      num_bytes: Those that have arrived.
-    """
+    """Body of the request that a task answers, received within the limits. `num_bytes` is the size received so far."""
 
     def __init__(self, receive: Receive, send: Send, max_bytes: int, timeout_seconds: float) -> None:
         self.num_bytes = 0
@@ -39,7 +35,7 @@ class _Body:
         self._is_complete = self._is_too_large = False
 
     async def receive(self) -> Message:
-        """The next part, in place of the connection's own.
+        """Returns the next part.
 
         Raises:
           HTTPException: The body is too large, or comes too slowly.
@@ -59,7 +55,7 @@ class _Body:
         return message
 
     def refuse(self) -> NoReturn:
-        """Raises HTTPException: the body is too large."""
+        """Raises HTTPException, since the body is too large."""
         self._is_too_large = True
         message = (
             f"the body is larger than the {self._max_bytes} bytes that this server takes: send less at a time, or "
@@ -68,7 +64,7 @@ class _Body:
         raise HTTPException(413, message, headers={"Connection": "close"})
 
     async def send(self, message: Message) -> None:
-        """Sends a part of the answer, in place of the connection's own."""
+        """Sends a part of the answer. After the answer to a too large body, reads and discards the rest of the body."""
         if self._is_too_large and message["type"] == "http.response.body" and not message.get("more_body", False):
             # The answer would be lost if the connection were closed while the client sends.
             await self._send({**message, "more_body": True})
@@ -91,7 +87,7 @@ _current_body: ContextVar[_Body | None] = ContextVar("current_body", default=Non
 
 
 def request_bytes() -> int:
-    """How large the body of the request is that the current task answers; 0 outside of requests."""
+    """Returns the size of the current request's body; 0 outside of requests."""
     body = _current_body.get()
     return 0 if body is None else body.num_bytes
 
@@ -100,9 +96,9 @@ class RequestLimitMiddleware:
     """Refuses a body that is too large, as announced or as received, and one that stalls or arrives too slowly.
 
     Args:
-      max_body_bytes: Most bytes of a body, now.
-      timeout_seconds: Longest pause in a body, and how long the whole may take beyond the time that
-        MIN_BODY_BYTES_PER_SECOND gives it.
+      max_body_bytes: Returns the size limit of a body, which may change.
+      timeout_seconds: Longest pause in a body, and longest time that the whole body may take beyond the time that it
+        takes at MIN_BODY_BYTES_PER_SECOND.
     """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: Callable[[], int], timeout_seconds: float) -> None:
@@ -131,5 +127,5 @@ class RequestLimitMiddleware:
             return
         await self._app(scope, body.receive, body.send)
         if body.num_bytes > LARGE_BODY_BYTES:
-            # Later, when the callers have let go of the request.
+            # Later, when the callers have dropped the request.
             asyncio.get_running_loop().call_later(0.1, return_free_memory)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, plus errors, event streams, and API keys."""
+"""The OpenAPI document: FastAPI's, with errors, event streams, and API keys added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxis.server.http.api_keys import OPEN_PATHS
 
 
 class ErrorObject(BaseModel):
-    """What went wrong; `param` names the request's field that is at fault, if one is."""
+    """Description of an error; `param` names the request's field that is at fault, if any."""
 
     message: str
     type: str
@@ -21,8 +21,6 @@ class ErrorObject(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """OpenAI's shape of an error."""
-
     error: ErrorObject
 
 
@@ -37,7 +35,7 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     500: {"description": "A step of the engine failed"},
     503: {"description": "The server is shutting down, or its engine has failed", "headers": _RETRY_AFTER},
     504: {"description": "The answer took too long"},
-    "default": {"description": "Any other error"},  # with it FastAPI documents no 422 of its own, which is never sent
+    "default": {"description": "Any other error"},  # keeps FastAPI from documenting a 422, which is never sent
 }
 _REFERENCE = "#/components/schemas/{model}"
 _ANSWER = {"description": "The answer; with `stream` as server-sent events", "content": {"text/event-stream": {}}}
@@ -47,14 +45,10 @@ _error_models: dict[str, type[BaseModel]] = {}
 
 
 def error_response(model: type[BaseModel], **documented: Any) -> dict[str, Any]:
-    """The documentation of an error.
+    """Returns the documentation of an error.
 
-    FastAPI's own way, a "model" in it, builds a validator for each status of each route: half of what the routes take
-    when a server starts, and nothing validates errors.
-
-    Args:
-      model: Its body's.
-      **documented: What else the document says of it.
+    FastAPI's own "model" key is not used: it builds a validator for each status of each route, which takes half of the
+    time that routes need when a server starts, and nothing validates errors.
     """
     _error_models[model.__name__] = model
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
@@ -62,12 +56,11 @@ def error_response(model: type[BaseModel], **documented: Any) -> dict[str, Any]:
 
 
 def error_responses(*statuses: int | str, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """The documentation of errors with these statuses, whose bodies are of a model."""
+    """Returns the documentation of errors with these statuses, whose bodies have this model."""
     return {status: error_response(model, **_STATUSES[status]) for status in statuses}
 
 
 def generation_responses(model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a route that generates."""
     return error_responses(*_STATUSES, model=model) | {200: _ANSWER}
 
 
@@ -81,7 +74,7 @@ GENERATION_RESPONSES = generation_responses()
 
 
 def install_openapi(app: FastAPI, *, with_keys: bool) -> None:
-    """Makes `app.openapi` return a document that names the API key where one is needed."""
+    """Makes `app.openapi` return a document that names the API key where a path needs one."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

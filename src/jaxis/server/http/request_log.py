@@ -1,4 +1,4 @@
-"""Logs one line per request, with the id that is also sent to the client."""
+"""Log of one line per request, with the id that is also sent to the client."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH_CHARACTERS = 500
 
 current_address: ContextVar[str | None] = ContextVar("current_address", default=None)
-"""The network address that the current request comes from; None if it is not known."""
+"""Network address of the current request's client; None if it is not known."""
 
 _logger = logging.getLogger("jaxis.server.access")
 
 
 class RequestLogMiddleware:
-    """Gives every request an id, the client's own `X-Request-Id` if that is valid, and logs its end.
+    """Gives every request an id (the client's own `X-Request-Id` if it is valid), and logs its end.
 
     Args:
-      quiet_paths: Their requests are logged at level DEBUG, unless they fail.
-      on_response: Called at the end of each with the route's pattern ("none" if there is no such route), the method
-        and the status.
+      quiet_paths: Paths whose requests are logged at level DEBUG, unless they fail.
+      on_response: Callback at the end of each request, with the route's pattern ("none" if there is no such route), the
+        method and the status.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RequestLogMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
         current_request_id.set(request_id)
-        address = scope.get("client")  # None where the server listens on a Unix socket
+        address = scope.get("client")  # None if the server listens on a Unix socket
         current_address.set(None if address is None else address[0])
         start = time.monotonic()
         status = 500

@@ -1,7 +1,7 @@
-"""The request log: a file with one JSON object for each request, for operators who must know what was asked.
+"""The request log: a file with one JSON object for each request, for operators who must know the requests.
 
-It is off unless asked for. "ids-and-usage" holds which key asked for how many tokens; "full" adds what was asked and
-answered, without keys and images.
+It is off by default. "ids-and-usage" holds the API key and the token counts; "full" adds the request and the answers,
+without keys and images.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ REMOVED = "[removed]"
 _SECRET_NAMES = re.compile(
     r"(api|access|auth|secret|private)[-_]?(key|token)|authorization([-_]?token)?|password|secret", re.IGNORECASE
 )
-# Keys that `jaxis new-key` made, and those of the services whose formats are well known.
+# Keys made by `jaxis new-key`, and keys of services with well-known formats.
 _SECRET_TEXT = re.compile(r"\b(jaxis-|sk-|hf_|ghp_|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}|\bBearer\s+[A-Za-z0-9._~+/=-]{8,}")
 _DATA_URL = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?: *; *[\w=.+-]+)* *,"
     r"[A-Za-z0-9+/=_%-]*(?:\s+[A-Za-z0-9+/=_%-]{57,})*(?:\s+[\w+/]+={1,2})?",
     re.IGNORECASE,
 )
-# An image, a sound or a file as base64: longer, and without spaces, than words and code are; or many lines of it.
+# An image, a sound or a file in base64: longer than words and code without spaces, or many lines.
 _BASE64 = re.compile(
     r"(?<![A-Za-z0-9+/_-])(?:[A-Za-z0-9+/_-]{512,}|(?:[A-Za-z0-9+/]{57,}\r?\n){7,}[A-Za-z0-9+/]*)={0,2}"
 )
@@ -53,13 +53,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class RequestRecord:
-    """What one request took, as far as it was served.
+    """Record of one request, as far as it has been served.
 
     Attributes:
-      keeps_answers: Whether `answers` is filled.
-      prompt_tokens, cached_tokens, completion_tokens: Of all its prompts and completions.
-      finish_reasons: Of the completions that ended, in that order.
-      answers: What the model wrote, before any parsing, by request of the engine and completion.
+      prompt_tokens, cached_tokens, completion_tokens: Tokens of all its prompts and completions.
+      finish_reasons: Finish reasons of the completions, in the order in which they ended.
+      answers: The model's unparsed text, by the engine's request id and index of the completion.
     """
 
     keeps_answers: bool = False
@@ -70,7 +69,7 @@ class RequestRecord:
     answers: dict[tuple[str, int], list[str]] = field(default_factory=dict)
 
     def add(self, output: RequestOutput, num_prompt: int, num_cached: int, num_generated: int) -> None:
-        """Adds a step's output, and the tokens that are new in it."""
+        """Adds a step's output, and its numbers of new tokens."""
         self.prompt_tokens += num_prompt
         self.cached_tokens += num_cached
         self.completion_tokens += num_generated
@@ -82,17 +81,17 @@ class RequestRecord:
 
 
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
-"""The record of the request that is being served; None if no log is kept."""
+"""Record of the request that is being served; None if no log is kept."""
 
 
 class RequestLogFile(logging.handlers.RotatingFileHandler):
-    """A file of JSON lines that only its owner can read; at 100 MiB it is renamed, and five such files are kept.
+    """A file of JSON lines that only its owner can read. It is renamed at 100 MiB, and five renamed files are kept.
 
     Args:
-      path: The file; what it holds stays.
+      path: The file; existing content stays.
 
     Raises:
-      ConfigError: It cannot be written.
+      ConfigError: The file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,11 +102,11 @@ class RequestLogFile(logging.handlers.RotatingFileHandler):
             raise ConfigError(f"--request-log {path} cannot be written: {error.strerror}") from None
 
     def write(self, fields: dict[str, Any]) -> None:
-        """Writes one line; a fault is told in the server's log."""
+        """Writes one line. An error is reported in the server's log."""
         self.handle(logging.makeLogRecord({"msg": json.dumps(fields)}))
 
     def reopen(self) -> None:
-        """Goes on in a new file if another program has renamed this one."""
+        """Opens a new file if another program has renamed this one."""
         self.acquire()
         try:
             if self.stream is not None:
@@ -124,7 +123,7 @@ class RequestLogFile(logging.handlers.RotatingFileHandler):
         return stream
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002 (logging's signature)
-        """Called by logging in the handler of an exception."""
+        """Reports the exception that is being handled, as `logging` requires."""
         self._warn(sys.exception())
 
     def _warn(self, error: BaseException | None) -> None:
@@ -139,12 +138,12 @@ def _open_privately(path: str, flags: int) -> int:
 
 
 class RequestRecordMiddleware:
-    """Writes a line for every request, once it has been answered.
+    """Writes a line for every request after its answer.
 
     Args:
-      log: Where to.
-      level: "full" adds the request's body and the model's answers.
-      quiet_paths: Their requests are not written.
+      log: Target file.
+      level: Level of detail; "full" adds the request's body and the model's answers.
+      quiet_paths: Paths whose requests are not written.
     """
 
     def __init__(self, app: ASGIApp, log: RequestLogFile, level: RequestLogLevel, quiet_paths: Set[str]) -> None:
@@ -178,7 +177,7 @@ class RequestRecordMiddleware:
             fields = self._fields(scope, record, status)
             fields = {"time": arrival.isoformat(timespec="milliseconds"), **fields}
             fields["seconds"] = round(time.monotonic() - start, 4)
-            # In a thread, as a slow disk would stop every stream; awaited, so that lines cannot pile up in memory.
+            # In a thread, since a slow disk would stop every stream; awaited, so that lines cannot pile up in memory.
             await asyncio.to_thread(self._write, fields, bytes(body), record)
 
     def _fields(self, scope: Scope, record: RequestRecord, status: int) -> dict[str, Any]:
@@ -203,7 +202,7 @@ class RequestRecordMiddleware:
 
 
 def _readable(body: bytes) -> Any:
-    """A body without keys and images; None if there is none, a note if it is not JSON."""
+    """Returns a body without keys and images; None if it is empty, a note if it is not JSON."""
     if not body:
         return None
     try:
@@ -213,7 +212,7 @@ def _readable(body: bytes) -> Any:
 
 
 def redacted(value: Any) -> Any:
-    """A JSON value without keys, images and other data in base64; the rest is as it was."""
+    """Returns a JSON value without keys, images and other data in base64."""
     if isinstance(value, str):
         return _redacted_text(value)
     if isinstance(value, list):

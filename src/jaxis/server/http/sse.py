@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -18,12 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from jaxis.errors import JaxisError
 from jaxis.server.config import ServerConfig
-from jaxis.server.http.errors import ApiError, ErrorDialect, api_error, error_dialect
+from jaxis.server.http.errors import ErrorDialect, StreamForm, api_error, error_dialect
 
 Result = TypeVar("Result")
-DONE = "data: [DONE]\n\n"
 CLIENT_CLOSED_REQUEST = 499
-# How long a stream's headers wait for its first event, so that an error that comes before it has a status of its own.
+# Time that a stream's headers wait for its first event, so that an error before it has an HTTP status of its own.
 FIRST_EVENT_SECONDS = 2.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
@@ -33,48 +31,15 @@ class ClientDisconnectedError(Exception):
     """The client has disconnected."""
 
 
-class StreamForm(Protocol):
-    """How a protocol writes what a stream holds besides its answer.
-
-    Attributes:
-      media_type: The stream's content type.
-    """
-
-    media_type: str
-
-    def keep_alive(self) -> str:
-        """What shows a client that waits that the answer is under way; called between events, or before the first."""
-        ...
-
-    def failure(self, error: ApiError) -> str:
-        """The end of a stream that has failed."""
-        ...
-
-
-class DataEvents(StreamForm):
-    """The streams of chat and text completions."""
-
-    media_type = "text/event-stream"
-
-    def keep_alive(self) -> str:
-        """A comment."""
-        return ": keep-alive\n\n"
-
-    def failure(self, error: ApiError) -> str:
-        """The error object as an event."""
-        return f"data: {json.dumps(error.body())}\n\n{DONE}"
-
-
 def sse_event(data: BaseModel) -> str:
-    """An event with JSON as its data."""
     return f"data: {data.model_dump_json()}\n\n"
 
 
 class TextEvents:
-    """Events that differ in one string alone: most of a stream's by far, written here in a tenth of the time.
+    """Events that differ in one string only, such as most events of a stream. They are written in a tenth of the time.
 
     Args:
-      make: The data of the event with a string.
+      make: Returns the data of the event with a string.
     """
 
     def __init__(self, make: Callable[[str], BaseModel]) -> None:
@@ -82,23 +47,22 @@ class TextEvents:
         self._before, self._after = sse_event(make(mark)).split(f'"{mark}"')
 
     def event(self, text: str) -> str:
-        """The event with this string."""
         return f"{self._before}{msgspec.json.encode(text).decode()}{self._after}"
 
 
 async def run_until_disconnect(
     receive: Receive, work: Awaitable[Result], *, check: Callable[[], None] | None = None, check_seconds: float = 1.0
 ) -> Result:
-    """Runs some work, and cancels it as soon as the client disconnects: Starlette does not.
+    """Awaits some work, and cancels it as soon as the client disconnects, which Starlette does not.
 
     Args:
-      receive: Reports the disconnect.
-      work: What to run.
-      check: Called every `check_seconds` meanwhile; an error that it raises ends the work.
-      check_seconds: See `check`.
+      receive: Channel that reports the disconnect.
+      work: Work to run.
+      check: Function called every `check_seconds` during the work; an error that it raises ends the work.
+      check_seconds: Interval of `check`.
 
     Raises:
-      ClientDisconnectedError: The client has gone.
+      ClientDisconnectedError: The client has disconnected.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
@@ -117,7 +81,7 @@ async def run_until_disconnect(
 
 
 async def respond_whole(request: Request, work: Awaitable[BaseModel], headers: Mapping[str, str]) -> Response:
-    """A whole answer as JSON; the work is cancelled if the client disconnects."""
+    """Returns a whole answer as JSON. The work is cancelled if the client disconnects."""
     try:
         answer = await run_until_disconnect(request.receive, work)
     except ClientDisconnectedError:
@@ -132,14 +96,14 @@ async def respond_stream(
     config: ServerConfig,
     headers: Mapping[str, str],
 ) -> Response:
-    """A stream of events; an error soon, before the first of them, is a plain error answer.
+    """Returns a stream of events. An error within `FIRST_EVENT_SECONDS`, before the first event, is raised instead.
 
     Args:
       request: The request.
-      events: The answer, as it is sent.
-      form: Writes signs of life and errors.
-      config: How long the stream may be silent, or left unread.
-      headers: More headers of the answer.
+      events: Events of the answer.
+      form: Form of signs of life and errors.
+      config: Limits on a stream's silence and on time left unread.
+      headers: Additional headers of the answer.
     """
     first = asyncio.ensure_future(anext(events))
     try:
@@ -157,14 +121,14 @@ async def respond_stream(
 
 
 class EventStreamResponse(Response):
-    """Sends events as they come; ends them when the client disconnects or does not read.
+    """Sends events as they come. It ends when the client disconnects or does not read.
 
     Args:
-      first: The first event, which may be yet to come.
-      events: Those after it.
-      form: Writes signs of life and errors.
-      config: How long the stream may be silent (`sse_keep_alive_seconds`), or left unread (`write_timeout_seconds`).
-      headers: More headers.
+      first: The first event, which may not have come yet.
+      events: Later events.
+      form: Form of signs of life and errors.
+      config: Limits on a stream's silence (`sse_keep_alive_seconds`) and on time left unread (`write_timeout_seconds`).
+      headers: Additional headers.
     """
 
     def __init__(
@@ -233,7 +197,7 @@ class EventStreamResponse(Response):
                 await asyncio.sleep(self._silence_seconds - silent_seconds)
 
     async def _send(self, send: Send, event: str, *, more: bool = True) -> None:
-        # A timeout of its own for every event would cost as much as sending it.
+        # A timeout for every event would cost as much as sending it; `_check_progress` watches instead.
         self._last_send, self._is_sending = time.monotonic(), True
         await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": more})
         self._is_sending = False

@@ -1,1 +1,1 @@
-"""Adapters (LoRA) that a server's requests ask for by name."""
+"""LoRA adapters that requests ask for by name."""

@@ -1,4 +1,4 @@
-"""Which adapters requests have, as a metric under vLLM's name and labels."""
+"""Metric of the adapters in use, under vLLM's name and labels."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from jaxis.server.lora.served_adapters import ServedAdapters
 
 
 class AdapterMetrics(Collector):
-    """Reads a model's adapters at each scrape.
-
-    Args:
-      adapters: The model's.
-      model_name: The label's value.
-      prefix: What the metric's name begins with, before a colon.
-    """
+    """Reads a model's adapters at each scrape."""
 
     def __init__(self, adapters: ServedAdapters, model_name: str, prefix: str) -> None:
         self._adapters, self._model_name, self._prefix = adapters, model_name, prefix
 
     def collect(self) -> Iterator[Metric]:
-        """Prometheus's call."""
         labels = ("model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters")
         text = "Adapters of requests that run and of those that wait; the value is the time."
         gauge = GaugeMetricFamily(f"{self._prefix}:lora_requests_info", text, labels=labels)

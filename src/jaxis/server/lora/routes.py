@@ -1,4 +1,4 @@
-"""Loading and unloading of adapters while the server runs, under vLLM's names."""
+"""Endpoints that load and unload adapters while the server runs, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from fastapi.responses import PlainTextResponse, Response
 
 from jaxis.errors import RequestError
 from jaxis.server.context import Parts
-from jaxis.server.http.body import LenientModel, NotApplied, StrictJSONRoute
+from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.routes.operations import check_admin
 
@@ -20,9 +21,9 @@ class LoadRequest(LenientModel):
     """An adapter to load.
 
     Attributes:
-      lora_name: What requests then ask for.
+      lora_name: Name by which requests then ask for it.
       lora_path: Its folder, relative to the server's --lora-root.
-      load_inplace: Whether it may take the place of another one of this name.
+      load_inplace: True if it may replace another adapter of this name.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -36,11 +37,7 @@ class LoadRequest(LenientModel):
 
 
 class UnloadRequest(LenientModel):
-    """An adapter to unload.
-
-    Attributes:
-      lora_name: Its name.
-    """
+    """An adapter to unload."""
 
     not_applied: ClassVar[dict[str, NotApplied]] = {"lora_int_id": NotApplied()}
 
@@ -48,7 +45,7 @@ class UnloadRequest(LenientModel):
 
 
 async def check_updates(parts: Parts) -> None:
-    """Answers 403 where the server was not started to let requests change its adapters."""
+    """Answers 403 unless the server was started with --lora-updates."""
     if not parts.config.lora_updates:
         raise HTTPException(
             403, "this server does not load adapters by request: start it with --lora-updates and --lora-root DIR"
@@ -56,7 +53,7 @@ async def check_updates(parts: Parts) -> None:
 
 
 async def check_key(parts: Parts) -> None:
-    """Where there are API keys, answers 403 to those without `admin`."""
+    """Answers 403 to API keys without `admin`, if the server has keys."""
     if parts.keys:
         await check_admin()
 
@@ -67,7 +64,7 @@ router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_key)
 
 @router.post("/v1/load_lora_adapter", responses=_RESPONSES, response_class=Response)
 async def load(body: LoadRequest, parts: Parts) -> PlainTextResponse:
-    """Loads an adapter; requests that run go on meanwhile."""
+    """Loads an adapter while other requests run."""
     headers = parts.ignored_fields.check(body)
     await _adapters(parts).load(body.lora_name, body.lora_path, replace=body.load_inplace)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.", headers=headers)
@@ -75,7 +72,7 @@ async def load(body: LoadRequest, parts: Parts) -> PlainTextResponse:
 
 @router.post("/v1/unload_lora_adapter", responses=_RESPONSES, response_class=Response)
 async def unload(body: UnloadRequest, parts: Parts) -> PlainTextResponse:
-    """Unloads an adapter; requests that use it go on to their end."""
+    """Unloads an adapter. Running requests continue to use it until they end."""
     headers = parts.ignored_fields.check(body)
     await _adapters(parts).unload(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", headers=headers)

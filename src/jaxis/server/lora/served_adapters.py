@@ -1,4 +1,4 @@
-"""The adapters of a served model, by the names under which requests ask for them."""
+"""Adapters of a served model, by the names under which requests ask for them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_NAME_CHARACTERS = 256
 
 
 class ServedAdapters(Mapping[str, NamedAdapter]):
-    """Name -> adapter, as requests see them; changed in the event loop only.
+    """Adapters by name, as requests see them. Only the event loop changes them.
 
     Args:
-      engine: Has loaded those that it was started with.
-      names: Of the model itself, which no adapter may have.
+      engine: The engine, with the adapters that it was started with.
+      names: Names of the model itself, which no adapter may have.
     """
 
     def __init__(self, engine: AsyncLLMEngine, names: ModelNames) -> None:
@@ -31,10 +31,10 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
 
     @classmethod
     def of(cls, engine: AsyncEngine, config: ServerConfig) -> Mapping[str, NamedAdapter]:
-        """Those of an engine; none if it can have none.
+        """Returns the adapters of an engine; an empty mapping if it supports none.
 
         Raises:
-          ConfigError: One is called like the model.
+          ConfigError: An adapter has the model's name.
         """
         if engine.info.adapters is None or not isinstance(engine, AsyncLLMEngine):
             return {}
@@ -54,32 +54,32 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
         return len(self._found)
 
     def use(self) -> PlaceUse | None:
-        """Which adapters requests have; None before the first step."""
+        """Returns the adapters in use; None before the first step."""
         return self._engine.stats().places
 
     def names_of(self, digest: bytes) -> list[str]:
-        """The names of an adapter; none of one that was unloaded while requests use it."""
+        """Returns the names of an adapter; none for an adapter that was unloaded while requests use it."""
         return [each.name for each in self._found.values() if each.digest == digest]
 
     async def load(self, name: str, source: str, *, replace: bool) -> None:
-        """Loads an adapter under a name. Requests that run go on with what the name meant before.
+        """Loads an adapter under a name. Running requests keep the adapter that the name meant before.
 
         Args:
           name: The name.
-          source: Its folder.
-          replace: Whether the name may be an adapter's already.
+          source: Folder of the adapter.
+          replace: True if the name may already be an adapter's.
 
         Raises:
           RequestError: The name is taken or invalid, or the adapter cannot be loaded.
         """
-        # To its end even if the client leaves: otherwise nobody would know what the engine has loaded.
+        # Runs to its end even if the client leaves, since it must be known what the engine has loaded.
         await asyncio.shield(asyncio.ensure_future(self._load(name, source, replace)))
 
     async def unload(self, name: str) -> None:
-        """Forgets an adapter's name, and the adapter once no request uses it.
+        """Removes an adapter's name, and the adapter once no request uses it.
 
         Raises:
-          ModelNotFoundError: There is none of this name.
+          ModelNotFoundError: No adapter has this name.
         """
         async with self._changes:
             if name not in self._found:
@@ -110,7 +110,7 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
         return untagged(name) in map(untagged, self._found)
 
     def _release(self, adapter: NamedAdapter) -> None:
-        """Has the engine forget an adapter, unless it has another name."""
+        """Makes the engine unload an adapter, unless it has another name."""
         if all(each.digest != adapter.digest for each in self._found.values()):
             self._engine.unload_adapter(adapter.digest)
 

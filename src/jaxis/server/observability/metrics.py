@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's format, under the names that vLLM uses, prefixed with `jaxis:` or what is asked for.
+"""Metrics in Prometheus's format, under vLLM's names with the prefix `jaxis:` or a configured one.
 
 Histograms have vLLM's buckets (vllm/v1/metrics/loggers.py), so that its dashboards and alerts read the same figures.
 """
@@ -36,10 +36,10 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class ServerMetrics(Collector):
-    """A server's metrics: its own, and those of its models.
+    """Metrics of a server and of its models.
 
     Attributes:
-      registry: Where other metrics of the server may join.
+      registry: Registry to which other metrics of the server may be added.
     """
 
     def __init__(self) -> None:
@@ -54,22 +54,15 @@ class ServerMetrics(Collector):
         self._models: list[ModelMetrics] = []
 
     def add(self, model: ModelMetrics) -> None:
-        """Adds a model's metrics."""
         self._models.append(model)
 
     def http_response(self, handler: str, method: str, status: int) -> None:
-        """Counts an answer.
-
-        Args:
-          handler: The route's pattern rather than the path, to bound the number of labels.
-          method: Such as "POST".
-          status: The status code.
-        """
+        """Counts an answer. `handler` is the route's pattern rather than the path, to bound the number of labels."""
         # A client can send any method, and each label would stay forever.
         self._http.labels(handler, method if method in _METHODS else "other", f"{status // 100}xx").inc()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics: of models, those of one name are one metric, as the format demands."""
+        """Yields all metrics. Metrics of one name from several models are merged, as the format demands."""
         merged: dict[str, Metric] = {}
         for registry in (self.registry, *(model.registry for model in self._models)):
             for metric in registry.collect():
@@ -80,21 +73,17 @@ class ServerMetrics(Collector):
         yield from merged.values()
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
         return generate_latest(self)
 
 
 class ModelMetrics:
     """One model's metrics, in a registry of its own, with the label `model_name`.
 
-    Attributes:
-      registry: Has them.
-
-    Args:
-      model_name: The label's value.
-      info: The engine's facts.
-      stats: Returns the engine's current state.
-      prefix: What the metrics' names begin with, before a colon.
+    gs:
+    model_name: Value of the label.
+    info: Facts of the engine.
+    stats: Returns the engine's current state.
+    prefix: First part of the metrics' names, before a colon.
     """
 
     def __init__(
@@ -121,7 +110,7 @@ class ModelMetrics:
             ("model_name", "reason"),
             registry=self.registry,
         )
-        # Present from the start: a rate does not see the step from absent to one.
+        # The labels exist from the start, since a rate does not see a step from absent to one.
         for reason in ("stop", "length", "abort"):
             self._success.labels(model_name, reason)
         self._rejected.labels(model_name, "overloaded")
@@ -151,24 +140,23 @@ class ModelMetrics:
         )
 
     def rejected(self, reason: str) -> None:
-        """Counts a request that was refused before it was queued."""
         self._rejected.labels(self._model_name, reason).inc()
 
     def watch(self, info: EngineInfo, stats: Callable[[], EngineStats]) -> None:
-        """Tells of another engine of the model from now on; the counts of requests go on."""
+        """Reports another engine of the model from now on. The counts of requests continue."""
         self._engine.watch(info, stats)
 
     def watch_none(self) -> None:
-        """Tells of no engine from now on: the model is not loaded."""
+        """Reports no engine from now on, since the model is not loaded."""
         self._engine.watch_none()
 
     @contextmanager
     def prompts(self, num_tokens: list[int], arrival: float) -> Iterator[None]:
-        """Observes a request whose prompts are computed and not continued, which lasts as long as the block.
+        """Observes a request without generated tokens, which lasts as long as the `with` block.
 
         Args:
-          num_tokens: Of each prompt.
-          arrival: When it came, as `time.monotonic` seconds.
+          num_tokens: Length of each prompt.
+          arrival: Time of arrival in `time.monotonic` seconds.
         """
         reason = "abort"
         try:
@@ -186,12 +174,7 @@ class ModelMetrics:
 
     @contextmanager
     def request(self, params: SamplingParams, arrival: float) -> Iterator[RequestObserver]:
-        """Observes one request, which lasts as long as the block.
-
-        Args:
-          params: Its parameters.
-          arrival: When it came, as `time.monotonic` seconds.
-        """
+        """Observes one request, which arrived at `time.monotonic` seconds and lasts as long as the `with` block."""
         observer = RequestObserver(self, params, arrival)
         try:
             yield observer
@@ -217,7 +200,6 @@ class ModelMetrics:
 
 
 def _one_two_five(highest: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, ... up to a number."""
     steps = (digit * 10**exponent for exponent in range(len(str(highest))) for digit in (1, 2, 5))
     return [step for step in steps if step <= highest]
 
@@ -226,14 +208,12 @@ class RequestObserver:
     """Times one request and counts its tokens; times are `time.monotonic` seconds.
 
     Attributes:
-      params: The request's parameters.
-      arrival: When it came.
-      first_scheduled: When the first step took it in; None before.
-      first_token: When its first token arrived; None before.
-      last_token: When its newest was.
-      num_prompt_tokens, num_cached_tokens: Tokens of its prompt, and how many of them the prefix cache held.
-      num_tokens: Generated so far, by completion.
-      finish_reasons: Of the completions that have ended, in the order of their ends.
+      first_scheduled: Time of its first step; None before.
+      first_token: Time of its first token; None before.
+      last_token: Time of its newest token.
+      num_prompt_tokens, num_cached_tokens: Tokens of its prompt; prompt tokens found in the prefix cache.
+      num_tokens: Generated tokens so far, by completion.
+      finish_reasons: Finish reasons of the ended completions, in the order of their ends.
     """
 
     def __init__(self, metrics: ModelMetrics, params: SamplingParams, arrival: float) -> None:
@@ -248,14 +228,13 @@ class RequestObserver:
         self.finish_reasons: list[str] = []
 
     def add(self, output: RequestOutput) -> None:
-        """Adds a step's output."""
         metrics, now = self._metrics, time.monotonic()
         num_new = sum(len(completion.token_ids) for completion in output.outputs)
         num_gaps = max((len(completion.token_ids) for completion in output.outputs), default=0)
         if self.first_token is None:
             self._begin(output, now)
             num_gaps -= 1
-        if num_gaps > 0:  # several tokens at once count with their mean
+        if num_gaps > 0:  # several tokens at once count by their mean
             metrics._inter_token.observe((now - self.last_token) / num_gaps)
         if num_new:
             self.last_token = now
@@ -267,7 +246,7 @@ class RequestObserver:
                 metrics._success.labels(metrics._model_name, completion.finish_reason).inc()
 
     def end(self) -> None:
-        """Ends the observation; completions that are not finished count as aborted."""
+        """Ends the observation. Unfinished completions count as aborted."""
         metrics = self._metrics
         if num_unfinished := self.params.n - len(self.finish_reasons):
             metrics._success.labels(metrics._model_name, "abort").inc(num_unfinished)
@@ -285,7 +264,7 @@ class RequestObserver:
         metrics._num_generation_tokens.observe(sum(self.num_tokens))
 
     def _begin(self, output: RequestOutput, now: float) -> None:
-        """Takes in what is known with the first tokens."""
+        """Observes the values that are known with the first token."""
         metrics = self._metrics
         self.first_token = self.last_token = output.first_token_time or now
         self.first_scheduled = min(output.first_scheduled_time or self.first_token, self.first_token)
@@ -326,15 +305,12 @@ class _EngineCollector(Collector):
         self._watched: tuple[EngineInfo, Callable[[], EngineStats]] | None = None
 
     def watch(self, info: EngineInfo, stats: Callable[[], EngineStats]) -> None:
-        """Reads an engine from now on."""
         self._watched = info, stats
 
     def watch_none(self) -> None:
-        """Reads none from now on."""
         self._watched = None
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus's call."""
         if self._watched is None:
             return
         info, stats = self._watched[0], self._watched[1]()
@@ -354,7 +330,7 @@ class _EngineCollector(Collector):
         yield self._cache_config(info)
 
     def _data_ranks(self, stats: EngineStats) -> Iterator[Metric]:
-        """Of each data rank, where there are several; those above are of all together."""
+        """Yields metrics of each data rank if there are several. The other metrics are sums over all ranks."""
         if not stats.ranks:
             return
         for name, text, values in (
@@ -367,7 +343,7 @@ class _EngineCollector(Collector):
             yield gauge
 
     def _kv_tiers(self, stats: EngineStats) -> Iterator[Metric]:
-        """Of blocks beyond the devices, by tier; none where nothing is offloaded."""
+        """Yields metrics of the blocks beyond the devices, by tier; none if nothing is offloaded."""
         if not stats.kv_tiers:
             return
         for name, text in self._KV_COUNTERS:
@@ -404,7 +380,7 @@ class _EngineCollector(Collector):
         return gauge
 
     def _cache_config(self, info: EngineInfo) -> Metric:
-        """Always 1; its labels are what gateways that route by prefix need to know."""
+        """Returns a gauge that is always 1. Its labels are for gateways that route by prefix."""
         block_size = info.block_size
         labels = {
             "model_name": self._model_name,

@@ -1,7 +1,7 @@
-"""Traces for OpenTelemetry: one span a prompt, and in it the time in the queue, in prefill and in decode.
+"""Traces for OpenTelemetry: one span for each prompt, with spans of its time in the queue, in prefill and in decode.
 
-Attribute names are those of the semantic conventions for generative AI, or vLLM's where there are none. Spans hold
-neither prompts nor answers. This module is imported only if traces are wanted.
+Attribute names are those of the semantic conventions for generative AI, or vLLM's if there are none. Spans hold neither
+prompts nor answers. This module is imported only if traces are wanted.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "frequency_penalty",
 
 
 class RequestTracer:
-    """Writes the spans of one server.
-
-    Args:
-      provider: Where the spans go.
-      model_name: The model, as answers name it.
-    """
+    """Writer of the spans of one server."""
 
     def __init__(self, provider: TracerProvider, model_name: str) -> None:
         self._provider = provider
@@ -48,17 +43,17 @@ class RequestTracer:
         self._model_name = model_name
 
     def of_model(self, model_name: str) -> RequestTracer:
-        """The same for another model."""
+        """Returns a tracer for another model, with the same provider."""
         return RequestTracer(self._provider, model_name)
 
     @contextmanager
     def request(self, operation: str, request_id: str, request: RequestObserver) -> Iterator[None]:
-        """Traces a request, which lasts as long as the block.
+        """Traces a request, which lasts as long as the `with` block.
 
         Args:
           operation: "chat" or "text_completion".
-          request_id: The engine's name for it.
-          request: Knows its times and counts.
+          request_id: Id of the request in the engine.
+          request: Observer with the request's times and counts.
         """
         parent = get_current()
         error: Exception | None = None
@@ -71,14 +66,14 @@ class RequestTracer:
             self._write(parent, operation, request_id, request, error)
 
     def shutdown(self) -> None:
-        """Sends what is left; blocks for a while if the receiver does not respond."""
+        """Sends the remaining spans. It blocks for a while if the receiver does not respond."""
         self._provider.shutdown()
 
     def _write(
         self, parent: Context, operation: str, request_id: str, request: RequestObserver, error: Exception | None
     ) -> None:
         now = time.monotonic()
-        epoch = time.time_ns() - round(now * 1e9)  # of the monotonic clock
+        epoch = time.time_ns() - round(now * 1e9)  # Unix time of the monotonic clock's zero
 
         def start(name: str, begin: float, context: Context, kind: SpanKind, **more: Any) -> Span:
             nanoseconds = epoch + round(begin * 1e9)
@@ -143,11 +138,11 @@ class TraceContextMiddleware:
 
 
 def make_tracer(endpoint: str, model_name: str) -> RequestTracer:
-    """A tracer that sends spans to a collector, with protobuf over HTTP.
+    """Makes a tracer that sends spans to a collector, in protobuf over HTTP.
 
     Args:
-      endpoint: Such as "http://localhost:4318"; "/v1/traces" is added where there is no path.
-      model_name: The model, as answers name it.
+      endpoint: Address such as "http://localhost:4318"; "/v1/traces" is added if it has no path.
+      model_name: Name of the model in answers.
 
     Raises:
       ConfigError: The endpoint is not an address.
@@ -162,7 +157,7 @@ def make_tracer(endpoint: str, model_name: str) -> RequestTracer:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ConfigError if it cannot be the address of a collector."""
+    """Raises ConfigError if an endpoint cannot be the address of a collector."""
     if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("://")[2].strip("/"):
         raise ConfigError(
             f"--otlp-traces-endpoint={endpoint!r} is not an address such as http://localhost:4318: "
@@ -171,7 +166,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def _phases(request: RequestObserver, now: float) -> Sequence[tuple[str, float, float]]:
-    """The name, begin and end of what the request went through, as `time.monotonic` seconds."""
+    """Returns name, begin and end of the request's phases, in `time.monotonic` seconds."""
     if request.first_scheduled is None or request.first_token is None:
         return [("queue", request.arrival, now)]
     scheduled = max(request.arrival, request.first_scheduled)

@@ -1,1 +1,1 @@
-"""Ollama's API, as far as a server of one model has it."""
+"""Ollama's API, without its management of models."""

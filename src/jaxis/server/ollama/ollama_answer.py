@@ -1,4 +1,4 @@
-"""The answers of Ollama's /api/chat and /api/generate, whole or as lines of JSON."""
+"""Answers of Ollama's /api/chat and /api/generate, whole or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from jaxis.parsing.parser_events import (
 from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
 from jaxis.server.generation.model_info import rfc3339
-from jaxis.server.http.errors import ApiError
-from jaxis.server.http.sse import StreamForm
-from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
+from jaxis.server.ollama.ollama_errors import OllamaLines
 from jaxis.server.ollama.ollama_schema import (
     OllamaAnswer,
     OllamaAnswerMessage,
@@ -35,19 +33,8 @@ from jaxis.server.ollama.ollama_schema import (
 )
 from jaxis.server.openai.logprobs import ChatPositionLogprobs, LogprobFormatter
 
-NDJSON = "application/x-ndjson"
 
-
-class OllamaAnswerWriter(StreamForm):
-    """Writes the answer to a request.
-
-    Args:
-      request: The request.
-      job: Its job.
-    """
-
-    media_type = NDJSON
-
+class OllamaAnswerWriter(OllamaLines):
     def __init__(self, request: OllamaChatRequest | OllamaGenerateRequest, job: GenerationJob) -> None:
         self._request = request
         self._model = job.model.name
@@ -57,7 +44,6 @@ class OllamaAnswerWriter(StreamForm):
         self._finish_reason: str | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> OllamaAnswer:
-        """The whole answer."""
         [output] = outputs
         parts = self._take(output)
         answer = AnswerPart(
@@ -68,23 +54,16 @@ class OllamaAnswerWriter(StreamForm):
         return self._ended(answer, (self._logprobs(output) or []) if self._request.logprobs else None)
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
-        """The lines of an output."""
         parts, logprobs = self._take(output), self._logprobs(output)
         if logprobs and not parts:
             parts = [AnswerPart()]
         return "".join(_line(self._answer(part, logprobs if i == 0 else None)) for i, part in enumerate(parts))
 
     def end(self) -> str:
-        """The last line."""
         return _line(self._ended(AnswerPart(), None))
 
     def keep_alive(self) -> str:
-        """A line that says only that the answer is still coming."""
         return _line(self._answer(AnswerPart(), None))
-
-    def failure(self, error: ApiError) -> str:
-        """The last line of a stream that has failed."""
-        return json.dumps(OLLAMA_ERRORS.body(error)) + "\n"
 
     def _take(self, output: RequestOutput) -> list[AnswerPart]:
         parts: list[AnswerPart] = []
@@ -101,7 +80,7 @@ class OllamaAnswerWriter(StreamForm):
         return _answer(self._request, self._model, part, logprobs=logprobs, **more)
 
     def _ended(self, answer: AnswerPart, logprobs: list[ChatPositionLogprobs] | None) -> OllamaAnswer:
-        """The answer, or its last line, with Ollama's counts, and its durations in nanoseconds."""
+        """Returns the answer, or its last line, with Ollama's counts, and durations in nanoseconds."""
         counts = self._reader.counts
         return self._answer(
             answer,
@@ -120,18 +99,16 @@ class OllamaAnswerWriter(StreamForm):
 def empty_answer(
     request: OllamaChatRequest | OllamaGenerateRequest, model: str, reason: Literal["load", "unload"]
 ) -> OllamaAnswer:
-    """The answer to a request with nothing to answer, which clients send to load a model, or to unload it."""
+    """Returns the answer to a request without a prompt, which clients send to load or unload a model."""
     return _answer(request, model, AnswerPart(), done=True, done_reason=reason)
 
 
 @dataclass
 class AnswerPart:
-    """A part of an answer: what a line adds, or all of it.
+    """A part of an answer: a line's addition, or the whole.
 
     Attributes:
-      content: Its text.
-      thinking: Its reasoning.
-      tool_calls: Calls that are complete.
+      tool_calls: Complete calls.
     """
 
     content: str = ""
@@ -140,10 +117,10 @@ class AnswerPart:
 
 
 class _PartReader:
-    """Reads the events of one answer.
+    """Reader of the events of one answer.
 
-    Arguments are objects here, so a call is known only when it has ended. One that the end of the answer cut off is
-    left out: the reason of the end tells of it.
+    Ollama's arguments are objects, so a call is sent only when it has ended. A call that the end of the answer cut off
+    is left out; the answer's finish reason reports the cut.
     """
 
     def __init__(self) -> None:
@@ -152,7 +129,7 @@ class _PartReader:
         self._num_calls = 0
 
     def add(self, events: Iterable[Event]) -> list[AnswerPart]:
-        """The parts that a step's events make: neighbouring text and reasoning is one, and each call is one."""
+        """Returns the parts of a step's events: one for neighbouring text and reasoning, and one for each call."""
         parts: list[AnswerPart] = []
         for event in events:
             match event:

@@ -1,4 +1,4 @@
-"""From the bodies of Ollama's /api/chat and /api/generate to a generation job."""
+"""Translation of the bodies of Ollama's /api/chat and /api/generate to a generation job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.server.generation.answer_format import AnswerFormat, ToolsNotSupportedError, choose_tools
+from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.images import base64_part
@@ -17,7 +17,7 @@ from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import MAX_INT32, new_id
-from jaxis.server.http.errors import ApiError, ErrorDialect
+from jaxis.server.ollama.ollama_errors import SAME_NAME
 from jaxis.server.ollama.ollama_schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -27,38 +27,10 @@ from jaxis.server.ollama.ollama_schema import (
 )
 
 _logger = logging.getLogger(__name__)
-_SAME_NAME = (
-    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"),
-    "thinking_token_budget",
-)
-
-
-class _OllamaErrors(ErrorDialect):
-    """Ollama's errors: a message, which names the field."""
-
-    def own(self, error: RequestError) -> RequestError:
-        if isinstance(error, ToolsNotSupportedError):
-            return RequestError(f"{error.model!r} does not support tools: {error}")  # clients look for these words
-        return super().own(error)
-
-    def body(self, error: ApiError) -> dict[str, Any]:
-        """The error object."""
-        return {"error": error.body()["error"]["message"]}
-
-
-OLLAMA_ERRORS = _OllamaErrors(
-    prefixes=("/api",),
-    fields={
-        **{name: f"options.{name}" for name in (*_SAME_NAME, "top_k", "seed")},
-        "repetition_penalty": "options.repeat_penalty",
-        "max_tokens": "options.num_predict",
-        "reasoning_effort": "think",
-    },
-)
 
 
 def chat_job(request: OllamaChatRequest, model: ServedModel) -> GenerationJob:
-    """What a request of /api/chat asks for; an answer that has begun goes on, as with Ollama.
+    """Returns the job of a request of /api/chat. A last message of the assistant is continued, as in Ollama.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -71,7 +43,7 @@ def chat_job(request: OllamaChatRequest, model: ServedModel) -> GenerationJob:
 
 
 def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> GenerationJob:
-    """What a request of /api/generate asks for: to answer a prompt, or to continue it as it is.
+    """Returns the job of a request of /api/generate: an answer to a prompt, or its continuation.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -92,7 +64,7 @@ def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> Generati
         raise RequestError("cannot be honoured without a chat template: leave it out", param="think")
     answer = AnswerFormat(grammar=_grammar(request))
     settings = _settings(request)
-    # The limit of other completions is 16 tokens; this one is past the end of any context.
+    # Other completions are limited to 16 tokens by default; this limit is past the end of any context.
     settings["max_tokens"] = settings["max_tokens"] or MAX_INT32
     return GenerationJob(
         request_id=new_id("cmpl"),
@@ -105,7 +77,7 @@ def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> Generati
 
 
 def ignored_options(options: OllamaOptions | None, max_model_len: int) -> list[str]:
-    """num_ctx, if it asks for a longer context than there is; the log says so once."""
+    """Returns "options.num_ctx" if it exceeds the context length; the log reports each value once."""
     if options is None or options.num_ctx is None or options.num_ctx <= max_model_len:
         return []
     _log_num_ctx(options.num_ctx, max_model_len)
@@ -140,7 +112,7 @@ def _conversation_job(
     settings = _settings(request)
     if settings["thinking_token_budget"] is None:
         settings["thinking_token_budget"] = effort_budget(_effort(request.think), model)
-    # A model that reasons although it should not keeps it to itself.
+    # If a model reasons although it should not, its reasoning is not sent.
     answer = AnswerFormat.of_chat(model, tools, _grammar(request), include_reasoning=request.think is not False)
     return GenerationJob(
         request_id=new_id("chatcmpl"),
@@ -153,10 +125,10 @@ def _conversation_job(
 
 
 def _settings(request: OllamaRequest) -> dict[str, Any]:
-    """The request's parameters by the names of SamplingParams; None for what it leaves out."""
+    """Returns the request's parameters by their names in SamplingParams; None for missing ones."""
     options = request.options or OllamaOptions()
     return {
-        **{name: getattr(options, name) for name in _SAME_NAME},
+        **{name: getattr(options, name) for name in SAME_NAME},
         "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
         "top_k": None if options.top_k is None else max(0, options.top_k),
         "seed": None if options.seed is None or options.seed < 0 else options.seed,
@@ -172,10 +144,10 @@ def _grammar(request: OllamaRequest) -> AnswerGrammar | None:
 
 
 def _thinking(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
-    """Variables of the chat template that make the model reason, or not.
+    """Returns variables of the chat template that switch reasoning.
 
     Raises:
-      RequestError: The model does not reason, and is asked to.
+      RequestError: The request asks for reasoning, and the model does not reason.
     """
     if think is None:
         return {}
@@ -188,20 +160,19 @@ def _thinking(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
 
 
 def _effort(think: bool | str | None) -> str | None:
-    """The effort that a request asks for."""
     if isinstance(think, str):
         return "high" if think == "max" else think
     return None
 
 
 def _template_messages(messages: Sequence[OllamaMessage], model: ServedModel) -> list[dict[str, Any]]:
-    """The messages as a `ChatPrompt` has them, with ids for the calls and answers that have none.
+    """Returns the messages in the form of `ChatPrompt`, and adds missing ids of calls and results.
 
-    Many clients leave them out. An id depends on the place in the conversation alone, so that the prompts of later
-    turns begin alike. It has nine letters and digits, which is what Mistral's templates accept.
+    Many clients leave ids out. An added id depends only on its place in the conversation, so that the prompts of later
+    turns begin alike. It has nine letters and digits, the form that Mistral's templates accept.
     """
     converted = []
-    unanswered: list[tuple[str, str]] = []  # (id, name) of calls
+    unanswered: list[tuple[str, str]] = []  # (id, name) of calls without a result
     num_calls = 0
     for i, message in enumerate(messages):
         if message.images and message.role not in ("user", "tool"):
@@ -232,7 +203,7 @@ def _template_messages(messages: Sequence[OllamaMessage], model: ServedModel) ->
 
 
 def _content(text: str, images: Sequence[str] | None, model: ServedModel, place: str) -> str | list[dict[str, Any]]:
-    """A content of a `ChatPrompt`: images come before the text of their message."""
+    """Returns a content of a `ChatPrompt`; images come before the text of their message."""
     if not images:
         return text
     parts = [base64_part(data, model, f"{place}[{j}]") for j, data in enumerate(images)]
@@ -240,7 +211,7 @@ def _content(text: str, images: Sequence[str] | None, model: ServedModel, place:
 
 
 def _answered(unanswered: list[tuple[str, str]], call_id: str | None, name: str | None) -> str | None:
-    """The id of the call that a tool's message answers, which is taken from the list."""
+    """Returns the id of the call that a tool's message answers, and removes it from the list."""
     for index, (waiting_id, waiting_name) in enumerate(unanswered):
         if call_id == waiting_id or (call_id is None and name in (None, "", waiting_name)):
             del unanswered[index]

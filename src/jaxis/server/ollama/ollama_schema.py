@@ -1,4 +1,4 @@
-"""Bodies of Ollama's /api/chat and /api/generate."""
+"""Request and answer bodies of Ollama's /api/chat and /api/generate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_MESSAGES = 4096
 
 
 def _whole(value: object) -> object:
-    """40.0 as 40: Ollama takes it, and clients whose language has one type of number send it."""
+    """Converts 40.0 to 40, as Ollama does: some clients' languages have only one type of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -23,16 +23,16 @@ Integer = Annotated[int, BeforeValidator(_whole)]
 
 
 class OllamaOptions(LenientModel):
-    """Options of a request; those that are not listed here have no effect.
+    """Options of a request; unlisted ones have no effect.
 
     Attributes:
-      num_ctx: No effect: the context is as long as the server was started with.
-      num_predict: Most tokens of the answer; none or less than 1 is no limit.
-      top_k: Less than 1 is no limit.
-      seed: A negative one is the server's own, as if it were left out.
-      repeat_penalty: jaxis's `repetition_penalty`.
-      repeat_last_n: 0 turns `repeat_penalty` off; other values have no effect: the penalty counts all tokens.
-      thinking_token_budget: vLLM's: how many tokens the model may think; -1 is no limit.
+      num_ctx: Without effect: the server sets the context length at its start.
+      num_predict: Most tokens of the answer; None or less than 1 for no limit.
+      top_k: Number of candidate tokens; less than 1 for no limit.
+      seed: Seed; a negative one counts as missing.
+      repeat_penalty: Repetition penalty; `repetition_penalty` in jaxis.
+      repeat_last_n: Range of `repeat_penalty`; 0 turns it off, and other values have no effect: it counts all tokens.
+      thinking_token_budget: Most thinking tokens, as in vLLM; -1 for no limit.
     """
 
     not_applied: ClassVar[Mapping[str, NotApplied]] = {"repeat_last_n": NotApplied(neutral=(0,))}
@@ -56,16 +56,14 @@ class OllamaRequest(LenientModel):
     """Fields that both routes accept.
 
     Attributes:
-      model: A served name; none, or an empty one, is the one model there is.
-      stream: None streams.
-      format: "json", or a JSON schema that the answer follows; "" is free text.
-      options: How to sample.
-      think: Whether to reason, or how much; None is as the model's chat template does.
-      keep_alive: How long the model stays loaded after the answer, where models are loaded on demand; 0, with nothing
-        to answer, asks to unload it.
-      truncate, shift: No effect: nothing is ever cut off; a prompt that is too long is refused.
-      logprobs: Return log-probabilities.
-      top_logprobs: With `logprobs`: of this many most likely tokens for each token.
+      model: Served name; None or "" for the server's only model.
+      stream: True or None streams the answer.
+      format: Constraint on the answer: "json" or a JSON schema; "" for free text.
+      think: Switch or effort of reasoning; None leaves it to the chat template.
+      keep_alive: Time that the model stays loaded after the answer, if models are loaded on demand; 0 without a prompt
+        unloads it.
+      truncate, shift: Without effect: nothing is cut off, and a prompt that is too long is refused.
+      top_logprobs: Number of most likely tokens with a log-probability at each position; needs `logprobs`.
     """
 
     model: str | None = None
@@ -81,12 +79,11 @@ class OllamaRequest(LenientModel):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is streamed."""
         return self.stream is not False
 
 
 class OllamaFunctionCall(LenientModel):
-    """A function's name, and its arguments as an object; null is an empty one."""
+    """Name of a function, and its arguments as an object; null stands for an empty object."""
 
     index: int | None = Field(default=None, exclude_if=is_none)
     name: str
@@ -96,8 +93,6 @@ class OllamaFunctionCall(LenientModel):
 
 
 class OllamaToolCall(LenientModel):
-    """A call."""
-
     id: str | None = Field(default=None, exclude_if=is_none)
     function: OllamaFunctionCall
 
@@ -106,11 +101,11 @@ class OllamaMessage(LenientModel):
     """One turn. Assistant messages may come back as the server sent them.
 
     Attributes:
-      thinking: Of an assistant: its reasoning.
-      tool_calls: Of an assistant: the calls that it made.
-      tool_name: Of a tool: the function that was called.
-      tool_call_id: Of a tool: the call that it answers; None is the first of that name without an answer.
-      images: Of a user or a tool: files of images in base64, before the content.
+      thinking: Reasoning of an assistant.
+      tool_calls: Calls by an assistant.
+      tool_name: Name of the called function, in a tool's message.
+      tool_call_id: Id of the answered call, in a tool's message; None selects the first unanswered call of that name.
+      images: Image files in base64, which precede the content of a user or tool.
     """
 
     role: Annotated[
@@ -144,7 +139,7 @@ class OllamaChatRequest(OllamaRequest):
     """A conversation to answer.
 
     Attributes:
-      messages: The conversation; an empty one only asks whether the model is loaded.
+      messages: The conversation; an empty one only loads the model.
       tools: Functions that the model may call.
     """
 
@@ -153,13 +148,13 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """A prompt to answer, or, with `raw`, to continue.
+    """A prompt to answer or, with `raw`, to continue.
 
     Attributes:
-      prompt: The prompt; an empty one only asks whether the model is loaded.
-      system: A system message before it.
-      raw: Continue the prompt as it is, without the chat template.
-      images: Files of images in base64, before the prompt.
+      prompt: The prompt; an empty one only loads the model.
+      system: System message before the prompt.
+      raw: True continues the prompt unchanged, without the chat template.
+      images: Image files in base64, which precede the prompt.
     """
 
     not_applied: ClassVar[Mapping[str, NotApplied]] = {
@@ -175,7 +170,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 class OllamaAnswerMessage(BaseModel):
-    """The model's turn, or what a line adds to it."""
+    """The model's turn, or a line's addition to it."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
@@ -184,13 +179,13 @@ class OllamaAnswerMessage(BaseModel):
 
 
 class OllamaAnswer(BaseModel):
-    """Fields of a whole answer, of a line of a stream, and of its last line, which alone has those after `done`.
+    """Fields of a whole answer and of a line of a stream. Only its last line has the fields after `done`.
 
     Attributes:
-      created_at: RFC 3339.
-      done_reason: "stop", "length", or "load" or "unload" if there was nothing to answer.
+      created_at: Time in RFC 3339.
+      done_reason: Finish reason: "stop", "length", or "load" or "unload" if the request has no prompt.
       total_duration: Nanoseconds from the request's arrival to the end of the answer.
-      load_duration: Of these, before the first step.
+      load_duration: Nanoseconds from the arrival to the first step.
       prompt_eval_count: Tokens of the prompt, those from the prefix cache included.
       prompt_eval_duration: Nanoseconds from the first step to the first token.
       eval_count: Generated tokens.
@@ -211,18 +206,18 @@ class OllamaAnswer(BaseModel):
 
 
 class OllamaChatAnswer(OllamaAnswer):
-    """/api/chat's."""
+    """Answer of /api/chat."""
 
     message: OllamaAnswerMessage
 
 
 class OllamaGenerateAnswer(OllamaAnswer):
-    """/api/generate's."""
+    """Answer of /api/generate."""
 
     response: str = ""
     thinking: str | None = Field(default=None, exclude_if=is_none)
 
 
 def asks_to_unload(body: Mapping[str, Any]) -> bool:
-    """Whether the body of a request has nothing to answer, and asks to unload the model."""
+    """Returns whether a request's body has no prompt and asks to unload the model."""
     return body.get("keep_alive") in (0, "0", "0s") and not body.get("messages") and not body.get("prompt")

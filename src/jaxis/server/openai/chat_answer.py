@@ -19,7 +19,8 @@ from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
 from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.timings import Timings
-from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
+from jaxis.server.http.errors import DONE, DataEvents
+from jaxis.server.http.sse import TextEvents, sse_event
 from jaxis.server.openai.chat_schema import (
     AssistantMessage,
     ChatChoice,
@@ -35,12 +36,7 @@ from jaxis.server.openai.logprobs import LogprobFormatter
 
 
 class ChatAnswer(DataEvents):
-    """Writes the answer to a chat request.
-
-    Args:
-      request: The request.
-      job: Its job.
-    """
+    """Writer of the answer to a chat request."""
 
     def __init__(self, request: ChatCompletionRequest, job: GenerationJob) -> None:
         options = request.stream_options
@@ -55,7 +51,6 @@ class ChatAnswer(DataEvents):
         self._plain: dict[int, TextEvents] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
-        """The whole answer."""
         [output] = outputs
         choices = [self._choice(completion, events) for completion, events in self._reader.read(output)]
         prompt_logprobs = output.prompt_logprobs
@@ -73,7 +68,6 @@ class ChatAnswer(DataEvents):
         )
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
-        """The chunks of an output."""
         text = ""
         parts = self._reader.read(output)
         usage = self._usage() if self._always_tells_usage else None
@@ -89,13 +83,13 @@ class ChatAnswer(DataEvents):
             if not says_more and (content := _content_of(events)):
                 text += self._plain[index].event(content)
             elif events or completion.logprobs or completion.finished or (self._returns_ids and completion.token_ids):
-                # Once all choices have ended, the last of them says what is the same for all.
+                # Once all choices have ended, the last of them carries the fields that are the same for all.
                 ended = self._ended(output) if output.finished and completion is output.outputs[-1] else {}
                 text += self._event([self._chunk_choice(completion, events)], usage=usage, **ended)
         return text
 
     def end(self) -> str:
-        """The token counts, if they were asked for, and the stream's end."""
+        """Returns the token counts, if requested, and the stream's end."""
         if not self._ends_with_usage:
             return DONE
         return self._event([], usage=self._usage(), timings=Timings.of(self._reader.counts)) + DONE
@@ -151,7 +145,6 @@ class ChatAnswer(DataEvents):
 
 
 def _message(events: Iterable[Event], prefix: str) -> AssistantMessage:
-    """The whole message; `prefix` comes before its content."""
     output = collect(events)
     calls = [
         ChatToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
@@ -166,13 +159,12 @@ def _message(events: Iterable[Event], prefix: str) -> AssistantMessage:
 
 
 def _content_of(events: Iterable[Event]) -> str | None:
-    """The text of events that add nothing but content; None of others."""
+    """Returns the text of events that add only content; None for other events."""
     texts = [event.text if isinstance(event, ContentDelta) else None for event in events]
     return None if None in texts else "".join(text for text in texts if text is not None)
 
 
 def _delta(events: Iterable[Event]) -> ChatDelta:
-    """A chunk's addition to a message."""
     content = reasoning = ""
     calls: dict[int, ChatToolCallDelta] = {}
     for event in events:

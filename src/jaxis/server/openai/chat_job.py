@@ -1,4 +1,4 @@
-"""From the body of /v1/chat/completions to a generation job."""
+"""Translation of the body of /v1/chat/completions to a generation job."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ from jaxis.server.openai.job_parameters import answer_grammar, check_stream_opti
 
 
 def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJob:
-    """What a chat request asks for.
-
-    Args:
-      request: The request.
-      model: The served model.
+    """Returns the job of a chat request.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -71,10 +67,11 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJo
 
 
 def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPrompt:
-    """The prompt of a request.
+    """Returns the prompt of a request.
 
     Raises:
-      RequestError: chat_template_kwargs sets a reserved name, or the model has no use for reasoning_effort.
+      RequestError: chat_template_kwargs sets a reserved name, or neither the model nor the server supports
+        reasoning_effort.
     """
     variables = template_variables(request.chat_template_kwargs, model.tokenizer)
     of_effort = effort_variables(request.reasoning_effort, model)
@@ -96,17 +93,18 @@ def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPromp
 
 
 def template_messages(messages: Sequence[ChatMessage], model: ServedModel) -> list[dict[str, Any]]:
-    """Messages as `ChatPrompt` has them.
+    """Returns messages in the form of `ChatPrompt`.
 
     Raises:
-      RequestError: The model takes no images, or an image is at an address, or neither the user's nor a tool's.
+      RequestError: The model takes no images; or an image is at an address, or in a message of another role than user
+        or tool.
     """
     converted = []
     answered: dict[str, Any] = {}
     for i, message in enumerate(messages):
         fields = _template_message(message, model, f"messages[{i}]")
         if (function := message.function_call) is not None:
-            # Nine letters and digits are the only ids that some templates take.
+            # Some templates accept only ids of nine letters and digits.
             answered = {"tool_call_id": f"call{i:05d}"}
             call = {"id": answered["tool_call_id"], "type": "function", "function": function.model_dump()}
             fields |= {"content": fields["content"] or None, "tool_calls": [*fields.get("tool_calls", ()), call]}
@@ -130,7 +128,7 @@ def _template_message(message: ChatMessage, model: ServedModel, place: str) -> d
 
 
 def _content(message: ChatMessage, model: ServedModel, place: str) -> str | list[dict[str, Any]]:
-    """One string, which every template accepts; few accept parts."""
+    """Returns one string, which every template accepts, unless the message has images or videos."""
     content = message.content
     if not isinstance(content, list) or all(isinstance(part, ContentPart | RefusalPart) for part in content):
         return message.text

@@ -1,4 +1,4 @@
-"""Bodies of /v1/chat/completions."""
+"""Request and answer bodies of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -33,31 +33,27 @@ def _no_images(part_type: object) -> object:
 
 
 class ContentPart(LenientModel):
-    """Text in a content."""
-
     type: Annotated[Literal["text"], BeforeValidator(_no_images)]
     text: str
 
 
 class ImageUrl(LenientModel):
-    """An image, as a URL that holds it: data:image/png;base64,..."""
+    """An image as a data: URL, such as data:image/png;base64,..."""
 
     url: str
 
 
 class ImagePart(LenientModel):
-    """An image in a content."""
-
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
 class VideoPart(LenientModel):
-    """A video in a content, as its frames, which Qwen's clients send so.
+    """A video in a content, as frames, which is the form of Qwen's clients.
 
     Attributes:
       video: A data: URL of an image for each frame.
-      fps: Frames in a second.
+      fps: Frames per second.
     """
 
     type: Literal["video"]
@@ -66,7 +62,7 @@ class VideoPart(LenientModel):
 
 
 class VideoUrlPart(LenientModel):
-    """The same as vLLM's clients send it: one URL, data:video/jpeg;base64,FRAME,FRAME."""
+    """A video in a content, as one URL data:video/jpeg;base64,FRAME,FRAME, which is the form of vLLM's clients."""
 
     type: Literal["video_url"]
     video_url: ImageUrl
@@ -88,12 +84,12 @@ class ChatMessage(LenientModel):
     """One turn. Assistant messages may come back as the server sent them.
 
     Attributes:
-      tool_calls: Of an assistant: the calls that it made.
-      tool_call_id: Of a tool: the call that it answers.
-      reasoning_content, reasoning: Of an assistant: its reasoning, under either of the names in use.
-      refusal: Of an assistant: what it said, where it has no content.
-      function_call: Of an assistant: the one call that it made, in the form that came before `tool_calls`; a message of
-        the role "function" answers it.
+      tool_calls: Calls by an assistant.
+      tool_call_id: Id of the call that a tool's message answers.
+      reasoning_content, reasoning: Reasoning of an assistant, under either of the names in use.
+      refusal: Text of an assistant's message without content.
+      function_call: Single call by an assistant, in the form before `tool_calls`; a message of the role "function"
+        answers it.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -115,21 +111,19 @@ class ChatMessage(LenientModel):
 
     @property
     def text(self) -> str:
-        """The texts as one string."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content if isinstance(part, ContentPart | RefusalPart))
         return self.content or self.refusal or ""
 
 
 class Prediction(LenientModel):
-    """What the answer is expected to be, such as the file that it edits."""
+    """Expected content of the answer, such as the file that it edits."""
 
     type: Literal["content"]
     content: str | list[ContentPart]
 
     @property
     def text(self) -> str:
-        """The content as one string."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -137,25 +131,23 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
     """A conversation to answer.
 
     Attributes:
-      messages: The conversation.
-      max_completion_tokens, max_tokens: Most tokens to generate, under the new and the old name; None goes on until
+      max_completion_tokens, max_tokens: Most tokens to generate, under the new and the old name; None continues until
         the model stops or its context is full.
-      logprobs: Return log-probabilities.
-      top_logprobs: With `logprobs`: of this many most likely tokens for each token.
-      add_generation_prompt: End the prompt where the assistant's turn begins; None does unless
+      top_logprobs: Number of most likely tokens with a log-probability at each position; needs `logprobs`.
+      add_generation_prompt: True if the prompt ends where the assistant's turn begins. None means True unless
         `continue_final_message`.
-      continue_final_message: Go on with the last message in place of answering it.
-      chat_template_kwargs: More variables for the chat template.
-      echo: With `continue_final_message`: put the message before what is added to it.
+      continue_final_message: True continues the last message instead of answering it.
+      chat_template_kwargs: Additional variables of the chat template.
+      echo: True puts the continued message before its continuation; needs `continue_final_message`.
       tools: Functions that the model may call.
-      tool_choice: Whether it may ("auto", the default where there are tools), must ("required"), must not ("none"),
-        or which one it must call.
-      parallel_tool_calls: False keeps the first call of an answer only.
-      reasoning_effort: A variable of the chat template, or one of the server's budgets; refused where it is neither.
+      tool_choice: Choice of the tool: "auto" (the default with tools) allows calls, "required" demands one, "none"
+        forbids them; a named tool must be called.
+      parallel_tool_calls: False keeps only the first call of an answer.
+      reasoning_effort: Reasoning effort, as a variable of the chat template or one of the server's budgets; other
+        values are refused.
       include_reasoning: False leaves the reasoning out of the answer.
-      modalities: Only ["text"].
-      prediction: Where the engine speculates by lookup, makes an answer that is much like it faster; it changes no
-        answer.
+      modalities: Kinds of output; only ["text"].
+      prediction: Expected answer. It changes no answer, but speeds up similar ones if the engine speculates by lookup.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_CHAT
@@ -192,7 +184,7 @@ class ChatChoice(BaseModel):
     """One of `n` answers.
 
     Attributes:
-      routed_experts: See `routed_experts_npy`.
+      routed_experts: Experts of the tokens, in the form of `routed_experts_npy`.
     """
 
     index: int
@@ -208,8 +200,9 @@ class ChatCompletionResponse(Answer):
     """A whole answer.
 
     Attributes:
-      kv_transfer_params: With these, another server finds the prompt's blocks here, if the request asked for that.
-      prompt_token_ids: With `return_token_ids`.
+      kv_transfer_params: Parameters by which another server finds the prompt's blocks here, if the request asked for
+        them.
+      prompt_token_ids: Token ids of the prompt, if the request sets `return_token_ids`.
     """
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -233,7 +226,7 @@ class ChatChunkChoice(BaseModel):
     """A chunk's addition to one of `n` answers.
 
     Attributes:
-      routed_experts: See `routed_experts_npy`; in the chunk that ends the answer.
+      routed_experts: Experts of the tokens, in the form of `routed_experts_npy`; in the chunk that ends the answer.
     """
 
     index: int
@@ -249,8 +242,8 @@ class ChatCompletionChunk(Answer):
     """A part of a streamed answer.
 
     Attributes:
-      kv_transfer_params: As in a whole answer; in the last chunk of the last choice.
-      prompt_token_ids: With `return_token_ids`; in the first chunk.
+      kv_transfer_params: Parameters as in a whole answer; in the last chunk of the last choice.
+      prompt_token_ids: Token ids of the prompt, if the request sets `return_token_ids`; in the first chunk.
     """
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -1,4 +1,4 @@
-"""/v1/completions: its request and what that asks for, and its answer, whole or streamed."""
+"""/v1/completions: its request, its job, and its answer, whole or streamed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, NotApplied, TokenId, bounded, is_none, new_id
-from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
+from jaxis.server.http.errors import DONE, DataEvents
+from jaxis.server.http.sse import TextEvents, sse_event
 from jaxis.server.openai.chat_schema import Prediction
 from jaxis.server.openai.fields import Answer, GenerationRequest, StructuredFields, Usage
 from jaxis.server.openai.job_parameters import answer_grammar, check_stream_options, sampling_settings, token_limit
@@ -28,7 +29,7 @@ from jaxis.server.openai.not_applied import NOT_FOR_COMPLETIONS
 from jaxis.tokenizer import Tokenizer, TokenPlaces
 
 MAX_PROMPTS = 4096
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
@@ -37,14 +38,14 @@ class CompletionRequest(GenerationRequest, StructuredFields):
 
     Attributes:
       prompt: A string, token ids, or a list of either.
-      max_tokens: 0, with `echo`, only reads the prompt; None is 16.
-      max_completion_tokens: The same limit by the name that it has in chat: some proxies send both.
-      echo: Put the prompt before the completion, in the text and in the log-probabilities.
-      logprobs: This many most likely tokens' log-probabilities for each token.
-      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string; only false does not.
-      best_of: Only the value of `n`.
-      suffix: Not supported.
-      prediction: As in a chat request, and for every prompt; OpenAI's completions have none.
+      max_tokens: Most tokens to generate; None stands for 16. 0 with `echo` only reads the prompt.
+      max_completion_tokens: Name of the same limit in chat requests; some proxies send both.
+      echo: True puts the prompt before the completion, in the text and in the log-probabilities.
+      logprobs: Number of most likely tokens with a log-probability at each position.
+      add_special_tokens: False adds no beginning-of-sequence token to a string.
+      best_of: Number of candidates; only the value of `n` is accepted.
+      suffix: Text after the completion; not supported.
+      prediction: Expected completion of every prompt, as in a chat request; OpenAI's completions have no such field.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_COMPLETIONS
@@ -65,19 +66,21 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     prediction: Prediction | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """The batch, one prompt being a batch of one."""
-        # The first element tells the type of all.
+        """Returns the prompts as a list, also if there is only one."""
+        # The type of the first element is that of all.
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
 
 class CompletionChoice(BaseModel):
-    """One completion, or what a chunk adds to it; `index` counts through the prompts and their `n` completions.
+    """One completion, or a chunk's addition to it; `index` counts through the prompts and their `n` completions.
 
     Attributes:
-      prompt_token_ids, token_ids: With `return_token_ids`; in a stream, the prompt's come with the first chunk.
-      seed: Where there are several prompts.
-      routed_experts: See `routed_experts_npy`; in a stream, in the choice's last chunk.
+      prompt_token_ids, token_ids: Token ids, if the request sets `return_token_ids`; in a stream, the prompt's come
+        with the first chunk.
+      seed: Seed of the completion, if there are several prompts.
+      routed_experts: Experts of the tokens, in the form of `routed_experts_npy`; in a stream, in the choice's last
+        chunk.
     """
 
     index: int
@@ -96,7 +99,8 @@ class CompletionResponse(Answer):
     """A whole answer, or a chunk of one.
 
     Attributes:
-      kv_transfer_params: See `ChatCompletionResponse`. In a stream, the last chunk of each prompt has them.
+      kv_transfer_params: Parameters as in `ChatCompletionResponse`. In a stream, the last chunk of each prompt has
+        them.
     """
 
     object: Literal["text_completion"] = "text_completion"
@@ -106,11 +110,7 @@ class CompletionResponse(Answer):
 
 
 def completion_job(request: CompletionRequest, model: ServedModel) -> GenerationJob:
-    """What a request for completions asks for.
-
-    Args:
-      request: The request.
-      model: The served model.
+    """Returns the job of a request for completions.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -146,12 +146,7 @@ def completion_job(request: CompletionRequest, model: ServedModel) -> Generation
 
 
 class CompletionAnswer(DataEvents):
-    """Writes the answer to a request for completions.
-
-    Args:
-      request: The request.
-      job: Its job.
-    """
+    """Writer of the answer to a request for completions."""
 
     def __init__(self, request: CompletionRequest, job: GenerationJob) -> None:
         options = request.stream_options
@@ -169,13 +164,12 @@ class CompletionAnswer(DataEvents):
         self._plain: dict[int, TextEvents] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
-        """The whole answer."""
         choices = []
         for prompt, output in enumerate(outputs):
             self._trim(output)
             self._counts.add(prompt, output)
             choices += [self._choice(prompt, output, completion) for completion in output.outputs]
-        # The parameters are the same for each prompt: they do not name blocks.
+        # The transfer parameters are the same for each prompt, since they do not name blocks.
         return self._answer(
             choices,
             Usage.of(self._counts),
@@ -185,7 +179,6 @@ class CompletionAnswer(DataEvents):
         )
 
     def add(self, prompt: int, output: RequestOutput) -> str:
-        """The chunk of an output."""
         self._trim(output)
         self._counts.add(prompt, output)
         if not self._always_tells_usage and not self._returns_ids and (text := _plain_text(output)):
@@ -209,7 +202,7 @@ class CompletionAnswer(DataEvents):
         return sse_event(self._answer(choices, usage, **ended))
 
     def end(self) -> str:
-        """The token counts, if they were asked for, and the stream's end."""
+        """Returns the token counts, if requested, and the stream's end."""
         if not self._ends_with_usage:
             return DONE
         return sse_event(self._answer([], Usage.of(self._counts), timings=Timings.of(self._counts))) + DONE
@@ -237,7 +230,7 @@ class CompletionAnswer(DataEvents):
                     completion.logprobs = []
 
     def _choice(self, prompt: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
-        """A choice, or the addition of a step to it."""
+        """Returns a choice, or a step's addition to it."""
         number = prompt * self._job.params.n + completion.index
         is_first = number not in self._begun
         self._begun.add(number)
@@ -286,7 +279,7 @@ class CompletionAnswer(DataEvents):
         return logprobs
 
     def _echoed(self, output: RequestOutput) -> tuple[str, list[int]]:
-        """The prompt's text, and where its tokens begin in it."""
+        """Returns the prompt's text, and the offsets of its tokens in the text."""
         token_ids, tokenizer = output.prompt_token_ids, self._job.model.tokenizer
         if tokenizer is None:
             return "", [0] * len(token_ids)
@@ -299,7 +292,7 @@ class CompletionAnswer(DataEvents):
 
 
 def _string_offsets(prompt: str, token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Where a string's tokens begin in it, which may differ from the text they give, such as in Unicode's form."""
+    """Returns offsets of tokens in the string, which may differ from their decoded text, as in Unicode's form."""
     ids, places = tokenizer.encode_with_places(prompt)
     num_added = len(token_ids) - len(ids)  # special tokens, around the string's own
     first = next(start for start in range(num_added + 1) if token_ids[start:][: len(ids)] == ids)
@@ -307,7 +300,7 @@ def _string_offsets(prompt: str, token_ids: list[int], tokenizer: Tokenizer) -> 
 
 
 def _plain_text(output: RequestOutput) -> str | None:
-    """The text of an output that adds nothing but text to one completion; None of others."""
+    """Returns the text of an output that adds only text to one completion; None for other outputs."""
     if len(output.outputs) != 1 or output.outputs[0].logprobs or output.outputs[0].finished:
         return None
     return output.outputs[0].text

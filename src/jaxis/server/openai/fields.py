@@ -1,4 +1,4 @@
-"""Fields that OpenAI's endpoints share: of requests, under OpenAI's names and vLLM's, and of answers."""
+"""Fields that OpenAI's endpoints share: request fields, under OpenAI's names and vLLM's, and answer fields."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=
 
 
 class StreamOptions(LenientModel):
-    """How to stream.
+    """Options of a stream.
 
     Attributes:
-      include_usage: End the stream with a chunk that has the token counts and no choices.
-      continuous_usage_stats: Put the token counts so far into every chunk.
+      include_usage: True ends the stream with a chunk that has the token counts and no choices.
+      continuous_usage_stats: True puts the token counts so far into every chunk.
       include_obfuscation: Accepted without effect.
     """
 
@@ -35,7 +35,7 @@ class StreamOptions(LenientModel):
 
 
 class SamplingFields(LenientModel):
-    """Fields that go to SamplingParams under the same names; None leaves the model's default."""
+    """Parameters with the same names in SamplingParams. None selects the model's default."""
 
     n: int | None = bounded(INTEGER_BOUNDS["n"])
     temperature: float | None = bounded(NUMBER_BOUNDS["temperature"])
@@ -69,12 +69,12 @@ class EngineRequest(SamplingFields):
     """Fields of every request that generates.
 
     Attributes:
-      model: A served name; None is the one model there is.
-      stream: Stream the answer.
-      priority: The lower value is served first; None is 0.
-      cache_salt: Only requests with the same salt share cached prefixes.
-      kv_transfer_params: vLLM's: keep the prompt's blocks for another server, or where to find them; changes no answer.
-      return_token_ids: vLLM's: return the ids of the prompt and of what was generated.
+      model: Served name; None for the server's only model.
+      priority: Priority of the request; lower values are served first, and None is 0.
+      cache_salt: Salt of the prefix cache; only requests with the same salt share blocks.
+      kv_transfer_params: Parameters of vLLM that keep the prompt's blocks for another server, or say where to find
+        them. They change no answer.
+      return_token_ids: True returns the ids of the prompt and of the generated tokens, as in vLLM.
     """
 
     model: str | None = None
@@ -89,9 +89,9 @@ class GenerationRequest(EngineRequest):
     """Fields that chat and text completions accept.
 
     Attributes:
-      stream_options: Only with `stream`.
-      user, metadata, safety_identifier, prompt_cache_key, service_tier, store: OpenAI's, for its own accounts and
-        records; accepted without effect here.
+      stream_options: Options of the stream; needs `stream`.
+      user, metadata, safety_identifier, prompt_cache_key, service_tier, store: Fields for OpenAI's accounts and
+        records, accepted without effect.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = ACCOUNT_FIELDS | OTHER_SERVERS_FIELDS
@@ -108,8 +108,6 @@ class GenerationRequest(EngineRequest):
 
 
 class TextFormat(StrictModel):
-    """Free text."""
-
     type: Literal["text"]
 
 
@@ -117,8 +115,7 @@ class JsonObjectFormat(StrictModel):
     """A JSON object.
 
     Attributes:
-      type: Says so.
-      schema_: What it follows, as llama.cpp has it; None is any object.
+      schema_: Schema of the object, as in llama.cpp; None for any object.
     """
 
     type: Literal["json_object"]
@@ -129,9 +126,9 @@ class JsonSchema(StrictModel):
     """A schema with its name.
 
     Attributes:
-      name, description: Accepted without effect: the model does not see them.
-      schema_: What the answer follows; None is any JSON object.
-      strict: Accepted without effect: answers always follow the schema.
+      name, description: Accepted without effect; the model does not see them.
+      schema_: Schema of the answer; None for any JSON object.
+      strict: Accepted without effect; answers always follow the schema.
     """
 
     name: str | None = None
@@ -151,7 +148,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputsParams(StrictModel):
-    """vLLM's field: exactly one of these."""
+    """vLLM's constraint; exactly one of the fields."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -161,12 +158,10 @@ class StructuredOutputsParams(StrictModel):
 
 
 class StructuredFields(LenientModel):
-    """Constraints that both completion endpoints accept: at most one of these.
+    """Constraints that both completion endpoints accept; at most one of the fields.
 
     Attributes:
-      response_format: OpenAI's field.
-      structured_outputs: vLLM's.
-      guided_json, guided_regex, guided_choice, guided_grammar: Older names of the same.
+      guided_json, guided_regex, guided_choice, guided_grammar: Older names of vLLM's constraints.
     """
 
     response_format: ResponseFormat | None = None
@@ -178,14 +173,13 @@ class StructuredFields(LenientModel):
 
 
 class RefusalPart(LenientModel):
-    """What a model said, as some servers send it where the model refuses."""
+    """A refusal, which some servers send instead of text."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """What it said."""
         return self.refusal
 
 
@@ -193,10 +187,10 @@ class FunctionDefinition(LenientModel):
     """A function.
 
     Attributes:
-      name: Letters, digits, `_`, `-` and `.`; at most 128.
-      parameters: JSON schema of an object with the arguments; None is a function without.
-      strict: Calls follow the schema even where the model decides to call; with tool_choice "required" or a named
-        function they always do.
+      name: Name of at most 128 letters, digits, `_`, `-` and `.`.
+      parameters: JSON schema of an object with the arguments; None for a function without arguments.
+      strict: True if calls follow the schema even when the model is free to call; with tool_choice "required" or a
+        named function they always do.
     """
 
     name: str
@@ -213,7 +207,7 @@ class Tool(LenientModel):
 
 
 class FunctionName(StrictModel):
-    """Which function to call."""
+    """Name of the function to call."""
 
     name: str
 
@@ -225,7 +219,8 @@ class NamedToolChoice(StrictModel):
     function: FunctionName
 
 
-# Of a call: JSON text of an object; any text comes back, also of a call that was cut off, and none is an empty object.
+# A call's arguments as the JSON text of an object. Any text may be sent back, also that of a call that was cut off;
+# null stands for an empty object.
 ArgumentsText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
@@ -237,7 +232,7 @@ class FunctionCall(LenientModel):
 
 
 class ChatToolCall(LenientModel):
-    """A call. `index` is left over from streamed calls that clients send back, and is ignored."""
+    """A call. Its `index` is left over from streamed calls that clients send back, and is ignored."""
 
     id: str | None = None
     type: Literal["function"] | None = "function"
@@ -246,7 +241,7 @@ class ChatToolCall(LenientModel):
 
 
 class FunctionCallDelta(BaseModel):
-    """The name comes with the call's first chunk; the arguments of all chunks add up."""
+    """A chunk's addition to a function call: the name in its first chunk, and a part of its arguments."""
 
     name: str | None = Field(default=None, exclude_if=is_none)
     arguments: str | None = Field(default=None, exclude_if=is_none)
@@ -262,27 +257,25 @@ class ChatToolCallDelta(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """How many prompt tokens came from the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class ReasoningTokensDetails(BaseModel):
-    """How many generated tokens are reasoning."""
+    """Number of generated tokens that are reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class CompletionTokensDetails(ReasoningTokensDetails):
-    """Also how many tokens were guessed from the prediction, right and wrong."""
+    """Numbers of reasoning tokens, and of tokens that the prediction guessed right and wrong."""
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 
 
 class Usage(BaseModel):
-    """Token counts of an answer."""
-
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
@@ -291,7 +284,7 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, counts: AnswerCounts, num_reasoning_tokens: int = 0) -> Usage:
-        """The counts of a job's answers so far, and how many of the generated tokens are reasoning."""
+        """Returns the counts of a job's answers so far."""
         num_prompt = counts.num_prompt_tokens
         return cls(
             prompt_tokens=num_prompt,
@@ -310,12 +303,12 @@ class Answer(BaseModel):
     """Fields common to all answers.
 
     Attributes:
-      created: Unix seconds.
-      system_fingerprint: Names the weights, the version and the settings: under equal ones, equal requests that are
-        greedy or have a seed get equal answers.
-      seed: The request's, or what was drawn in its place; in a stream, in the chunk that ends it. Of several prompts,
+      created: Time of the answer in Unix seconds.
+      system_fingerprint: Fingerprint of the weights, the version and the settings. With equal fingerprints, equal
+        requests that are greedy or have a seed get equal answers.
+      seed: Seed of the request, or the seed drawn for it; in a stream, in the chunk that ends it. With several prompts,
         each choice has its own.
-      timings: What took how long; in a stream, in the last chunk.
+      timings: Times of the answer's phases; in a stream, in the last chunk.
     """
 
     id: str

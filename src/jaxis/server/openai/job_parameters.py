@@ -1,4 +1,4 @@
-"""What the fields that OpenAI's endpoints share ask of a job: sampling parameters, and what the answer must match."""
+"""Translation of fields that OpenAI's endpoints share: to sampling parameters, and to a grammar of the answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxis.server.openai.fields import (
     StructuredOutputsParams,
 )
 
-# vLLM's names, in its structured_outputs and after "guided_".
+# vLLM's names, in `structured_outputs` and after "guided_".
 _KINDS = {"json_": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 _GUIDED = {f"guided_{name.rstrip('_')}": kind for name, kind in _KINDS.items()}
 
 
 def sampling_settings(request: SamplingFields) -> dict[str, Any]:
-    """A request's parameters by the names of SamplingParams; None for what it leaves out.
+    """Returns a request's parameters by their names in SamplingParams; None for missing ones.
 
     Raises:
       RequestError: A key of logit_bias is not a token id.
@@ -37,16 +37,16 @@ def sampling_settings(request: SamplingFields) -> dict[str, Any]:
 
 
 def bias_by_token(given: Mapping[str, float]) -> dict[int, float]:
-    """A request's logit_bias.
+    """Returns a request's logit_bias by token id.
 
     Raises:
-      RequestError: A key of it is not a token id.
+      RequestError: A key is not a token id.
     """
     return {_bias_token_id(key): bias for key, bias in given.items()}
 
 
 def token_limit(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
-    """The limit of an answer, which has two names.
+    """Returns the limit of an answer's tokens, which has two names.
 
     Raises:
       RequestError: Both are given, and differ.
@@ -63,10 +63,10 @@ def check_stream_options(request: GenerationRequest) -> None:
 
 
 def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
-    """What the request constrains its answer to; None leaves the answer free.
+    """Returns the constraint on a request's answer; None for a free answer.
 
     Raises:
-      RequestError: Two fields constrain it, or the one that does is invalid.
+      RequestError: The request has two constraints, or an invalid one.
     """
     constraints: dict[str, dict[str, Any]] = {}
     given = request.response_format
@@ -88,14 +88,10 @@ def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
 
 
 def structured_grammar(field: str, given: StructuredOutputsParams) -> AnswerGrammar:
-    """What vLLM's `structured_outputs` constrain an answer to.
-
-    Args:
-      field: Where they stand in the request.
-      given: Exactly one constraint.
+    """Returns the grammar of vLLM's `structured_outputs`.
 
     Raises:
-      RequestError: There is another number of them, or the one is invalid.
+      RequestError: There is not exactly one constraint, or it is invalid.
     """
     return AnswerGrammar.of(field, **_kinds(given))
 
@@ -106,7 +102,7 @@ def _kinds(given: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _bias_token_id(key: str) -> int:
-    # No leading zeros: "7" and "07" would be one token with two biases.
+    # No leading zeros, since "7" and "07" would be one token with two biases.
     if not (key.isascii() and key.isdecimal() and len(key) < 12 and key == str(int(key))):
         raise RequestError(f"has the key {key[:40]!r}: keys are token ids such as '42'", param="logit_bias")
     return int(key)

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of OpenAI's two endpoints."""
+"""Log-probabilities in the forms of OpenAI's two endpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's clients expect this 
 
 
 class ChatTokenLogprob(BaseModel):
-    """A token's log-probability; `bytes` are UTF-8, and may be a part of a character."""
+    """A token's log-probability. `bytes` are UTF-8, and may be a part of a character."""
 
     token: str
     logprob: float
@@ -25,10 +25,10 @@ class ChatTokenLogprob(BaseModel):
 
 
 class ChatPositionLogprobs(ChatTokenLogprob):
-    """A generated token, and the most likely ones in its place.
+    """A generated token, and the most likely tokens at its position.
 
     Attributes:
-      kept_mass: See `CompletionOutput`; only in the processed modes.
+      kept_mass: Kept probability mass; see `CompletionOutput`. Only in the processed modes.
     """
 
     top_logprobs: list[ChatTokenLogprob] = []
@@ -36,17 +36,17 @@ class ChatPositionLogprobs(ChatTokenLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """One entry a generated token."""
+    """Log-probabilities with one entry for each generated token."""
 
     content: list[ChatPositionLogprobs]
     refusal: None = None
 
 
 class CompletionLogprobs(BaseModel):
-    """Lists with an entry a token; the first token of a prompt has no log-probability.
+    """Lists with an entry for each token; the first token of a prompt has no log-probability.
 
     Attributes:
-      kept_mass: See `CompletionOutput`; only in the processed modes, and of generated tokens alone.
+      kept_mass: Kept probability masses; see `CompletionOutput`. Only in the processed modes, and for generated tokens.
     """
 
     text_offset: list[int] = []
@@ -58,11 +58,11 @@ class CompletionLogprobs(BaseModel):
 
 @dataclass(frozen=True)
 class LogprobFormatter:
-    """Writes tokens as clients want to see them.
+    """Writer of tokens and log-probabilities.
 
     Attributes:
-      tokenizer: None writes ids.
-      as_token_ids: Write each token as "token_id:ID": the strings of tokens need not be unique.
+      tokenizer: Tokenizer of the model; None writes ids.
+      as_token_ids: True writes each token as "token_id:ID", since the strings of tokens need not be unique.
     """
 
     tokenizer: Tokenizer | None
@@ -71,12 +71,12 @@ class LogprobFormatter:
     def chat(
         self, positions: Sequence[Mapping[int, Logprob]], num_top: int, kept_mass: Sequence[float] | None = None
     ) -> ChatLogprobs:
-        """For /v1/chat/completions.
+        """Returns the log-probabilities for /v1/chat/completions.
 
         Args:
-          positions: A token's entries each, the sampled one first.
-          num_top: How many of the most likely tokens to list.
-          kept_mass: Of each token.
+          positions: Entries of each token, the sampled token first.
+          num_top: Number of most likely tokens to list.
+          kept_mass: Kept probability mass of each token.
         """
         content = []
         for index, entries in enumerate(positions):
@@ -93,12 +93,12 @@ class LogprobFormatter:
         positions: Iterable[Mapping[int, Logprob] | None],
         text_offset: list[int],
     ) -> CompletionLogprobs:
-        """For /v1/completions.
+        """Returns the log-probabilities for /v1/completions.
 
         Args:
-          token_ids: The tokens.
-          positions: Their entries; None for a prompt's first token.
-          text_offset: Where each begins in the text.
+          token_ids: Tokens.
+          positions: Entries of each token; None for a prompt's first token.
+          text_offset: Offset of each token in the text.
         """
         top_logprobs: list[dict[str, float] | None] = []
         result = CompletionLogprobs(text_offset=text_offset)
@@ -116,7 +116,7 @@ class LogprobFormatter:
         return result
 
     def prompt(self, positions: Iterable[Mapping[int, Logprob] | None]) -> list[dict[int, dict[str, Any]] | None]:
-        """For `prompt_logprobs`: for each prompt token, token id -> its Logprob as JSON."""
+        """Returns `prompt_logprobs`: for each prompt token, its entries by token id, as JSON."""
         return [
             None
             if entries is None
@@ -132,7 +132,6 @@ class LogprobFormatter:
         ]
 
     def token(self, token_id: int) -> str:
-        """How a token is written."""
         if self.as_token_ids or self.tokenizer is None:
             return f"token_id:{token_id}"
         return self.tokenizer.token_text(token_id)
@@ -147,5 +146,5 @@ def _most_likely(entries: Mapping[int, Logprob], number: int) -> list[tuple[int,
 
 
 def finite(logprob: float) -> float:
-    """The value as JSON has it."""
+    """Returns a log-probability as a number that JSON has."""
     return logprob if math.isfinite(logprob) else LOWEST_LOGPROB

@@ -1,10 +1,10 @@
-"""What becomes of fields that OpenAI, vLLM and other servers have, and this one does not apply."""
+"""Rules for fields that OpenAI, vLLM and other servers have, and this server does not apply."""
 
 from __future__ import annotations
 
 from jaxis.server.http.body import NotApplied
 
-# OpenAI's, for its accounts, records and caches.
+# Fields for OpenAI's accounts, records and caches.
 ACCOUNT_FIELDS: dict[str, NotApplied] = {
     "user": NotApplied(),
     "metadata": NotApplied(neutral=({},)),
@@ -22,7 +22,7 @@ _NO_ADAPTERS = "adapters are not supported here: leave it out"
 _THINKING = "send reasoning_effort, or the template's own variable in chat_template_kwargs"
 _MAX_TOKENS = "send max_tokens"
 OTHER_THINKING_BUDGET = NotApplied((-1,), "send thinking_token_budget")
-# vLLM's, llama.cpp's, SGLang's and others'.
+# Fields of vLLM, llama.cpp, SGLang and others.
 OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     # Sampling.
     "use_beam_search": NotApplied((False,), _NO_BEAM_SEARCH),

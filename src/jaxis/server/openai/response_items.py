@@ -24,7 +24,7 @@ def _no_chat_image(part_type: object) -> object:
 
 
 class InputText(LenientModel):
-    """Text of a user, or of an answer that comes back as the server sent it."""
+    """Text of a user, or of an answer that is sent back."""
 
     type: Annotated[Literal["input_text", "output_text"], BeforeValidator(_no_chat_image)]
     text: str
@@ -36,7 +36,7 @@ class InputImage(LenientModel):
     """An image.
 
     Attributes:
-      image_url: A URL that holds it: data:image/png;base64,...
+      image_url: A data: URL, such as data:image/png;base64,...
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -56,7 +56,7 @@ InputPart = Annotated[
 
 
 class InputMessage(LenientModel):
-    """One turn; only a user's has images."""
+    """One turn. Only turns of users may have images."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -74,7 +74,7 @@ class ReasoningText(LenientModel):
 
 
 class SummaryText(LenientModel):
-    """A summary of reasoning, which other servers make."""
+    """A summary of reasoning by another server."""
 
     type: Literal["summary_text"] = "summary_text"
     text: str
@@ -84,8 +84,8 @@ class ReasoningItem(LenientModel):
     """The model's reasoning before its answer.
 
     Attributes:
-      summary: Only other servers make summaries; one is read where there is no content.
-      encrypted_content: Only other servers encrypt, and only they can read it.
+      summary: Summaries by other servers, which are read if there is no content.
+      encrypted_content: Content encrypted by another server, which this one cannot read.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {"encrypted_content": NotApplied(neutral=("",))}
@@ -99,16 +99,15 @@ class ReasoningItem(LenientModel):
 
     @property
     def text(self) -> str:
-        """The reasoning."""
         return "".join(part.text for part in self.content or self.summary or ())
 
 
 class FunctionCallItem(LenientModel):
-    """A call.
+    """A call of a function.
 
     Attributes:
-      call_id: Identifies the call in the function's output.
-      namespace: The one that the function is in, if any.
+      call_id: Id that the call's output refers to.
+      namespace: Namespace of the function, if any.
     """
 
     type: Literal["function_call"] = "function_call"
@@ -133,8 +132,6 @@ class CustomToolCallItem(LenientModel):
 
 
 class ToolCallOutput(LenientModel):
-    """The output of a call."""
-
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
@@ -143,7 +140,7 @@ class ToolCallOutput(LenientModel):
 
 
 class HostedCall(BaseModel):
-    """A call of a tool that another server ran. It is left out; what came of it is in that server's next message."""
+    """A call of a tool that another server ran. It is left out; that server's next message has its result."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -151,14 +148,14 @@ class HostedCall(BaseModel):
 
 
 class ItemReference(LenientModel):
-    """An item that is stored here."""
+    """An item that is stored on this server."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
 def _item_type(value: object) -> Any:
-    """The tag of an input item; an item without a type is a message, or, with an id alone, a reference."""
+    """Returns the tag of an input item. An item without a type is a message, or a reference if it has only an id."""
     if not isinstance(value, dict):
         return getattr(value, "type", None)
     is_reference = "id" in value and "role" not in value and "content" not in value
@@ -182,8 +179,6 @@ InputItem = Annotated[
 
 
 class OutputText(BaseModel):
-    """The answer's text."""
-
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any] = []
@@ -204,7 +199,7 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallIt
 
 
 def text_of(content: str | list[InputPart]) -> str:
-    """The texts of parts as one string."""
+    """Returns the texts of parts as one string."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, InputText | RefusalPart))

@@ -1,4 +1,4 @@
-"""From the body of /v1/responses to a generation job."""
+"""Translation of the body of /v1/responses to a generation job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
-from jaxis.server.http.errors import ErrorDialect
 from jaxis.server.openai.fields import JsonObjectFormat
 from jaxis.server.openai.job_parameters import sampling_settings
 from jaxis.server.openai.response_items import (
@@ -42,19 +41,9 @@ from jaxis.server.openai.response_tools import (
     offered_tools,
 )
 
-RESPONSE_ERRORS = ErrorDialect(
-    prefixes=("/v1/responses",),
-    fields={"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning"},
-)
-"""OpenAI's errors, with this endpoint's names of fields."""
-
 
 def response_job(request: ResponseRequest, model: ServedModel) -> GenerationJob:
-    """What a request asks for.
-
-    Args:
-      request: The request.
-      model: The served model.
+    """Returns the job of a request.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -89,7 +78,7 @@ def response_job(request: ResponseRequest, model: ServedModel) -> GenerationJob:
 
 
 def left_out(request: ResponseRequest, model: ServedModel) -> list[str]:
-    """Names of the request's parts that have no effect: only other servers have them, or this model reads none."""
+    """Returns names of ineffective parts of a request: those of other servers, and those unread by the model."""
     items = () if isinstance(request.input, str) else request.input
     return [
         *(f"tools.{kind}" for kind in hosted_types(request.tools)),
@@ -113,7 +102,7 @@ def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], mode
     if not messages:
         raise RequestError("has nothing to answer but items that have no effect: add a message", param="input")
     variables = template_variables(request.chat_template_kwargs, model.tokenizer)
-    variables |= effort_variables(_effort(request), model) or {}  # clients send one to every model
+    variables |= effort_variables(_effort(request), model) or {}  # clients send an effort to every model
     return ChatPrompt(
         messages=messages,
         tools=[] if request.tool_choice == "none" else [tool.for_template for tool in offered],
@@ -123,15 +112,15 @@ def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], mode
 
 
 def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[str, Any]]:
-    """These items (`InputItem`) as messages of a `ChatPrompt`.
+    """Returns items (`InputItem`) as messages of a `ChatPrompt`.
 
     Consecutive reasoning, text and calls of an assistant become one message.
 
     Raises:
-      RequestError: An image cannot be taken.
+      RequestError: The model or the item's role takes no images, or an image is invalid.
     """
     messages: list[dict[str, Any]] = []
-    turn: dict[str, Any] | None = None  # the assistant's, while more items may belong to it
+    turn: dict[str, Any] | None = None  # the assistant's turn, while more items may belong to it
     for i, item in enumerate(items):
         match item:
             case ReasoningItem():
@@ -167,7 +156,7 @@ def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[st
 def _content(
     content: str | list[InputPart], model: ServedModel, place: str, *, may_see: bool = True
 ) -> str | list[dict[str, Any]]:
-    """A content of a `ChatPrompt`: one string, or parts if some of them are images."""
+    """Returns a content of a `ChatPrompt`: one string, or parts if it has images."""
     if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content):
         return text_of(content)
     if not may_see:
@@ -187,14 +176,14 @@ def _template_call(item: FunctionCallItem | CustomToolCallItem) -> dict[str, Any
 
 
 def _tool_use(request: ResponseRequest, offered: Sequence[OfferedTool], model: ServedModel) -> ToolUse:
-    """How the answer may call tools.
+    """Returns the rules for the answer's tool calls.
 
-    An answer that must call one custom tool whose input has a grammar is the input itself, which follows the grammar. A
-    model that may choose writes a call in its own format, with the input as a string in JSON, where the grammar cannot
-    apply: it reads the grammar in the tool's description.
+    If the answer must call one custom tool whose input has a grammar, the answer is the input itself, and follows the
+    grammar. If the model is free to call, it writes the input as a JSON string in a call of its own format, to which
+    the grammar cannot apply; the model then reads the grammar in the tool's description.
 
     Raises:
-      RequestError: A tool is invalid, or its grammar.
+      RequestError: A tool or its grammar is invalid.
     """
     choice: str | dict[str, Any] | None
     name = None

@@ -1,4 +1,4 @@
-"""Bodies of /v1/responses: texts, images and calls of tools."""
+"""Request and answer bodies of /v1/responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxis.server.openai.response_tools import AnyTool, NamedTool
 
 
 class TextSchemaFormat(StrictModel):
-    """JSON that follows a schema; name, description and strict are as in `JsonSchema`."""
+    """JSON that follows a schema. The name, the description and `strict` are as in `JsonSchema`."""
 
     type: Literal["json_schema"]
     name: str | None = None
@@ -39,7 +39,7 @@ class TextSchemaFormat(StrictModel):
 
 
 class TextOptions(LenientModel):
-    """What the text must match."""
+    """Constraint on the answer's text."""
 
     not_applied: ClassVar[dict[str, NotApplied]] = {"verbosity": NotApplied()}
 
@@ -47,7 +47,7 @@ class TextOptions(LenientModel):
 
 
 class ReasoningOptions(LenientModel):
-    """How much to reason: a variable of the chat template, where it reads one. Summaries are not made."""
+    """Reasoning effort, as a variable of the chat template if it reads one. Summaries are not made."""
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
         "summary": NotApplied(neutral=("none",)),
@@ -67,11 +67,11 @@ def _no_hosted_tool(choice: object) -> object:
 
 
 _LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and can be sent back
+INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning is always sent, unencrypted, and can be sent back
 
 
 class ConversationReference(StrictModel):
-    """The conversation that a response belongs to."""
+    """Id of the conversation that a response belongs to."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
@@ -80,23 +80,20 @@ class ResponseRequest(EngineRequest):
     """A string or a conversation to answer.
 
     Attributes:
-      input: A user's text, or turns.
-      instructions: A system message before them.
-      max_output_tokens: Most tokens to generate.
-      metadata: Comes back with the answer.
-      text: What the answer must match.
-      tools, tool_choice, parallel_tool_calls: As in a chat request.
-      reasoning: How much to reason.
-      include: Log-probabilities; what else can be included, answers of this server never have.
-      top_logprobs: With log-probabilities: of this many most likely tokens for each token.
-      truncation: Accepted without effect: a prompt that is too long is always refused.
-      store: Whether the response can be asked for later, and gone on from; by default it can.
-      previous_response_id: The response that this one goes on from.
-      conversation: The conversation, or its id, that this one goes on from and is added to.
+      input: Text of a user, or turns.
+      instructions: System message before the input.
+      metadata: Strings that the answer repeats.
+      tools, tool_choice, parallel_tool_calls: Functions, and the choice between them, as in a chat request.
+      include: Additional content of the answer; only log-probabilities have an effect.
+      top_logprobs: Number of most likely tokens with a log-probability at each position; needs log-probabilities.
+      truncation: Accepted without effect; a prompt that is too long is always refused.
+      store: False does not store the response for later requests; None and True do.
+      previous_response_id: Id of the response that this one continues.
+      conversation: Conversation, or its id, that this response continues and is added to.
       user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect.
     """
 
-    # Fields of this protocol's own, and those that it has under the name of another server's.
+    # Rules for this protocol's own fields, and for other servers' fields, some of which have the same names as its own.
     not_applied: ClassVar[dict[str, NotApplied]] = {
         **{name: rule for name, rule in ACCOUNT_FIELDS.items() if name not in ("metadata", "store")},
         **{n: rule for n, rule in OTHER_SERVERS_FIELDS.items() if n not in ("reasoning", "max_output_tokens")},
@@ -142,13 +139,12 @@ class ResponseRequest(EngineRequest):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation; None if it belongs to none."""
+        """Id of the conversation; None if the response belongs to none."""
         conversation = self.conversation
         return conversation.id if isinstance(conversation, ConversationReference) else conversation
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are asked for."""
         return _LOGPROBS in (self.include or [])
 
 
@@ -163,14 +159,12 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseError(BaseModel):
-    """Why an answer failed."""
-
     code: str
     message: str
 
 
 class IncompleteDetails(BaseModel):
-    """Why an answer was cut off."""
+    """Reason why an answer was cut off."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
@@ -182,8 +176,8 @@ class ResponseObject(BaseModel):
     """An answer, complete or in progress.
 
     Attributes:
-      prompt_token_ids, token_ids: With `return_token_ids`, once the answer has ended.
-      seed, timings: As in `Answer`.
+      prompt_token_ids, token_ids: Token ids of an ended answer, if the request sets `return_token_ids`.
+      seed, timings: Fields as in `Answer`.
     """
 
     id: str

@@ -22,13 +22,13 @@ class ResponseTool(FunctionDefinition):
 
 
 class FreeInput(StrictModel):
-    """Any text."""
+    """Free text as a tool's input."""
 
     type: Literal["text"]
 
 
 class GrammarInput(StrictModel):
-    """Text that follows a grammar, in Lark's syntax or as a regular expression."""
+    """Input that follows a grammar, in Lark's syntax or as a regular expression."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -39,7 +39,7 @@ class CustomTool(LenientModel):
     """A tool whose input is text instead of a JSON object.
 
     Attributes:
-      format: What the text looks like. The model reads it; an answer that must call the tool follows it.
+      format: Format of the input. The model reads it; an answer that must call the tool follows it.
     """
 
     type: Literal["custom"]
@@ -80,7 +80,7 @@ AnyTool = Annotated[
 
 
 class NamedTool(StrictModel):
-    """The one tool that must be called."""
+    """The tool that must be called."""
 
     type: Literal["function", "custom"]
     name: str
@@ -92,9 +92,9 @@ class OfferedTool:
     """A tool of the request, and the function that the model sees in its place.
 
     Attributes:
-      place: Where the request has it, such as "tools[0]".
-      name, namespace: The tool's, as the client knows them.
-      function: The function, as a chat template reads it.
+      place: Place in the request, such as "tools[0]".
+      name, namespace: Names of the tool and of its namespace for the client.
+      function: Function in the form of chat templates.
       custom: The tool, if its input is text.
     """
 
@@ -106,22 +106,20 @@ class OfferedTool:
 
     @property
     def function_name(self) -> str:
-        """The function's name."""
         return function_name(self.name, self.namespace)
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The function in OpenAI's format of tools."""
         return {"type": "function", "function": self.function}
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name under which the model sees a tool."""
+    """Returns the name under which the model sees a tool."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def offered_tools(tools: Sequence[Any] | None) -> list[OfferedTool]:
-    """The tools (`AnyTool`) that the model sees."""
+    """Returns the tools (`AnyTool`) that the model sees."""
     offered = []
     for i, tool in enumerate(tools or ()):
         if isinstance(tool, Namespace):
@@ -132,7 +130,6 @@ def offered_tools(tools: Sequence[Any] | None) -> list[OfferedTool]:
 
 
 def hosted_types(tools: Sequence[Any] | None) -> list[str]:
-    """The types of the tools that are left out."""
     return [tool.type for tool in tools or () if isinstance(tool, HostedTool)]
 
 
@@ -162,14 +159,14 @@ def _custom_description(tool: CustomTool) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """A custom tool's input as the arguments of its function."""
+    """Returns a custom tool's input as the arguments of its function."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The input in the arguments of a custom tool's function; arguments of another shape are the input as they are.
+    """Returns the input in the arguments of a custom tool's function; other arguments are returned unchanged.
 
-    The client tells the model what is wrong with such an input, which the server cannot know.
+    The client reports errors in such an input to the model, since the server does not know the tool's format.
     """
     for end in ("", '"}'):  # a call that was cut off may lack its end
         try:

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from jaxis.server.context import Context
 from jaxis.server.generation.respond import respond
-from jaxis.server.http.body import StrictJSONRoute
 from jaxis.server.http.openapi import GENERATION_RESPONSES
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.chat_answer import ChatAnswer
 from jaxis.server.openai.chat_job import chat_job
 from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatCompletionResponse
@@ -36,7 +36,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
 
 @router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
-    """Completes a prompt, or each of a batch."""
+    """Completes a prompt, or each prompt of a batch."""
     headers = context.ignored_fields.check(body)
     job = completion_job(body, context.model)
     return await respond(request, context, job, CompletionAnswer(body, job), headers)
@@ -44,7 +44,7 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
-    """Answers a string or a conversation, which may go on from a stored one."""
+    """Answers a string or a conversation, which may continue a stored one."""
     headers = context.ignored_fields.check(body, left_out(body, context.model))
     turn = await begin_turn(body, context.responses)
     job = response_job(turn.request, context.model)

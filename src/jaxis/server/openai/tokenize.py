@@ -1,5 +1,5 @@
-"""Text to tokens and back without generating: /tokenize and /detokenize as vLLM and llama-server have them, and
-llama-server's /apply-template.
+"""Tokenization without generation: /tokenize and /detokenize as in vLLM and llama-server, and llama-server's
+/apply-template.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from jaxis.errors import RequestError
 from jaxis.server.context import Context, ServerContext
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.http.body import StrictJSONRoute, StrictModel, TokenId
+from jaxis.server.http.body import StrictModel, TokenId
 from jaxis.server.http.openapi import TEXT_ERRORS
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.chat_job import chat_prompt, template_messages
 from jaxis.server.openai.chat_schema import MAX_MESSAGES, ChatCompletionRequest, ChatMessage
 from jaxis.server.openai.fields import Tool
@@ -25,15 +26,17 @@ MAX_TOKEN_IDS = 2**20
 
 
 class TokenizeRequest(StrictModel):
-    """A string, or a conversation.
+    """A string or a conversation to tokenize.
 
     Attributes:
-      prompt, messages, content: One of them; `content` is llama-server's name of a string.
-      add_special_tokens: With `prompt`: add the beginning-of-sequence token; a template writes its own.
-      add_special: The same with `content`, but false unless it is asked for.
-      with_pieces: With `content`: return each token with its text.
-      tools, add_generation_prompt, continue_final_message, chat_template_kwargs: With `messages`, as in a chat request.
-      return_token_strs: Return each token's text too.
+      prompt, messages, content: Text or conversation; exactly one of the three. `content` is llama-server's name of a
+        string.
+      add_special_tokens: True adds the beginning-of-sequence token to `prompt`; a template writes its own.
+      add_special: True adds the beginning-of-sequence token to `content`; None does not.
+      with_pieces: True returns each token of `content` with its text.
+      tools, add_generation_prompt, continue_final_message, chat_template_kwargs: Parameters of `messages`, as in a chat
+        request.
+      return_token_strs: True also returns each token's text.
     """
 
     model: str | None = None
@@ -66,7 +69,7 @@ class TokenPiece(BaseModel):
 
 
 class TokenizeResponse(BaseModel):
-    """The tokens."""
+    """Tokens of a string or a conversation."""
 
     count: int
     max_model_len: int
@@ -75,14 +78,12 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """Token ids."""
-
     model: str | None = None
     tokens: list[TokenId] = Field(max_length=MAX_TOKEN_IDS)
 
 
 class DetokenizeResponse(BaseModel):
-    """Their text, special tokens included."""
+    """Text of the tokens, special tokens included."""
 
     prompt: str
 
@@ -95,7 +96,7 @@ class ApplyTemplateResponse(BaseModel):
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=TEXT_ERRORS)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
-    """The tokens of a string or of a conversation."""
+    """Returns the tokens of a string or of a conversation."""
     context.model.check_name(body.model)
     headers = context.ignored_fields.check(body)
     tokenizer = _tokenizer(context)
@@ -115,7 +116,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
 
 @router.post("/detokenize", responses=TEXT_ERRORS)
 async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-    """The text of tokens."""
+    """Returns the text of tokens."""
     context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
     text = await context.run_in_worker(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
@@ -124,7 +125,7 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeRes
 
 @router.post("/apply-template", responses=TEXT_ERRORS)
 async def apply_template(body: ChatCompletionRequest, context: Context, response: Response) -> ApplyTemplateResponse:
-    """The prompt of a chat request."""
+    """Returns the prompt of a chat request."""
     context.model.check_name(body.model)
     response.headers.update(context.ignored_fields.check(body))
     tokenizer = _tokenizer(context)

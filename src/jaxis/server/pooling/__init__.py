@@ -1,1 +1,1 @@
-"""Vectors, scores and rankings of texts, in the words of OpenAI, Cohere, Jina, vLLM, Ollama and llama-server."""
+"""Vectors, scores and rankings of texts, in the APIs of OpenAI, Cohere, Jina, vLLM, Ollama and llama-server."""

@@ -1,4 +1,4 @@
-"""/classify: its request and its answer, with vLLM's fields."""
+"""Request and answer of /classify, with vLLM's fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxis.server.pooling.fields import PoolingUsage, ScoringRequest
 
 
 class ClassificationRequest(ScoringRequest):
-    """Texts.
+    """Texts to classify.
 
     Attributes:
       input: A string, token ids, or a list of strings or of lists of token ids.
@@ -24,7 +24,7 @@ class ClassificationRequest(ScoringRequest):
 
 
 class Classification(BaseModel):
-    """An input's label, and the score of each."""
+    """Best label of an input, and the scores of all labels."""
 
     index: int
     label: str
@@ -33,7 +33,7 @@ class Classification(BaseModel):
 
 
 class ClassificationResponse(BaseModel):
-    """All of them, in the order of the texts."""
+    """Classifications, in the order of the texts."""
 
     id: str
     object: str = "list"
@@ -46,13 +46,13 @@ class ClassificationResponse(BaseModel):
 def classification_response(
     scores: np.ndarray, classifier: ClassifierSettings, num_tokens: int, model: str
 ) -> ClassificationResponse:
-    """The answer.
+    """Returns the answer.
 
     Args:
       scores: float32 [texts, labels].
-      classifier: The model's.
-      num_tokens: Of all texts.
-      model: Its served name.
+      classifier: Settings of the model.
+      num_tokens: Tokens of all texts.
+      model: Served name of the model.
     """
     return ClassificationResponse(
         id=new_id("classify"),

@@ -1,4 +1,4 @@
-"""/v2/embed: vectors as Cohere's clients ask for them."""
+"""Request and answer of /v2/embed, Cohere's endpoint of vectors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jaxis.server.http.body import LenientModel, NotApplied, is_none, new_id
 from jaxis.server.pooling.fields import Texts
 from jaxis.server.pooling.pool import PooledGroups, TextGroup
 
-# Steps of int8 on each side of zero; elements of vectors of length 1 and size E beyond 8 / sqrt(E) are clipped.
+# Steps of int8 on each side of zero. In vectors of length 1 and size E, elements beyond 8 / sqrt(E) are clipped.
 _INT8_STEPS, _INT8_RANGE = 127, 8.0
 _PROMPTS = {"search_query": "query", "search_document": "document"}
 _TEXTS_ONLY = "inputs are text: send texts"
 
 
 def _integers(vectors: np.ndarray) -> np.ndarray:
-    """float32 [texts, E] of any length -> integers in float32, from -127 to 127, for vectors of length 1."""
+    """Rescales float32 [texts, E] to length 1, and returns integers from -127 to 127 as float32."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     factor = max(1.0, vectors.shape[1] ** 0.5 / _INT8_RANGE) * _INT8_STEPS
     units = vectors / np.where(lengths > 0, lengths, 1)
@@ -31,7 +31,7 @@ def _integers(vectors: np.ndarray) -> np.ndarray:
 
 
 def _bits(vectors: np.ndarray) -> np.ndarray:
-    """float32 [texts, E] -> uint8 [texts, E / 8]: whether elements are positive, the first in the highest bit."""
+    """Packs the signs of float32 [texts, E] into uint8 [texts, E / 8]: bits of positive elements, highest bit first."""
     return np.packbits(vectors > 0, axis=1)
 
 
@@ -47,15 +47,15 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 class CohereEmbedRequest(LenientModel):
-    """Texts.
+    """Texts to embed.
 
     Attributes:
-      input_type: What the texts are for: the kind of text, if the checkpoint has words to put before it.
-      texts: At least one.
-      max_tokens: How many tokens are left of a longer text; none is as many as the model takes.
-      output_dimension: How many elements to return, of a model that was trained to have vectors cut.
-      embedding_types: How vectors are written; none is as numbers.
-      truncate: Whether one that is too long is cut at its end; none cuts it.
+      input_type: Purpose of the texts; selects a prompt of the checkpoint, if it has one for this purpose.
+      texts: Texts, at least one.
+      max_tokens: Length to which longer texts are cut; None for the model's limit.
+      output_dimension: Number of elements to return, for models trained with vectors that can be cut.
+      embedding_types: Encodings of the vectors; None for numbers.
+      truncate: "END" or None cuts texts that are too long; "NONE" refuses them.
     """
 
     not_applied: ClassVar[Mapping[str, NotApplied]] = {
@@ -73,14 +73,10 @@ class CohereEmbedRequest(LenientModel):
     truncate: Literal["NONE", "END"] | None = None
 
     def group(self, info: PoolingInfo, reader: InputReader) -> TextGroup:
-        """What it asks for.
-
-        Args:
-          info: The model.
-          reader: Of its texts.
+        """Returns the request's group of texts.
 
         Raises:
-          RequestError: Texts are to be cut, and not to be.
+          RequestError: `max_tokens` is set with `truncate="NONE"`.
         """
         if self.truncate == "NONE" and self.max_tokens is not None:
             raise RequestError("is for texts that may be cut: leave it out, or truncate='NONE'", param="max_tokens")
@@ -94,7 +90,7 @@ class CohereEmbedRequest(LenientModel):
 
 
 class CohereEmbeddings(BaseModel):
-    """The vectors of all texts, written in each way that was asked for."""
+    """Vectors of all texts, in each requested encoding."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -107,26 +103,24 @@ class CohereEmbeddings(BaseModel):
 
 
 class CohereVersion(BaseModel):
-    """The version of Cohere's API."""
-
     version: Literal["2"] = "2"
 
 
 class CohereUnits(BaseModel):
-    """What was computed."""
+    """Number of computed tokens."""
 
     input_tokens: int
 
 
 class CohereMeta(BaseModel):
-    """What there is to say of an answer."""
+    """Metadata of an answer."""
 
     api_version: CohereVersion
     billed_units: CohereUnits
 
 
 class CohereEmbedResponse(BaseModel):
-    """The vectors of a request's texts, in their order."""
+    """Vectors of a request's texts, in their order."""
 
     id: str
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
@@ -136,7 +130,6 @@ class CohereEmbedResponse(BaseModel):
 
 
 def cohere_response(request: CohereEmbedRequest, pooled: PooledGroups, info: PoolingInfo) -> CohereEmbedResponse:
-    """The answer."""
     [vectors] = pooled.vectors
     vectors = info.dimensions.cut(vectors, request.output_dimension)
     kinds = dict.fromkeys(request.embedding_types or ["float"])

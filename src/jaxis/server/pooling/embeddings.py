@@ -1,4 +1,4 @@
-"""/v1/embeddings: its request, what that asks for, and its answer."""
+"""Request and answer of /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Inputs = str | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, 
 
 
 class EmbeddingRequest(PoolingRequest):
-    """Texts.
+    """Texts to embed.
 
     Attributes:
       input: A string, token ids, or a list of strings or of lists of token ids.
-      encoding_format: A list of numbers, or little-endian float32 in base64.
-      dimensions: How many elements to return, of a model that was trained to have vectors cut.
-      prompt_name: The kind of text, such as "query", for which the checkpoint has words to put before it.
+      encoding_format: Form of the vectors: a list of numbers, or little-endian float32 in base64.
+      dimensions: Number of elements to return, for models trained with vectors that can be cut.
+      prompt_name: Name of one of the checkpoint's prompts, such as "query".
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = NOT_APPLIED
@@ -37,7 +37,7 @@ class EmbeddingRequest(PoolingRequest):
 
 
 class EmbeddingObject(BaseModel):
-    """An input's vector: numbers, or base64."""
+    """Vector of an input: numbers, or base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -45,7 +45,7 @@ class EmbeddingObject(BaseModel):
 
 
 class EmbeddingResponse(BaseModel):
-    """All of them, in the order of the texts."""
+    """Vectors, in the order of the texts."""
 
     object: Literal["list"] = "list"
     model: str
@@ -54,14 +54,13 @@ class EmbeddingResponse(BaseModel):
 
 
 def as_texts(inputs: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> tuple[list[Prompt], bool]:
-    """The texts of an input, and whether it is a list of them."""
+    """Returns the texts of an input, and whether the input is a list of texts."""
     if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)):
         return [inputs], False  # pyright: ignore[reportReturnType]
     return list(inputs), True  # pyright: ignore[reportReturnType, reportArgumentType]
 
 
 def text_group(request: EmbeddingRequest) -> TextGroup:
-    """What a request asks for."""
     texts, is_list = as_texts(request.input)
     return TextGroup(texts, "input", is_list, kind=request.prompt_name, truncate_tokens=request.truncate_prompt_tokens)
 
@@ -69,7 +68,6 @@ def text_group(request: EmbeddingRequest) -> TextGroup:
 def embedding_response(
     request: EmbeddingRequest, pooled: PooledGroups, model: str, info: PoolingInfo
 ) -> EmbeddingResponse:
-    """The answer."""
     [vectors] = pooled.vectors
     vectors = info.dimensions.cut(vectors, request.dimensions)
     is_base64 = request.encoding_format == "base64"

@@ -1,4 +1,4 @@
-"""Fields that requests for vectors and scores share, and what of their answers is alike."""
+"""Fields that requests for vectors and scores share, and the usage in their answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 
 _SETTINGS = "the checkpoint's own settings are used: leave it out"
-# vLLM's, and those of other servers.
+# Fields of vLLM and of other servers.
 NOT_APPLIED: dict[str, NotApplied] = {
     **ACCOUNT_FIELDS,
     "add_special_tokens": NotApplied((True,), "the model was trained with its special tokens: leave it out"),
@@ -33,12 +33,12 @@ NOT_APPLIED: dict[str, NotApplied] = {
 
 
 class PoolingRequest(LenientModel):
-    """What requests have alike.
+    """Fields of all pooling requests.
 
     Attributes:
-      model: A served name; none is the one model there is.
-      truncate_prompt_tokens: How many tokens are left of a longer input; -1 is as many as the model takes. None: one
-        that is too long is an error.
+      model: Served name; None for the server's only model.
+      truncate_prompt_tokens: Length to which longer inputs are cut; -1 for the model's limit. None refuses inputs that
+        are too long.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = NOT_APPLIED
@@ -48,11 +48,11 @@ class PoolingRequest(LenientModel):
 
 
 class ScoringRequest(PoolingRequest):
-    """What requests for scores have alike.
+    """Fields of requests for scores.
 
     Attributes:
-      use_activation: Whether a classifier's logits become probabilities; none, and true, make them.
-      activation, softmax: The same under vLLM's older names.
+      use_activation: False returns a classifier's logits instead of probabilities; None means True.
+      activation, softmax: Older names of `use_activation` in vLLM.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -65,10 +65,10 @@ class ScoringRequest(PoolingRequest):
 
     @property
     def activates(self) -> bool:
-        """Whether probabilities are asked for.
+        """True if the request asks for probabilities.
 
         Raises:
-          RequestError: Two of the names say different things.
+          RequestError: Two of the names have different values.
         """
         given = {each for each in (self.use_activation, self.activation, self.softmax) if each is not None}
         if len(given) > 1:
@@ -77,12 +77,11 @@ class ScoringRequest(PoolingRequest):
 
 
 class PoolingUsage(BaseModel):
-    """Tokens of a request; nothing is generated."""
+    """Tokens of a request, which generates none."""
 
     prompt_tokens: int
     total_tokens: int
 
     @classmethod
     def of(cls, num_tokens: int) -> PoolingUsage:
-        """The usage of so many tokens."""
         return cls(prompt_tokens=num_tokens, total_tokens=num_tokens)

@@ -1,4 +1,4 @@
-"""Vectors as clients of Ollama and of llama-server ask for them."""
+"""Requests and answers of Ollama's and llama-server's endpoints of vectors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxis.server.pooling.fields import PoolingRequest
 
 
 class OllamaEmbedRequest(LenientModel):
-    """/api/embed.
+    """Request of /api/embed.
 
     Attributes:
-      input: A string, or some; none, or an empty one, only loads the model.
-      truncate: Whether a string that is too long is cut; none cuts it.
-      dimensions: How many elements to return, of a model that was trained to have vectors cut.
-      keep_alive: No effect: the model stays loaded.
+      input: A string or a list of strings; None or an empty one only loads the model.
+      truncate: True or None cuts strings that are too long; False refuses them.
+      dimensions: Number of elements to return, for models trained with vectors that can be cut.
+      keep_alive: Without effect; the model stays loaded.
     """
 
     model: str | None = None
@@ -34,7 +34,7 @@ class OllamaEmbedRequest(LenientModel):
 
 
 class OllamaEmbeddings(BaseModel):
-    """/api/embed's answer; durations in nanoseconds."""
+    """Answer of /api/embed, with durations in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
@@ -44,7 +44,7 @@ class OllamaEmbeddings(BaseModel):
 
 
 class OllamaEmbeddingRequest(LenientModel):
-    """/api/embeddings, which takes one string; see `OllamaEmbedRequest`."""
+    """Request of /api/embeddings, with one string; see `OllamaEmbedRequest`."""
 
     model: str | None = None
     prompt: str = ""
@@ -53,16 +53,16 @@ class OllamaEmbeddingRequest(LenientModel):
 
 
 class OllamaEmbedding(BaseModel):
-    """/api/embeddings' answer."""
+    """Answer of /api/embeddings."""
 
     embedding: list[float]
 
 
 class LlamaEmbeddingRequest(PoolingRequest):
-    """/embedding of llama-server.
+    """Request of llama-server's /embedding.
 
     Attributes:
-      content, input: One of them: a string, token ids, or a list of strings or of lists of token ids.
+      content, input: A string, token ids, or a list of strings or of lists of token ids; exactly one of the two.
     """
 
     not_applied: ClassVar[Mapping[str, Any]] = {
@@ -74,10 +74,10 @@ class LlamaEmbeddingRequest(PoolingRequest):
     input: Inputs | None = None
 
     def given(self) -> tuple[str, Inputs]:
-        """The field that has the texts, and these.
+        """Returns the name of the field with the texts, and the texts.
 
         Raises:
-          RequestError: None has, or both.
+          RequestError: None or both of the fields are set.
         """
         if (self.content is None) == (self.input is None):
             raise RequestError(
@@ -87,7 +87,7 @@ class LlamaEmbeddingRequest(PoolingRequest):
 
 
 class LlamaEmbedding(BaseModel):
-    """An input's vector, which is a list of one: llama-server has one a token where nothing is pooled."""
+    """Vector of an input, as a list of one: llama-server returns one for each token if it does not pool."""
 
     index: int
     embedding: list[list[float]]

@@ -1,4 +1,4 @@
-"""The one way to vectors: reads a request's texts, has them computed, and counts them."""
+"""Pooling for every protocol: reads a request's texts, computes their vectors or logits, and counts their tokens."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from jaxis.server.context import ServerContext
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Texts of a request that are read alike.
+    """Texts of a request that are read in the same way.
 
     Attributes:
-      texts: Strings or token ids.
-      field: Where they stand in the request, for errors.
-      is_list: Whether an error names the text's place in the field.
-      kind: The name of one of the checkpoint's prompts; None is its default.
-      truncate_tokens: See `InputReader.read`.
+      field: Field of the request that has them, for errors.
+      is_list: True if errors name the text's index in the field.
+      kind: Name of one of the checkpoint's prompts; None for its default.
+      truncate_tokens: Length to which longer texts are cut; see `InputReader.read`.
     """
 
     texts: Sequence[Prompt]
@@ -39,7 +38,6 @@ class TextGroup:
     truncate_tokens: int | None = None
 
     def name(self, index: int) -> str:
-        """How errors call one."""
         return f"{self.field}[{index}]" if self.is_list else self.field
 
 
@@ -48,9 +46,8 @@ class PairGroup:
     """Pairs of a request, which a cross-encoder reads together.
 
     Attributes:
-      pairs: Two strings each.
-      names: How errors call the two of a pair, by its index.
-      truncate_tokens, instruction: See `InputReader.read_pairs`.
+      names: Returns the names of a pair's strings in errors, by its index.
+      truncate_tokens, instruction: Arguments of `InputReader.read_pairs`.
     """
 
     pairs: Sequence[tuple[str, str]]
@@ -61,11 +58,11 @@ class PairGroup:
 
 @dataclass(frozen=True)
 class PooledGroups:
-    """What became of a request's texts.
+    """Results for a request's texts.
 
     Attributes:
       vectors: float32 [texts, E] of each group, or logits [texts, labels].
-      num_tokens: Of all texts.
+      num_tokens: Tokens of all texts.
     """
 
     vectors: list[np.ndarray]
@@ -73,10 +70,10 @@ class PooledGroups:
 
 
 def pooling_engine(context: ServerContext) -> AsyncPoolingEngine:
-    """The engine, if it makes vectors or scores.
+    """Returns the engine, if it makes vectors or scores.
 
     Raises:
-      RequestError: It does not.
+      RequestError: The engine generates text.
     """
     if not isinstance(context.engine, AsyncPoolingEngine):
         raise RequestError(
@@ -87,10 +84,10 @@ def pooling_engine(context: ServerContext) -> AsyncPoolingEngine:
 
 
 def embedding_info(context: ServerContext) -> PoolingInfo:
-    """The facts about a model that makes vectors.
+    """Returns the facts of a model that makes vectors.
 
     Raises:
-      RequestError: It does something else.
+      RequestError: The model does not make vectors.
     """
     info = pooling_engine(context).pooling_info
     if info.classifier is not None:
@@ -100,10 +97,10 @@ def embedding_info(context: ServerContext) -> PoolingInfo:
 
 
 def classifier_of(context: ServerContext) -> ClassifierSettings:
-    """What a classifier's logits mean.
+    """Returns the settings of a classifier, which give its logits' meaning.
 
     Raises:
-      RequestError: The model is none.
+      RequestError: The model is not a classifier.
     """
     if (classifier := pooling_engine(context).pooling_info.classifier) is None:
         raise RequestError(f"the model {context.model.name!r} makes vectors and has no labels: ask /v1/embeddings")
@@ -111,12 +108,12 @@ def classifier_of(context: ServerContext) -> ClassifierSettings:
 
 
 async def pool(context: ServerContext, groups: Sequence[TextGroup | PairGroup]) -> PooledGroups:
-    """The vectors or logits of a request's texts.
+    """Computes the vectors or logits of a request's texts.
 
     Raises:
-      RequestError: An input is empty or too long, or there are too many; nothing was computed.
-      RateLimitError: The request's API key has used up its minute.
-      JaxisError: See `AsyncEngine.reserve` and `AsyncPoolingEngine.pool`.
+      RequestError: An input is empty or too long, or there are too many. Nothing was computed.
+      RateLimitError: The API key has used up its limit for this minute.
+      JaxisError: An error of `AsyncEngine.reserve` or `AsyncPoolingEngine.pool`.
     """
     engine = pooling_engine(context)
     context.accounting.admit()
@@ -150,12 +147,12 @@ async def pool(context: ServerContext, groups: Sequence[TextGroup | PairGroup]) 
     return PooledGroups(np.split(vectors, ends), sum(lengths))
 
 
-# Below this many characters, tokenizing takes less than handing it to a thread does.
+# Number of characters up to which tokenizing takes less time than handing it to a thread.
 _QUICK_CHARACTERS = 1000
 
 
 def _is_quick(groups: Sequence[TextGroup | PairGroup]) -> bool:
-    # The length of token ids counts as well: they are only checked.
+    # Token ids count, too, although they are only checked.
     return sum(len(text) for group in groups for text in _texts(group)) <= _QUICK_CHARACTERS
 
 
@@ -181,7 +178,7 @@ def _read(engine: AsyncPoolingEngine, groups: Sequence[TextGroup | PairGroup]) -
 
 @functools.lru_cache(maxsize=8)
 def reader_of(engine: AsyncPoolingEngine) -> InputReader:
-    """What reads the texts of an engine's requests."""
+    """Returns the reader of the texts of an engine's requests."""
     info = engine.pooling_info
     template = None if info.classifier is None else info.classifier.template
     return InputReader(

@@ -1,4 +1,4 @@
-"""The endpoints that make vectors, classes, scores and rankings."""
+"""Endpoints that make vectors, classes, scores and rankings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from jaxis.pooling.pairs import pair_indices, similarities
 from jaxis.server.context import Context, ServerContext
-from jaxis.server.http.body import StrictJSONRoute
 from jaxis.server.http.openapi import error_responses
 from jaxis.server.http.sse import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, run_until_disconnect
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.ollama.routes import OLLAMA_RESPONSES, OllamaRoute
 from jaxis.server.pooling.classifications import (
     ClassificationRequest,
@@ -70,7 +70,7 @@ ollama_router = APIRouter(prefix="/api", route_class=OllamaRoute, dependencies=[
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse, responses=_RESPONSES)
 async def create_embeddings(body: EmbeddingRequest, request: Request, context: Context) -> Response:
-    """The vectors of texts."""
+    """Returns the vectors of texts."""
     headers = context.ignored_fields.check(body)
     model, info = context.model.named(body.model), embedding_info(context)
     info.dimensions.check(body.dimensions)
@@ -88,7 +88,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, context: C
 @router.post("/score", response_model=ScoreResponse, responses=_RESPONSES)
 @router.post("/v1/score", response_model=ScoreResponse, responses=_RESPONSES)
 async def score(body: ScoreRequest, request: Request, context: Context) -> Response:
-    """How well the texts of pairs go together."""
+    """Returns scores of how well the texts of pairs match."""
     headers = context.ignored_fields.check(body)
     model, sides = context.model.named(body.model), scored_sides(body)
 
@@ -101,7 +101,7 @@ async def score(body: ScoreRequest, request: Request, context: Context) -> Respo
 
 @router.post("/classify", response_model=ClassificationResponse, responses=_RESPONSES)
 async def classify(body: ClassificationRequest, request: Request, context: Context) -> Response:
-    """The score of each label, for texts."""
+    """Returns the score of each label for texts."""
     headers = context.ignored_fields.check(body)
     model, classifier = context.model.named(body.model), classifier_of(context)
     texts, is_list = as_texts(body.input)
@@ -120,7 +120,7 @@ async def classify(body: ClassificationRequest, request: Request, context: Conte
 @router.post("/v1/rerank", response_model=RerankResponse, responses=_RESPONSES)
 @router.post("/v2/rerank", response_model=RerankResponse, responses=_RESPONSES)
 async def rerank(body: RerankRequest, request: Request, context: Context) -> Response:
-    """Documents, the one that answers a query best first."""
+    """Ranks documents by how well they answer a query, the best first."""
     headers = context.ignored_fields.check(body)
     model = context.model.named(body.model)
 
@@ -134,7 +134,7 @@ async def rerank(body: RerankRequest, request: Request, context: Context) -> Res
 
 @router.post("/v2/embed", response_model=CohereEmbedResponse, responses=_RESPONSES)
 async def cohere_embed(body: CohereEmbedRequest, request: Request, context: Context) -> Response:
-    """The vectors of texts, as Cohere has them."""
+    """Returns the vectors of texts, in Cohere's form."""
     headers = context.ignored_fields.check(body)
     context.model.check_name(body.model)
     info = embedding_info(context)
@@ -153,7 +153,7 @@ async def cohere_embed(body: CohereEmbedRequest, request: Request, context: Cont
 @router.post("/embedding", response_model=list[LlamaEmbedding], responses=_RESPONSES)
 @router.post("/embeddings", response_model=list[LlamaEmbedding], responses=_RESPONSES, include_in_schema=False)
 async def llama_embedding(body: LlamaEmbeddingRequest, request: Request, context: Context) -> Response:
-    """The vectors of texts, as llama-server has them."""
+    """Returns the vectors of texts, in llama-server's form."""
     headers = context.ignored_fields.check(body)
     embedding_info(context)
     context.model.check_name(body.model)
@@ -172,7 +172,7 @@ async def llama_embedding(body: LlamaEmbeddingRequest, request: Request, context
 
 @ollama_router.post("/embed", response_model=OllamaEmbeddings, responses=OLLAMA_RESPONSES)
 async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Context) -> Response:
-    """The vectors of texts; what is too long is cut, unless that is not wanted."""
+    """Returns the vectors of texts. Texts that are too long are cut, unless `truncate` is false."""
     headers = context.ignored_fields.check(body)
     start, model, info = time.monotonic_ns(), context.model.named(body.model), embedding_info(context)
     info.dimensions.check(body.dimensions)
@@ -193,7 +193,7 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Cont
 
 @ollama_router.post("/embeddings", response_model=OllamaEmbedding, responses=OLLAMA_RESPONSES)
 async def ollama_embeddings(body: OllamaEmbeddingRequest, request: Request, context: Context) -> Response:
-    """The vector of one string."""
+    """Returns the vector of one string."""
     headers = context.ignored_fields.check(body)
     embedding_info(context)
     context.model.check_name(body.model)
@@ -211,7 +211,7 @@ async def ollama_embeddings(body: OllamaEmbeddingRequest, request: Request, cont
 async def _scores(
     context: ServerContext, body: ScoreRequest | RerankRequest, first: Side, second: Side
 ) -> tuple[list[float], int]:
-    """The score of each pair, and the tokens of all texts."""
+    """Returns the score of each pair, and the number of tokens of all texts."""
     indices, truncate = pair_indices(len(first.texts), len(second.texts)), body.truncate_prompt_tokens
     activates, reader = body.activates, reader_of(pooling_engine(context))
     if (classifier := pooling_engine(context).pooling_info.classifier) is not None:
@@ -221,7 +221,7 @@ async def _scores(
         pooled = await pool(context, [PairGroup(pairs, names.__getitem__, truncate, body.instruction)])
         return classifier.scores(pooled.vectors[0], use_activation=activates)[:, 0].tolist(), pooled.num_tokens
     reader.check_instruction(body.instruction)
-    # Each side with the words that the checkpoint has for texts of its kind.
+    # Each side gets the checkpoint's prompt for its kind of text.
     kinds = [kind if reader.has_kind(kind) else None for kind in ("query", "document")]
     sides = [
         TextGroup(side.texts, side.field, side.is_list, kind=kind, truncate_tokens=truncate)
@@ -235,7 +235,7 @@ async def _scores(
 async def _respond(
     request: Request, answer: Callable[[], Coroutine[Any, Any, str | bytes]], headers: Mapping[str, str]
 ) -> Response:
-    """JSON; the work is cancelled if the client disconnects."""
+    """Returns JSON. The work is cancelled if the client disconnects."""
     try:
         content = await run_until_disconnect(request.receive, answer())
     except ClientDisconnectedError:

@@ -1,4 +1,4 @@
-"""/score and /rerank: how well texts go together, with vLLM's, Cohere's and Jina's fields."""
+"""Requests and answers of /score and /rerank, with vLLM's, Cohere's and Jina's fields."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ScoreRequest(ScoringRequest):
     """Two lists of texts of the same length, or a string and a list.
 
     Attributes:
-      text_1, text_2: The texts; `queries` and `documents`, or `data_1` and `data_2`, are the same under other names.
-      instruction: See `RerankRequest`.
+      text_1, text_2: The texts; `queries` and `documents`, or `data_1` and `data_2`, are other names for them.
+      instruction: Instruction to the model, as in `RerankRequest`.
     """
 
     text_1: str | Texts | None = None
@@ -43,7 +43,7 @@ class ScoreRequest(ScoringRequest):
 
 
 class Score(BaseModel):
-    """How well a pair goes together: the larger the better."""
+    """Score of how well a pair matches: the larger the better."""
 
     index: int
     object: Literal["score"] = "score"
@@ -51,7 +51,7 @@ class Score(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """The score of each pair, in their order."""
+    """Scores of the pairs, in their order."""
 
     id: str
     object: Literal["list"] = "list"
@@ -62,14 +62,13 @@ class ScoreResponse(BaseModel):
 
 
 class RerankRequest(ScoringRequest):
-    """A query and documents to rank by it.
+    """A query, and documents to rank by it.
 
     Attributes:
-      query: A string.
       documents: Strings, or objects with a `text`.
-      top_n: How many of the best to return; none, or 0, is all.
-      return_documents: Whether the answer repeats the documents; none does.
-      instruction: What to look for, of a model that gets it in words, such as Qwen3-Reranker; none is its card's.
+      top_n: Number of the best documents to return; None or 0 for all.
+      return_documents: True or None repeats the documents in the answer.
+      instruction: Task in words, for models that read one, such as Qwen3-Reranker; None for the one of its model card.
     """
 
     query: str
@@ -80,13 +79,11 @@ class RerankRequest(ScoringRequest):
 
 
 class RankedText(BaseModel):
-    """A document of the request."""
-
     text: str
 
 
 class Ranked(BaseModel):
-    """A document's place in the request, and how well it answers the query."""
+    """Index of a document in the request, and its score as an answer to the query."""
 
     index: int
     document: RankedText | None = Field(default=None, exclude_if=is_none)
@@ -94,7 +91,7 @@ class Ranked(BaseModel):
 
 
 class RerankResponse(BaseModel):
-    """The documents, the best first; those that are alike in the order of the request."""
+    """Documents, the best first; equal ones in the order of the request."""
 
     id: str
     model: str
@@ -103,18 +100,17 @@ class RerankResponse(BaseModel):
 
 
 def text_of(document: str | Document) -> str:
-    """The text of a document."""
     return document if isinstance(document, str) else document.text
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the pairs of a request.
+    """One side of a request's pairs.
 
     Attributes:
-      field: Where its texts stand, for errors.
-      texts: At least one.
-      is_list: Whether an error names the text's place in the field.
+      field: Field of the request that has its texts, for errors.
+      texts: Texts, at least one.
+      is_list: True if errors name the text's index in the field.
     """
 
     field: str
@@ -122,15 +118,14 @@ class Side:
     is_list: bool = True
 
     def name(self, index: int) -> str:
-        """How errors call one."""
         return f"{self.field}[{index}]" if self.is_list else self.field
 
 
 def scored_sides(request: ScoreRequest) -> tuple[Side, Side]:
-    """Both sides; a side of one goes with each of the other side.
+    """Returns both sides. A side with one string is paired with each string of the other side.
 
     Raises:
-      RequestError: A side is missing, or their lengths do not fit.
+      RequestError: A side is missing, or their lengths differ and neither is one.
     """
     first = _side(request, ("text_1", "queries", "data_1"))
     second = _side(request, ("text_2", "documents", "data_2"))
@@ -139,7 +134,6 @@ def scored_sides(request: ScoreRequest) -> tuple[Side, Side]:
 
 
 def score_response(scores: Sequence[float], num_tokens: int, model: str) -> ScoreResponse:
-    """The answer."""
     return ScoreResponse(
         id=new_id("score"),
         created=int(time.time()),
@@ -150,7 +144,6 @@ def score_response(scores: Sequence[float], num_tokens: int, model: str) -> Scor
 
 
 def rerank_response(request: RerankRequest, scores: Sequence[float], num_tokens: int, model: str) -> RerankResponse:
-    """The answer."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: request.top_n or None]
     with_documents = request.return_documents is not False
     return RerankResponse(

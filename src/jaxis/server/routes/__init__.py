@@ -1,1 +1,1 @@
-"""Routes that belong to no protocol alone."""
+"""Endpoints that are not of one protocol alone."""

@@ -1,4 +1,4 @@
-"""What the server tells of its model, with the keys that clients of OpenAI, Anthropic, vLLM and llama.cpp look for."""
+"""Facts of the served models, with the keys that clients of OpenAI, Anthropic, vLLM and llama.cpp look for."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ tokenizer_router = APIRouter()
 
 
 class ModelMeta(BaseModel):
-    """llama-server's figures.
+    """llama-server's figures of a model.
 
     Attributes:
       n_ctx: Most tokens of a request.
-      n_ctx_train: Tokens up to which the checkpoint says that it works, if it does.
-      n_params: Parameters.
-      n_vocab: Tokens of the vocabulary.
-      size: Bytes of the checkpoint's files.
+      n_ctx_train: Longest context that the checkpoint claims to support; None if it names none.
+      n_vocab: Size of the vocabulary.
+      size: Size of the checkpoint's files in bytes.
     """
 
     n_ctx: int
@@ -47,33 +46,31 @@ class ModelMeta(BaseModel):
 
 
 class ModelStatus(BaseModel):
-    """Whether a model is loaded, as llama-server tells it.
+    """State of a model's loading, in llama-server's form.
 
     Attributes:
-      value: "unloaded", "loading", "loaded" or "unloading".
+      value: State: "unloaded", "loading", "loaded" or "unloading".
     """
 
     value: str
 
 
 class ModelCard(BaseModel):
-    """A name under which a model is served. Of a model that was never loaded, what only its engine knows is left out.
+    """A name under which a model is served. A model that was never loaded lacks the fields that only its engine knows.
 
     Attributes:
       type: Anthropic's counterpart of `object`.
-      created: When the checkpoint's files were last changed, Unix seconds; `created_at` is the same in RFC 3339.
-      root: The first of its names; of an adapter, its folder.
-      parent: Of an adapter, the model that it changes.
-      display_name: A name to show.
-      max_model_len, context_length, max_input_tokens: Most tokens of a request, prompt and answer together, under
-        vLLM's name, OpenRouter's and Anthropic's.
+      created: Time of the newest change to the checkpoint's files, in Unix seconds; `created_at` is the same in RFC
+        3339.
+      root: First of the model's names; for an adapter, its folder.
+      parent: Model that an adapter changes.
+      max_model_len, context_length, max_input_tokens: Most tokens of a request, prompt and answer together, under the
+        names of vLLM, OpenRouter and Anthropic.
       max_output_tokens, max_tokens: Most tokens of an answer, under two names.
-      input_modalities, output_modalities: What a request and an answer may hold.
+      input_modalities, output_modalities: Kinds of input and output.
       capabilities: "completion" and, if the model has them, "tools" and "reasoning".
-      quantization: How most of the weights are stored, such as "int8"; None if that is unknown.
-      default_parameters: Sampling parameters of a request that leaves them out.
-      meta: llama-server's figures.
-      status: Whether it is loaded.
+      quantization: Type of most weights, such as "int8"; None if unknown.
+      default_parameters: Default sampling parameters.
     """
 
     id: str
@@ -100,7 +97,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All names. `has_more`, `first_id` and `last_id` are Anthropic's: this page is the only one."""
+    """All names. `has_more`, `first_id` and `last_id` are Anthropic's; there is only one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -110,15 +107,15 @@ class ModelList(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """/tokenizer_info, as vLLM has it: what a client needs to render and count prompts by itself.
+    """Answer of /tokenizer_info in vLLM's form: settings with which a client can render and count prompts.
 
     Attributes:
-      tokenizer_class: A class of transformers that reads the checkpoint's tokenizer.json.
-      chat_template: The default template's source.
-      bos_token, eos_token, pad_token, unk_token: Texts of special tokens; None for one that there is not.
-      additional_special_tokens: Texts of the others.
+      tokenizer_class: Class of transformers that reads the checkpoint's tokenizer.json.
+      chat_template: Source of the default chat template.
+      bos_token, eos_token, pad_token, unk_token: Texts of special tokens; None if the tokenizer lacks the token.
+      additional_special_tokens: Texts of other special tokens.
       model_max_length: Most tokens of a request.
-      added_tokens_decoder: Id -> each special token's text.
+      added_tokens_decoder: Texts of special tokens by id.
     """
 
     tokenizer_class: str = "PreTrainedTokenizerFast"
@@ -133,30 +130,30 @@ class TokenizerInfo(BaseModel):
 
 
 class GenerationSettings(BaseModel):
-    """What llama-server's clients look up: the length of the context."""
+    """Length of the context and sampling parameters, for llama-server's clients."""
 
     n_ctx: int
     params: dict[str, float]
 
 
 class Modalities(BaseModel):
-    """What a prompt may hold beside text."""
+    """Kinds of input in prompts, in addition to text."""
 
     vision: bool = False
     audio: Literal[False] = False
 
 
 class Properties(BaseModel):
-    """/props, as llama-server has it.
+    """Answer of /props, in llama-server's form.
 
     Attributes:
-      default_generation_settings: The context and the sampling parameters of a request that leaves them out.
-      total_slots: Completions that run at once.
-      model_alias: The first name under which the model is served.
-      model_path: The last part of the checkpoint's path; no other part of it is told.
-      chat_template: Source of the template; "" if there is none.
-      bos_token, eos_token: Their texts; "" if there are none.
-      build_info: The server and its version.
+      default_generation_settings: Length of the context, and default sampling parameters.
+      total_slots: Most completions that run at once.
+      model_alias: First name under which the model is served.
+      model_path: Last part of the checkpoint's path; the rest is not revealed.
+      chat_template: Source of the chat template; "" if there is none.
+      bos_token, eos_token: Texts of the tokens; "" if the tokenizer lacks them.
+      build_info: Name and version of the server.
     """
 
     default_generation_settings: GenerationSettings
@@ -173,14 +170,14 @@ class Properties(BaseModel):
 
 @router.get("/v1/models", responses=LOOKUP_ERRORS)
 async def list_models(parts: Parts) -> ModelList:
-    """The names of all models, and whether they are loaded."""
+    """Lists the names of all models, with the state of their loading."""
     cards = [_card(name, entry) for entry in parts.models.entries() for name in entry.names.listed]
     return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
 @router.get("/v1/models/{model:path}", responses=LOOKUP_ERRORS)
 async def retrieve_model(model: str, parts: Parts) -> ModelCard:
-    """One of them."""
+    """Returns the model with this name."""
     if not model:
         raise HTTPException(404)  # as of an unknown path
     return _card(model, parts.models.entry(model))
@@ -188,7 +185,7 @@ async def retrieve_model(model: str, parts: Parts) -> ModelCard:
 
 @router.get("/props", responses=LOOKUP_ERRORS)
 async def properties(context: Context) -> Properties:
-    """The server's settings, as llama-server tells them."""
+    """Returns the server's settings, in llama-server's form."""
     tokenizer = context.model.tokenizer
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     return Properties(
@@ -208,7 +205,7 @@ async def properties(context: Context) -> Properties:
 
 @tokenizer_router.get("/tokenizer_info", responses=LOOKUP_ERRORS)
 async def tokenizer_info(context: Context) -> TokenizerInfo:
-    """What a client needs to render and count prompts by itself."""
+    """Returns the settings with which a client can render and count prompts."""
     tokenizer = context.model.tokenizer
     if tokenizer is None:
         raise RequestError("the model has no tokenizer: prompts are token ids")

@@ -1,4 +1,4 @@
-"""What a server is doing: its unfinished requests, for an operator's eyes."""
+"""List of a server's unfinished requests, for operators."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ router = APIRouter()
 
 
 class RequestInfo(BaseModel):
-    """An unfinished request. Nothing of its prompt or its answer is told.
+    """An unfinished request, without any of its prompt and answer.
 
     Attributes:
-      model: The first name of its model.
-      client: The API key's name, or the address that it came from.
+      model: First name of its model.
+      client: Name of its API key, or its network address.
       state: "preparing" (a grammar compiles, or blocks are fetched), "waiting", "running" or "preempted".
       computed_tokens: Tokens of prompt and answers whose keys and values are computed.
-      arrived: Unix seconds.
-      waiting_seconds: Until its first step, or until now.
-      running_seconds: Since its first step.
+      arrived: Time of arrival in Unix seconds.
+      waiting_seconds: Time from arrival to its first step, or to now.
+      running_seconds: Time since its first step.
     """
 
     id: str
@@ -44,15 +44,13 @@ class RequestInfo(BaseModel):
 
 
 class RequestList(BaseModel):
-    """All unfinished requests."""
-
     object: Literal["list"] = "list"
     data: list[RequestInfo]
 
 
 @router.get("/v1/requests", responses=ADMIN_ERRORS, dependencies=[Depends(check_admin)])
 async def list_requests(parts: Parts) -> RequestList:
-    """The unfinished requests of all loaded models, in the order in which they came."""
+    """Lists the unfinished requests of all loaded models, in order of arrival."""
     found = []
     for entry in parts.models.entries():
         if entry.context is None:

@@ -1,1 +1,1 @@
-"""Several models at one address: engines that are loaded on demand, and unloaded by time, by memory or by request."""
+"""Several models at one address: engines are loaded on demand, and unloaded by time, by memory or by request."""

@@ -1,4 +1,4 @@
-"""Threads in which engines are started, each of which takes seconds to minutes."""
+"""Threads that start engines, each of which takes seconds to minutes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 class LoaderThreads:
     """Runs each function in a thread of its own.
 
-    A thread hands its priority on to threads and processes that it starts, and a server lowers that of its event loop.
-    So all are started by a thread that was made before.
+    Threads and processes inherit the priority of the thread that starts them, and a server lowers that of its event
+    loop. One thread, made before that, therefore starts all others.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class LoaderThreads:
         threading.Thread(target=self._start, name="jaxis-loader", daemon=True).start()
 
     async def run(self, function: Callable[[], Result]) -> Result:
-        """The function's result; it runs to its end also if the caller is cancelled."""
+        """Returns the function's result. The function runs to its end even if the caller is cancelled."""
         future: Future[Future[Result]] = Future()
         self._tasks.put((function, future))
         return await asyncio.wrap_future(await asyncio.wrap_future(future))
 
     def close(self) -> None:
-        """Starts no more; those that run go on."""
+        """Stops starting functions. Running ones continue."""
         self._tasks.put(None)
 
     def _start(self) -> None:
@@ -40,4 +40,4 @@ class LoaderThreads:
             function, future = task
             if future.set_running_or_notify_cancel():
                 future.set_result(run_in_daemon(function, "jaxis-load"))
-            del task, function, future  # they would stay until the next one
+            del task, function, future  # otherwise they would live until the next task

@@ -1,4 +1,4 @@
-"""What a server of several models knows of each before it is loaded, and of their memory."""
+"""Settings of a server of several models: the models before they are loaded, and the memory for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.server.config import ServerConfig
 from jaxis.server.generation.served_model import ModelNames
 
-# Of the memory that is free at the start, what the engines may take together; see `memory_plan`.
+# Share of the memory free at the start that all engines together may take; see `memory_plan`.
 MEMORY_SHARE = 0.9
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -24,10 +24,8 @@ class ModelSettings:
     """A model that can be loaded.
 
     Attributes:
-      config: How it is served.
-      engine_arguments: Those of `EngineArgs`.
-      pinned: Loaded at the start, and never unloaded to make room or because it is idle.
-      idle_seconds: How long it stays loaded after its last request; infinite is for good.
+      pinned: True if it is loaded at the start, and never unloaded for room or idleness.
+      idle_seconds: Time that it stays loaded after its last request; infinity means forever.
     """
 
     config: ServerConfig
@@ -37,22 +35,20 @@ class ModelSettings:
 
     @property
     def names(self) -> ModelNames:
-        """Under which requests ask for it."""
         return ModelNames(self.config.served_model_names, self.config.model_aliases)
 
     @property
     def name(self) -> str:
-        """The first of them."""
         return self.config.served_model_names[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLimits:
-    """How many models may be loaded.
+    """Limits on the models that are loaded at once.
 
     Attributes:
       free_bytes: Main memory that is free without any of them.
-      most_loaded: Most models at once; None is no limit.
+      most_loaded: Most models at once; None for no limit.
     """
 
     free_bytes: int
@@ -60,11 +56,10 @@ class PoolLimits:
 
     @property
     def budget_bytes(self) -> int:
-        """What the engines may take together."""
         return int(self.free_bytes * MEMORY_SHARE)
 
     def budget(self, num_models: int) -> MemoryBudget:
-        """An engine's memory: an equal share for each of those that can be loaded at once."""
+        """Returns the memory budget of an engine: an equal share for each model that can be loaded at once."""
         at_once = min(num_models, self.most_loaded or num_models)
         return MemoryBudget(total_bytes=self.free_bytes, share_bytes=self.free_bytes // at_once)
 
@@ -80,10 +75,10 @@ def check_names(models: Sequence[ModelSettings]) -> None:
 
 
 def parse_duration(value: str | float) -> float:
-    """Seconds: a number, or a string such as "90s", "10m" or "1h30m"; a negative one is for good.
+    """Returns seconds from a number, or a string such as "90s", "10m" or "1h30m"; infinity if negative.
 
     Raises:
-      RequestError: It is neither.
+      RequestError: The value is not a duration.
     """
     if not isinstance(value, str):
         return math.inf if value < 0 else float(value)

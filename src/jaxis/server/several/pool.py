@@ -1,4 +1,4 @@
-"""The models of a server, of which some are loaded: which serves a request, and which one goes to make room."""
+"""The models of a server, loaded on demand: choice of the model for a request, and of the model that makes room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxis.host.byte_size import human_bytes
 from jaxis.host.machine import free_host_bytes, return_free_memory
 from jaxis.server.context import Handler, ModelEntry, ServedModels, ServerContext, ServerParts, until_answered
 from jaxis.server.generation.served_model import model_not_found
-from jaxis.server.http.body import StrictJSONRequest
+from jaxis.server.http.strict_json import StrictJSONRequest
 from jaxis.server.one_model import model_context
 from jaxis.server.several.loader_threads import LoaderThreads
 from jaxis.server.several.model_settings import ModelSettings, PoolLimits, check_names, parse_duration
@@ -27,7 +27,7 @@ from jaxis.server.several.slot import ModelSlot, load_error
 from jaxis.server.several.waiting import LoadWait, answer_while_loading, asked_model
 
 StartEngine = Callable[[ModelSettings, MemoryBudget, Callable[[int], None]], AsyncEngine]
-"""Starts the engine of a model within a budget; calls a function with the bytes that it will take, before it does."""
+"""Starts a model's engine within a budget. It reports the bytes it will take to the function before it takes them."""
 _SHUTTING_DOWN = "the server is shutting down: send the request to another one"
 _logger = logging.getLogger(__name__)
 
@@ -35,12 +35,7 @@ _logger = logging.getLogger(__name__)
 class ModelPool(ServedModels):
     """Loads models when requests ask for them.
 
-    Make it before the priority of the event loop's thread is lowered; see `LoaderThreads`.
-
-    Args:
-      models: All that there are.
-      limits: How many of them may be loaded at once.
-      start_engine: Starts an engine.
+    Create it before the priority of the event loop's thread is lowered; see `LoaderThreads`.
 
     Raises:
       ConfigError: Two models have the same name.
@@ -57,20 +52,18 @@ class ModelPool(ServedModels):
 
     @property
     def failure(self) -> EngineError | None:
-        """None: an engine that is lost is nothing to the others, and the next request loads its model again."""
+        """None: a lost engine does not affect the others, and the next request loads its model again."""
         return None
 
     @property
     def request_bytes(self) -> int:
-        """See `ServedModels`."""
         return max(slot.request_bytes for slot in self._slots)
 
     def join(self, parts: ServerParts) -> None:
-        """See `ServedModels.join`."""
         self._parts = parts
 
     async def start(self) -> None:
-        """Begins to load the models that are pinned."""
+        """Starts to load the pinned models."""
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         for slot in self._slots:
@@ -78,18 +71,18 @@ class ModelPool(ServedModels):
                 self._begin_load(slot)
 
     async def drain(self, deadline_seconds: float) -> None:
-        """Stops taking requests; those that wait for a model are refused."""
+        """Stops taking requests; requests that wait for a model are refused."""
         self._close()
         await asyncio.gather(*(context.engine.drain(deadline_seconds) for context in self._contexts()))
 
     async def shutdown(self) -> None:
-        """Ends the engines; one that is being loaded ends with this process, or as soon as it is loaded."""
+        """Ends the engines. An engine that is still loading ends with this process, or once it is loaded."""
         self._close()
         await asyncio.gather(*(context.engine.shutdown() for context in self._contexts()))
         self._threads.close()
 
     async def context_of(self, request: Request) -> ServerContext:
-        """The model that a request asks for, once it is loaded."""
+        """Waits for the model that a request asks for."""
         slot = self._slot(await asked_model(request))
         context = slot.context if slot.state == "loaded" else None
         if context is None or context.engine.failure is not None:
@@ -99,24 +92,21 @@ class ModelPool(ServedModels):
         return context
 
     async def answer(self, request: Request, handler: Handler) -> Response:
-        """The handler's answer; a stream that waits for its model gets signs of life meanwhile."""
+        """Returns the handler's answer. A stream that waits for its model sends signs of life."""
         return await answer_while_loading(request, handler, self._parts.config)
 
     def entries(self) -> Sequence[ModelEntry]:
-        """All models."""
         return [slot.entry() for slot in self._slots]
 
     def entry(self, name: str | None) -> ModelEntry:
-        """The model that a name asks for."""
         return self._slot(name).entry()
 
     def keep(self, name: str, keep_alive: str | float | None) -> None:
-        """See `ServedModels.keep`; counts from the end of the last request."""
+        """Sets the time that a model stays loaded after its last request."""
         slot = self._slot(name)
         slot.keep_seconds = slot.settings.idle_seconds if keep_alive is None else parse_duration(keep_alive)
 
     async def load(self, name: str | None) -> None:
-        """See `ServedModels.load`."""
         slot = self._slot(name)
         slot.forget_failure()
         with slot.waited_for():
@@ -124,7 +114,6 @@ class ModelPool(ServedModels):
         self._idle(slot)
 
     async def unload(self, name: str | None) -> bool:
-        """See `ServedModels.unload`."""
         slot = self._slot(name)
         if slot.state == "loading":  # the requests that it is loaded for come first
             with slot.waited_for():
@@ -137,20 +126,19 @@ class ModelPool(ServedModels):
 
     @property
     def is_making_progress(self) -> bool:
-        """False only if no loaded model is: an engine that is lost is nothing to the others."""
+        """False only if no loaded model makes progress: a lost engine does not affect the others."""
         contexts = self._contexts()
         return not contexts or any(context.engine.is_making_progress for context in contexts)
 
     @property
     def is_accepting(self) -> bool:
-        """Whether new requests are taken."""
         return not self._is_closed
 
     def _contexts(self) -> list[ServerContext]:
         return [slot.context for slot in self._slots if slot.context is not None]
 
     def _slot(self, name: str | None) -> ModelSlot:
-        """The model of a name: a name counts before the patterns of any model."""
+        """Returns the model of a name. A name takes precedence over the patterns of all models."""
         if not name:
             if len(self._slots) == 1:
                 return self._slots[0]
@@ -181,7 +169,7 @@ class ModelPool(ServedModels):
                 ) from None
 
     async def _loaded(self, slot: ModelSlot) -> ServerContext:
-        """The model once it is loaded, by one load however many wait."""
+        """Returns the model's context once it is loaded. All waiting requests share one load."""
         while True:
             if self._is_closed:
                 raise UnavailableError(_SHUTTING_DOWN)
@@ -233,14 +221,14 @@ class ModelPool(ServedModels):
     # Memory
 
     def _admit(self, slot: ModelSlot, num_bytes: int) -> None:
-        """Called in the thread that starts an engine."""
+        """Reserves memory; called in the thread that starts an engine."""
         asyncio.run_coroutine_threadsafe(self._make_room(slot, num_bytes), self._loop).result()
 
     async def _make_room(self, slot: ModelSlot, num_bytes: int) -> None:
-        """Unloads idle models until another has room, the least recently used first; waits for those that are used.
+        """Unloads idle models until another has room, the least recently used first. Waits for models in use.
 
         Raises:
-          UnavailableError: There cannot be room.
+          UnavailableError: No room can be made.
         """
         others = [other for other in self._slots if other is not slot]
         while not self._has_room(others, num_bytes):
@@ -258,7 +246,7 @@ class ModelPool(ServedModels):
         slot.is_admitted, slot.reserved_bytes = True, num_bytes
 
     def _has_room(self, others: Sequence[ModelSlot], num_bytes: int, *, is_free: bool = False) -> bool:
-        """Whether there is room beside others; `is_free` looks only at what engines take, not at other programs."""
+        """Returns whether there is room beside others. `is_free` ignores the memory of other programs."""
         loaded = [other for other in others if other.is_admitted]
         if len(loaded) >= (self._limits.most_loaded or math.inf):
             return False
@@ -280,7 +268,7 @@ class ModelPool(ServedModels):
     # Unloading
 
     def _idle(self, slot: ModelSlot) -> None:
-        """Called when a request has ended."""
+        """Schedules the unloading of an idle model; called when a request has ended."""
         self._notify()
         if slot.is_idle and not slot.settings.pinned and math.isfinite(slot.keep_seconds):
             self._loop.call_later(slot.keep_seconds, self._expire, slot, slot.last_used)
@@ -290,7 +278,7 @@ class ModelPool(ServedModels):
             self._run(self._unload(slot, "nobody has asked for it in a while"))
 
     async def _unload(self, slot: ModelSlot, why: str) -> None:
-        """Unloads a model once its requests have ended; those that come meanwhile wait for the next load."""
+        """Unloads a model once its requests have ended. New requests wait for the next load."""
         context = slot.context
         assert context is not None
         slot.state = "unloading"
@@ -310,7 +298,6 @@ class ModelPool(ServedModels):
         task.add_done_callback(self._tasks.discard)
 
     def _notify(self) -> None:
-        """Wakes all that wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""One model of several: whether it is loaded, who uses it, and what is known of it."""
+"""State of one of several models: loaded or not, its users, and its known properties."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from jaxis.server.generation.model_info import ServedModelInfo
 from jaxis.server.observability.metrics import ModelMetrics
 from jaxis.server.several.model_settings import ModelSettings
 
-# How long requests get the error of a load that has failed, before it is tried again.
+# Time that requests get the error of a failed load before the load is tried again.
 RETRY_SECONDS = 10.0
 
 
 class ModelSlot:
-    """A model, loaded or not. Belongs to the event loop.
+    """A model, loaded or not. It belongs to the event loop.
 
     Attributes:
-      settings: What it is.
-      state: Where it is between unloaded and loaded.
-      context: It as requests see it; None while it is not loaded.
-      metrics: Its metrics; None before the first load.
-      outcome: Ends with the load that runs; None while none does.
-      is_admitted: It counts as one of the models that are loaded.
+      state: Its state, from unloaded to loaded and back.
+      context: Its context for requests; None while it is not loaded.
+      outcome: Future that ends with the current load; None if it is not loading.
+      is_admitted: True if it counts as one of the loaded models.
       reserved_bytes: Memory that its engine has, or will take.
-      num_running, num_waiting: Requests that use it, and those that wait until it is loaded.
-      last_used: When a request last did, as `time.monotonic` seconds.
-      keep_seconds: How long it stays loaded from then on.
+      num_running, num_waiting: Requests that use it, and requests that wait until it is loaded.
+      last_used: Time of the last request's end, in `time.monotonic` seconds.
+      keep_seconds: Time that it stays loaded after `last_used`.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -53,39 +51,37 @@ class ModelSlot:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
         return self.settings.name
 
     @property
     def request_bytes(self) -> int:
-        """See `KnownModel`; 0 if it was never loaded."""
+        """Largest request body, as in `KnownModel`; 0 if the model was never loaded."""
         return 0 if self._facts is None else self._facts.request_bytes
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is loaded, and no request uses it or waits for it."""
+        """True if it is loaded, and no request uses it or waits for it."""
         return self.state == "loaded" and not self.num_running and not self.num_waiting
 
     @property
     def recent_failure(self) -> JaxisError | None:
-        """Why it could not be loaded, for a while."""
+        """Error of its last load, for `RETRY_SECONDS`; None otherwise."""
         if self._failure is None or time.monotonic() - self._failure[0] > RETRY_SECONDS:
             return None
         return self._failure[1]
 
     def forget_failure(self) -> None:
-        """Lets the next request try again."""
         self._failure = None
 
     def begin_load(self) -> asyncio.Future[None]:
-        """Begins to load; the future ends with it."""
+        """Marks the start of a load, and returns a future that ends with it."""
         self.state = "loading"
         self._failure = None
         self.outcome = asyncio.get_running_loop().create_future()
         return self.outcome
 
     def has_loaded(self, context: ServerContext) -> None:
-        """The load has ended well."""
+        """Marks the load as successful."""
         self.state, self.context, self.metrics = "loaded", context, context.metrics
         self.last_used = time.monotonic()
         self._info, self._facts = context.model_info, KnownModel.of(context)
@@ -94,16 +90,16 @@ class ModelSlot:
         self.outcome = None
 
     def has_failed(self, error: JaxisError) -> None:
-        """The load has failed."""
+        """Marks the load as failed."""
         self._failure = time.monotonic(), error
         if self.outcome is not None and not self.outcome.done():
             self.outcome.set_exception(error)
-            self.outcome.exception()  # there may be nobody to see it
+            self.outcome.exception()  # marks it as retrieved, since perhaps no request waits for it
         self.outcome = None
         self.has_unloaded()
 
     def has_unloaded(self) -> None:
-        """Nothing of it is in memory."""
+        """Marks the model as unloaded."""
         self.state, self.context = "unloaded", None
         self.is_admitted, self.reserved_bytes = False, 0
         self.keep_seconds = self.settings.idle_seconds
@@ -112,7 +108,7 @@ class ModelSlot:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """A request waits for it while the block runs."""
+        """Counts a waiting request during the block."""
         self.num_waiting += 1
         try:
             yield
@@ -121,7 +117,7 @@ class ModelSlot:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """A request uses it while the block runs."""
+        """Counts a request that uses the model during the block."""
         self.num_running += 1
         try:
             yield
@@ -130,7 +126,7 @@ class ModelSlot:
             self.last_used = time.monotonic()
 
     def entry(self) -> ModelEntry:
-        """It in the lists of the server."""
+        """Returns its entry in the server's lists."""
         if self._info is None:
             self._info = ServedModelInfo.of_files(_path(self.settings.engine_arguments))
         expires = None
@@ -148,7 +144,7 @@ class ModelSlot:
 
 
 def load_error(name: str, error: Exception) -> JaxisError:
-    """The error of a request whose model cannot be loaded: the server's fault, not the request's."""
+    """Returns the error of a request whose model cannot be loaded. It is the server's fault, not the request's."""
     kind = type(error) if isinstance(error, EngineError) else EngineError
     reason = str(error).partition("\n")[0] or type(error).__name__
     return kind(f"the model {name!r} cannot be loaded: {reason}")

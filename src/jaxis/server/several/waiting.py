@@ -1,41 +1,31 @@
-"""Requests that wait until their model is loaded: they are told so, and a stream is never silent meanwhile."""
+"""Requests that wait until their model is loaded: a header reports the wait, and streams send signs of life."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
 
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jaxis.errors import JaxisError, RequestError
-from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler
-from jaxis.server.generation.model_info import rfc3339
 from jaxis.server.http import sse
-from jaxis.server.http.body import StrictJSONRequest
-from jaxis.server.http.errors import ApiError, api_error, error_dialect
-from jaxis.server.ollama.ollama_answer import NDJSON
-from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
-from jaxis.server.openai.response_job import RESPONSE_ERRORS
+from jaxis.server.http.errors import StreamForm, api_error, error_dialect
+from jaxis.server.http.strict_json import StrictJSONRequest
 
 HEADER = "X-Jaxis-Load"
-"""Of an answer whose request waited for its model: the seconds, or "pending" in a stream that began before."""
+"""Header of an answer that waited for its model: the seconds, or "pending" in a stream that began before."""
 _SCOPE_KEY = "jaxis.load"
 
 
 class LoadWait:
-    """A request's wait for its model, which lasts as long as the block.
+    """A request's wait for its model, which lasts as long as the `with` block.
 
     Attributes:
-      model: Its name.
-      seconds: How long it was; None while it lasts, and after it has failed.
+      seconds: Duration of the wait; None while it lasts, and after a failure.
     """
 
     def __init__(self, model: str) -> None:
@@ -45,7 +35,7 @@ class LoadWait:
 
     @classmethod
     def of(cls, request: Request, model: str) -> LoadWait:
-        """Begins one, which the answer of the request tells of."""
+        """Starts a wait, which the request's answer reports."""
         wait = request.scope[_SCOPE_KEY] = cls(model)
         return wait
 
@@ -60,14 +50,14 @@ class LoadWait:
 
 
 async def asked_model(request: Request) -> str | None:
-    """The model that a request names in its JSON, or in the address of one without.
+    """Returns the model that a request names in its JSON, or in its query if it has no JSON.
 
     Raises:
-      RequestError: It is no string.
+      RequestError: The name is not a string.
     """
     if not isinstance(request, StrictJSONRequest):
         return request.query_params.get("model")
-    # What is not declared as JSON is refused later, and names nothing.
+    # Other content types are refused later, and name no model.
     body = await request.json() if "json" in request.headers.get("content-type", "") else None
     name = body.get("model") if isinstance(body, dict) else None
     if name is not None and not isinstance(name, str):
@@ -76,12 +66,8 @@ async def asked_model(request: Request) -> str | None:
 
 
 async def answer_while_loading(request: Request, handler: Handler, config: ServerConfig) -> Response:
-    """A handler's answer. If it waits for a model, and is to be a stream, the stream begins before it is there.
-
-    Args:
-      request: The request.
-      handler: Answers it.
-      config: How long a stream may be silent.
+    """Returns a handler's answer. If it waits for a model and is a stream, the stream begins before the model is
+    loaded.
     """
     work = asyncio.ensure_future(handler(request))
     try:
@@ -102,15 +88,9 @@ async def answer_while_loading(request: Request, handler: Handler, config: Serve
 
 
 class _LoadingStream(Response):
-    """A stream whose first events say only that there is one, and whose others are those of another response.
+    """A stream that sends signs of life until another response is ready, and then that response."""
 
-    Args:
-      response: The other response, which is yet to come.
-      form: Writes signs of life and errors.
-      config: How long the stream may be silent.
-    """
-
-    def __init__(self, response: asyncio.Future[Response], form: sse.StreamForm, config: ServerConfig) -> None:
+    def __init__(self, response: asyncio.Future[Response], form: StreamForm, config: ServerConfig) -> None:
         self.status_code, self.background, self.body = 200, None, b""
         self.media_type = form.media_type
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", HEADER: "pending"})
@@ -138,7 +118,6 @@ class _LoadingStream(Response):
             await asyncio.gather(self._response, return_exceptions=True)
 
     async def _wait(self, send: Send) -> Response:
-        """Waits for the other response, and sends signs of life meanwhile."""
         while not self._response.done():
             if self._silence_seconds:
                 await send({"type": "http.response.body", "body": self._form.keep_alive().encode(), "more_body": True})
@@ -154,58 +133,9 @@ def _without_start(send: Send) -> Send:
     return send_rest
 
 
-async def _stream_form(request: Request, model: str) -> sse.StreamForm | None:
-    """How a stream looks in which there is nothing yet; None if the request asks for none."""
+async def _stream_form(request: Request, model: str) -> StreamForm | None:
+    """Returns the form of a stream whose answer has not begun; None if the request asks for no stream."""
     body = await request.json() if isinstance(request, StrictJSONRequest) else None
     if not isinstance(body, dict):
         return None
-    dialect = error_dialect(request.scope)
-    if dialect is OLLAMA_ERRORS:
-        return None if body.get("stream") is False else _OllamaLines(request.scope["path"], body.get("model") or model)
-    if body.get("stream") is not True:
-        return None
-    if dialect is MESSAGE_ERRORS:
-        return _MessageEvents()
-    return _ResponseEvents() if dialect is RESPONSE_ERRORS else sse.DataEvents()
-
-
-class _MessageEvents(sse.DataEvents):
-    """Anthropic's."""
-
-    def keep_alive(self) -> str:
-        """An event that clients take for a sign of life, and nothing else."""
-        return 'event: ping\ndata: {"type": "ping"}\n\n'
-
-    def failure(self, error: ApiError) -> str:
-        """The error as an event."""
-        return f"event: error\ndata: {json.dumps(MESSAGE_ERRORS.body(error))}\n\n"
-
-
-class _ResponseEvents(sse.DataEvents):
-    """OpenAI's Responses: before their first event there are comments only, since clients know it by its place."""
-
-    def failure(self, error: ApiError) -> str:
-        """The error as an event."""
-        body = error.body()["error"]
-        event = {"type": "error", "sequence_number": 0, **{name: body[name] for name in ("code", "message", "param")}}
-        return f"event: error\ndata: {json.dumps(event)}\n\n"
-
-
-class _OllamaLines(sse.StreamForm):
-    """Ollama's lines of /api/chat and /api/generate."""
-
-    media_type = NDJSON
-
-    def __init__(self, path: str, model: str) -> None:
-        self._model = model
-        message = {"message": {"role": "assistant", "content": ""}}
-        self._empty: Mapping[str, Any] = message if path.endswith("/chat") else {"response": ""}
-
-    def keep_alive(self) -> str:
-        """A line that says only that the answer is still coming."""
-        head = {"model": self._model, "created_at": rfc3339(datetime.now(UTC)), "done": False}
-        return json.dumps({**head, **self._empty}) + "\n"
-
-    def failure(self, error: ApiError) -> str:
-        """The last line."""
-        return json.dumps(OLLAMA_ERRORS.body(error)) + "\n"
+    return error_dialect(request.scope).empty_stream(request.scope["path"], body, model)

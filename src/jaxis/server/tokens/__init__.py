@@ -1,1 +1,1 @@
-"""Tokens in, tokens out: what trainers and routers ask of a server, which render prompts and read tokens themselves."""
+"""Endpoints with token ids, for trainers and routers that render prompts and decode tokens themselves."""

@@ -1,4 +1,4 @@
-"""vLLM's render endpoints: the tokens that a request becomes, as the body of /inference/v1/generate."""
+"""vLLM's render endpoints: they return the tokens of a request, as the body of /inference/v1/generate."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class ChatRenderRequest(ChatCompletionRequest):
     """A conversation to render.
 
     Attributes:
-      previous_token_ids: jaxis's own: tokens of an earlier prompt and of its answer, which this one is to extend.
+      previous_token_ids: Tokens of an earlier prompt and its answer, which this prompt should extend; vLLM has no such
+        field.
     """
 
     previous_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS)] | None = None
 
 
 class Extension(BaseModel):
-    """Whether a prompt extends an earlier one; see `PromptExtension`."""
+    """Result of comparing a prompt with an earlier one; see `PromptExtension`."""
 
     extends: bool
     num_common_tokens: int
@@ -44,8 +45,8 @@ class RenderedRequest(BaseModel):
     """The body of a request to /inference/v1/generate.
 
     Attributes:
-      sampling_params: Those that differ from vLLM's defaults.
-      extension: With `previous_token_ids`.
+      sampling_params: Parameters that differ from vLLM's defaults.
+      extension: Comparison with `previous_token_ids`, if the request sends them.
     """
 
     request_id: str
@@ -59,10 +60,10 @@ class RenderedRequest(BaseModel):
 
 
 def rendered_requests(job: GenerationJob) -> list[RenderedRequest]:
-    """A job's prompts as token ids, with all that an answer to them depends on. Renders and tokenizes.
+    """Renders and tokenizes a job's prompts, and returns them with everything that an answer depends on.
 
     Raises:
-      RequestError: The job has what a request of token ids cannot say.
+      RequestError: The job has a grammar or images, which a request of token ids cannot express.
     """
     if job.answer.grammar is not None:
         raise RequestError(
@@ -90,7 +91,7 @@ def rendered_requests(job: GenerationJob) -> list[RenderedRequest]:
 def chat_extension(
     token_ids: list[int], previous_token_ids: list[int], prompt: ChatPrompt, tokenizer: Tokenizer | None
 ) -> Extension:
-    """Compares the tokens of a conversation with earlier ones."""
+    """Compares the tokens of a conversation with those of an earlier one."""
 
     def tokenize(messages: Conversation) -> list[int]:
         part = dataclasses.replace(prompt, messages=messages, add_generation_prompt=False, continue_final_message=False)
@@ -102,7 +103,6 @@ def chat_extension(
 
 
 def _given(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that differ from their defaults, under vLLM's names."""
     values = {name: getattr(params, name) for name in TokenSamplingParams.model_fields if name != "structured_outputs"}
     default = SamplingParams(max_tokens=None)
     given = {name: value for name, value in values.items() if value != getattr(default, name)}

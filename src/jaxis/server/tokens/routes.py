@@ -1,4 +1,4 @@
-"""The endpoints that take or return tokens: vLLM's and SGLang's generation, and vLLM's rendering."""
+"""Endpoints that take or return tokens: generation as in vLLM and SGLang, and rendering as in vLLM."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jaxis.errors import RequestError
 from jaxis.server.context import Context, ServerContext
 from jaxis.server.generation.prompts import ChatPrompt
 from jaxis.server.generation.respond import respond
-from jaxis.server.http.body import StrictJSONRoute
 from jaxis.server.http.openapi import GENERATION_RESPONSES, TEXT_ERRORS
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.chat_job import chat_job
 from jaxis.server.openai.completions import CompletionRequest, completion_job
 from jaxis.server.tokens.render import ChatRenderRequest, RenderedRequest, chat_extension, rendered_requests
@@ -43,7 +43,7 @@ async def generate_as_sglang(body: SGLangRequest, request: Request, context: Con
 
 @router.post("/v1/chat/completions/render", response_model=RenderedRequest, responses=TEXT_ERRORS)
 async def render_chat(body: ChatRenderRequest, context: Context) -> Response:
-    """The tokens that a conversation becomes, and whether they extend earlier ones."""
+    """Returns the tokens of a conversation, and a comparison with earlier tokens if they are sent."""
     headers = context.ignored_fields.check(body)
     job = chat_job(body, context.model)
 
@@ -59,7 +59,7 @@ async def render_chat(body: ChatRenderRequest, context: Context) -> Response:
 
 @router.post("/v1/completions/render", response_model=list[RenderedRequest], responses=TEXT_ERRORS)
 async def render_completion(body: CompletionRequest, context: Context) -> Response:
-    """The tokens of each prompt of a completion."""
+    """Returns the tokens of each prompt of a completion."""
     headers = context.ignored_fields.check(body)
     job = completion_job(body, context.model)
     rendered = await context.run_in_worker(lambda: _REQUESTS.dump_json(rendered_requests(job)))
@@ -67,7 +67,7 @@ async def render_completion(body: CompletionRequest, context: Context) -> Respon
 
 
 def _check_ids(field: str, prompts: Sequence[Sequence[int]], context: ServerContext) -> None:
-    """Raises RequestError if a prompt holds what is no token of the model; negative ids are refused before."""
+    """Raises RequestError if a token id exceeds the vocabulary. Negative ids have been refused already."""
     vocab_size = context.engine.info.vocab_size
     for token_ids in prompts:
         if (highest := max(token_ids)) >= vocab_size:

@@ -21,15 +21,15 @@ from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.routed_experts import routed_experts_int32
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, TokenId, bounded, is_none, new_id
-from jaxis.server.http.errors import ErrorDialect
-from jaxis.server.http.sse import DONE, DataEvents, sse_event
+from jaxis.server.http.errors import DONE, DataEvents, ErrorDialect
+from jaxis.server.http.sse import sse_event
 from jaxis.server.openai.job_parameters import bias_by_token
 from jaxis.server.openai.logprobs import finite
 
 MAX_PROMPTS = 4096
-DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
+DEFAULT_MAX_NEW_TOKENS = 128  # as in SGLang
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-# Its name -> jaxis's.
+# SGLang's names -> jaxis's.
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")},
     **{name: name for name in ("repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")},
@@ -42,14 +42,14 @@ _NOT_SUPPORTED = "it is not supported here: leave it out"
 
 
 class SGLangSamplingParams(StrictModel):
-    """SGLang's sampling parameters, as far as they are implemented; others are refused by name.
+    """SGLang's sampling parameters that are implemented; others are refused by name.
 
     Attributes:
-      max_new_tokens: None is 128, as in SGLang.
-      sampling_seed: jaxis's `seed`.
-      no_stop_trim: jaxis's `include_stop_str_in_output`.
-      thinking_token_budget: vLLM's.
-      json_schema, regex, ebnf: What the text must match, from its first token; at most one.
+      max_new_tokens: Most tokens to generate; None stands for 128, as in SGLang.
+      sampling_seed: Seed; `seed` in jaxis.
+      no_stop_trim: True if the text keeps the stop string; `include_stop_str_in_output` in jaxis.
+      thinking_token_budget: Most thinking tokens, as in vLLM.
+      json_schema, regex, ebnf: Constraint on the text from its first token; at most one of the three.
     """
 
     max_new_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
@@ -81,15 +81,15 @@ class SGLangRequest(LenientModel):
     """A prompt, or a batch of prompts, to continue.
 
     Attributes:
-      text, input_ids: The prompts, as strings or as token ids: one of the two.
-      sampling_params: For all prompts.
-      return_logprob: Return log-probabilities of generated tokens, and of the prompt's from `logprob_start_len` on.
-      logprob_start_len: -1: of none of the prompt's.
-      top_logprobs_num: Also of so many most likely tokens in the place of each.
-      return_text_in_logprobs: Write each token's text beside its id.
-      return_routed_experts: Return the experts of each token, from `routed_experts_start_len` on.
-      logprobs_mode: jaxis's own; see `SamplingParams`.
-      rid: Comes back with the answer.
+      text, input_ids: Prompts, as strings or as token ids; exactly one of the two.
+      return_logprob: True returns log-probabilities of generated tokens, and of prompt tokens from `logprob_start_len`
+        on.
+      logprob_start_len: First prompt token with a log-probability; None or -1 selects no prompt token.
+      top_logprobs_num: Number of most likely tokens with a log-probability at each position.
+      return_text_in_logprobs: True adds each token's text to its id.
+      return_routed_experts: True returns the experts of each token from `routed_experts_start_len` on.
+      logprobs_mode: Mode of `SamplingParams`; SGLang has no such field.
+      rid: Id of the request, which the answer repeats.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -128,7 +128,7 @@ class SGLangRequest(LenientModel):
 
     @property
     def is_batch(self) -> bool:
-        """Whether the answer is a list."""
+        """True if the answer is a list."""
         if self.input_ids is not None:
             is_list = isinstance(self.input_ids[0], list)
         else:
@@ -136,25 +136,25 @@ class SGLangRequest(LenientModel):
         return is_list or (self.sampling_params.n or 1) > 1
 
     def prompts(self) -> list[str | list[int]]:
-        """The batch, one prompt being a batch of one."""
+        """Returns the prompts as a list, also if there is only one."""
         if self.input_ids is not None:
             return list(self.input_ids) if isinstance(self.input_ids[0], list) else [self.input_ids]  # pyright: ignore
         return [self.text] if isinstance(self.text, str) else list(self.text or ())
 
 
-# A token's log-probability (None where nothing is before it), its id, and its text or None.
+# A token's log-probability (None for a prompt's first token), its id, and its text or None.
 TokenEntry = tuple[float | None, int, str | None]
 
 
 class SGLangMeta(BaseModel):
-    """What an answer says of itself.
+    """Metadata of an answer.
 
     Attributes:
-      finish_reason: {"type": "stop", "matched": ...}, {"type": "length", "length": ...}, or None while it goes on.
-      e2e_latency: Seconds from the request's arrival.
-      seed: The request's, or what was drawn in its place.
-      kept_mass: See `CompletionOutput`.
-      routed_experts: See `routed_experts_int32`.
+      finish_reason: {"type": "stop", "matched": ...}, {"type": "length", "length": ...}, or None before the end.
+      e2e_latency: Seconds since the request's arrival.
+      seed: Seed of the request, or the seed drawn for it.
+      kept_mass: Kept probability masses; see `CompletionOutput`.
+      routed_experts: Experts of the tokens, in the form of `routed_experts_int32`.
     """
 
     id: str
@@ -174,10 +174,10 @@ class SGLangMeta(BaseModel):
 
 
 class SGLangAnswer(BaseModel):
-    """An answer, or all there is of it so far: each event of a stream has everything since the beginning.
+    """An answer. Each event of a stream has the whole answer so far.
 
     Attributes:
-      index: Of a batch, in a stream.
+      index: Index in the batch; set in streams only.
     """
 
     text: str
@@ -200,7 +200,7 @@ SGLANG_ERRORS = ErrorDialect(
 
 
 def sglang_job(request: SGLangRequest, model: ServedModel) -> GenerationJob:
-    """What a request asks for.
+    """Returns the job of a request.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -216,7 +216,7 @@ def sglang_job(request: SGLangRequest, model: ServedModel) -> GenerationJob:
         settings["logit_bias"] = bias_by_token(given.logit_bias)
     if request.return_logprob:
         settings["logprobs"] = request.top_logprobs_num or 0
-        if (request.logprob_start_len or -1) >= 0 or request.logprob_start_len == 0:
+        if request.logprob_start_len is not None and request.logprob_start_len >= 0:
             settings["prompt_logprobs"] = request.top_logprobs_num or 0
     elif request.top_logprobs_num:
         raise RequestError("needs return_logprob=true: add it", param="top_logprobs_num")
@@ -247,13 +247,6 @@ def _grammar(given: SGLangSamplingParams) -> AnswerGrammar | None:
 
 
 class SGLangWriter(DataEvents):
-    """Writes the answer.
-
-    Args:
-      request: The request.
-      job: Its job.
-    """
-
     def __init__(self, request: SGLangRequest, job: GenerationJob) -> None:
         self._request, self._job = request, job
         self._counts = AnswerCounts()
@@ -261,7 +254,6 @@ class SGLangWriter(DataEvents):
         self._prompts: dict[int, RequestOutput] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> SGLangAnswer | SGLangAnswers:
-        """The whole answer: a list for a batch."""
         answers = []
         for prompt, output in enumerate(outputs):
             self._counts.add(prompt, output)
@@ -269,7 +261,7 @@ class SGLangWriter(DataEvents):
         return SGLangAnswers(answers) if self._request.is_batch else answers[0]
 
     def add(self, prompt: int, output: RequestOutput) -> str:
-        """An event with the whole of each answer that an output adds to."""
+        """Returns an event with the whole of each answer that an output adds to."""
         self._counts.add(prompt, output)
         first = self._prompts.setdefault(prompt, output)
         text = ""
@@ -293,7 +285,6 @@ class SGLangWriter(DataEvents):
         return text
 
     def end(self) -> str:
-        """The stream's end."""
         return DONE
 
     def _answer(self, output: RequestOutput, completion: CompletionOutput) -> SGLangAnswer:
@@ -351,7 +342,7 @@ class SGLangWriter(DataEvents):
 def _finish_reason(completion: CompletionOutput) -> dict[str, Any] | None:
     reason = completion.finish_reason
     if reason == "stop":
-        # At the end of a sequence, the token that says so.
+        # At the end of a sequence, `matched` is its last token.
         matched = completion.stop_reason
         return {"type": reason, "matched": completion.token_ids[-1] if matched is None else matched}
     if reason == "length":

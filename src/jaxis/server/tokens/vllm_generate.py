@@ -23,8 +23,8 @@ from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, TokenId, bounded, is_none, new_id
-from jaxis.server.http.errors import ErrorDialect
-from jaxis.server.http.sse import DONE, DataEvents, sse_event
+from jaxis.server.http.errors import DONE, DataEvents, ErrorDialect
+from jaxis.server.http.sse import sse_event
 from jaxis.server.openai.fields import SamplingFields, StreamOptions, StructuredOutputsParams, Usage
 from jaxis.server.openai.job_parameters import sampling_settings, structured_grammar
 from jaxis.server.openai.logprobs import LogprobFormatter, finite
@@ -33,13 +33,13 @@ _NO_IMAGES = NotApplied(({},), "this model does not support image input: send te
 
 
 class TokenSamplingParams(SamplingFields):
-    """vLLM's SamplingParams, as far as they are implemented; others are refused by name.
+    """vLLM's SamplingParams that are implemented; others are refused by name.
 
     Attributes:
-      max_tokens: None goes on until the model stops or its context is full.
-      logprobs: This many most likely tokens' log-probabilities for each token.
-      structured_outputs: What the text must match, from its first token.
-      detokenize: Accepted without effect: text is made where it is asked for, or where stop strings need it.
+      max_tokens: Most tokens to generate; None continues until the model stops or its context is full.
+      logprobs: Number of most likely tokens with a log-probability at each position.
+      structured_outputs: Constraint on the text from its first token.
+      detokenize: Accepted without effect. Text is made if the request asks for it or has stop strings.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -52,14 +52,13 @@ class TokenSamplingParams(SamplingFields):
 
 
 class GenerateRequest(LenientModel):
-    """A prompt as token ids, and what to do with it.
+    """A prompt as token ids, and parameters of its completion.
 
     Attributes:
-      request_id: Comes back with the answer.
-      token_ids: The prompt.
-      output_mode: "text" also returns text.
-      return_token_ids: Return the prompt's ids too.
-      kv_transfer_params: As in a chat request.
+      request_id: Id of the request, which the answer repeats.
+      output_mode: Content of the answer; "text" adds text.
+      return_token_ids: True returns the prompt's ids, too.
+      kv_transfer_params: Parameters of the KV transfer, as in a chat request.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -89,7 +88,7 @@ class GenerateRequest(LenientModel):
 
 
 class GenerateLogprob(BaseModel):
-    """A token's log-probability. `token` is for clients of older versions, which find the id in it."""
+    """A token's log-probability. `token` repeats the id, for clients of older versions."""
 
     token_id: int
     token: str
@@ -98,10 +97,10 @@ class GenerateLogprob(BaseModel):
 
 
 class GeneratePosition(GenerateLogprob):
-    """A generated token, and the most likely ones in its place: it first, then the others by rank.
+    """A generated token, followed by the most likely tokens at its position, by rank.
 
     Attributes:
-      kept_mass: See `CompletionOutput`.
+      kept_mass: Kept probability mass; see `CompletionOutput`.
     """
 
     top_logprobs: list[GenerateLogprob]
@@ -109,16 +108,17 @@ class GeneratePosition(GenerateLogprob):
 
 
 class GenerateLogprobs(BaseModel):
-    """One entry a generated token."""
+    """Log-probabilities with one entry for each generated token."""
 
     content: list[GeneratePosition]
 
 
 class GenerateChoice(BaseModel):
-    """One of `n` answers, or what a chunk adds to it.
+    """One of `n` answers, or a chunk's addition to it.
 
     Attributes:
-      routed_experts: See `routed_experts_npy`; in a stream, in the choice's last chunk.
+      routed_experts: Experts of the tokens, in the form of `routed_experts_npy`; in a stream, in the choice's last
+        chunk.
     """
 
     index: int
@@ -134,7 +134,7 @@ class GenerateResponse(BaseModel):
     """An answer, or a chunk of one.
 
     Attributes:
-      seed, timings: As in `Answer`.
+      seed, timings: Fields as in `Answer`.
     """
 
     request_id: str
@@ -158,11 +158,11 @@ GENERATE_ERRORS = ErrorDialect(
         "prompt": "token_ids",
     },
 )
-"""OpenAI's errors; parameters are named where this endpoint has them."""
+"""OpenAI's errors, with this endpoint's names of fields."""
 
 
 def generate_job(request: GenerateRequest, model: ServedModel) -> GenerationJob:
-    """What a request asks for.
+    """Returns the job of a request.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -195,13 +195,6 @@ def generate_job(request: GenerateRequest, model: ServedModel) -> GenerationJob:
 
 
 class GenerateAnswer(DataEvents):
-    """Writes the answer.
-
-    Args:
-      request: The request.
-      job: Its job.
-    """
-
     def __init__(self, request: GenerateRequest, job: GenerationJob) -> None:
         options = request.stream_options
         self._request, self._job = request, job
@@ -211,18 +204,16 @@ class GenerateAnswer(DataEvents):
         self._has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> GenerateResponse:
-        """The whole answer."""
         [output] = outputs
         self._counts.add(0, output)
         return self._response(output, usage=Usage.of(self._counts), **self._ended(output))
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
-        """The chunk of an output."""
         self._counts.add(0, output)
         return sse_event(self._response(output, **(self._ended(output) if output.finished else {})))
 
     def end(self) -> str:
-        """The token counts, if they were asked for, and the stream's end."""
+        """Returns the token counts, if requested, and the stream's end."""
         if not self._ends_with_usage:
             return DONE
         usage = GenerateResponse(

@@ -1,1 +1,1 @@
-"""Other weights for the served model while it runs: pauses, sleep and updates, under the names of vLLM."""
+"""Changes of the served model's weights while it runs: pauses, sleep and updates, under vLLM's names."""

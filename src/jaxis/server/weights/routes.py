@@ -1,4 +1,4 @@
-"""vLLM's routes for training by reinforcement: pause, sleep, and weights from a folder of this host."""
+"""vLLM's endpoints for reinforcement learning: pause, sleep, and new weights from a folder of this host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from jaxis.engine.client.async_engine import AsyncLLMEngine
 from jaxis.engine.client.engine_change import EngineChange, Pause, PauseMode, Resume, Sleep, UpdateWeights, WakeUp
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.server.context import Parts, ServerParts
-from jaxis.server.http.body import LenientModel, NotApplied, StrictJSONRoute
+from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.one_model import OneModel
 from jaxis.server.routes.operations import check_admin
 
 _BACKEND = "file"
-# Routes of vLLM's that there is no use for here.
+# vLLM's endpoints that are not needed here, with advice.
 _REFUSED = {
     "/start_draft_weight_update": "drafts come with the model: give a folder that has both",
     "/update_weight_version": "a version belongs to an update: give it to /update_weights or /finish_weight_update",
@@ -30,10 +31,10 @@ _REFUSED = {
 
 
 class InitRequest(LenientModel):
-    """How weights will come.
+    """Setup of the transfer of weights.
 
     Attributes:
-      init_info: Without an address: they come by folders.
+      init_info: Parameters of the transfer; without an address, since weights come by folders.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {}
@@ -42,11 +43,11 @@ class InitRequest(LenientModel):
 
 
 class UpdateInfo(LenientModel):
-    """Where new weights are.
+    """Source of new weights.
 
     Attributes:
-      path: A folder with safetensors files, in the server's --weights-root.
-      version: What outputs call them; None: one more than there were updates.
+      path: Folder with safetensors files, in the server's --weights-root.
+      version: Version in the outputs; None adds one to the number of updates.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {}
@@ -56,11 +57,7 @@ class UpdateInfo(LenientModel):
 
 
 class UpdateRequest(LenientModel):
-    """New weights.
-
-    Attributes:
-      update_info: Where they are.
-    """
+    """New weights."""
 
     not_applied: ClassVar[dict[str, NotApplied]] = {}
 
@@ -71,7 +68,7 @@ class FinishRequest(LenientModel):
     """The end of an update.
 
     Attributes:
-      weight_version: What outputs call the weights, if /update_weights did not say.
+      weight_version: Version in the outputs, if /update_weights named none.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {}
@@ -80,13 +77,13 @@ class FinishRequest(LenientModel):
 
 
 class DoneMessage(BaseModel):
-    """What was done."""
+    """Message that a request was carried out."""
 
     message: str
 
 
 class EngineStatus(BaseModel):
-    """What the engine is from now on."""
+    """State of the engine after a request."""
 
     status: str
 
@@ -95,8 +92,8 @@ class PendingUpdate:
     """The update that was started and not finished.
 
     Attributes:
-      is_started: Whether there is one.
-      change: What it is to do; None: nothing yet.
+      is_started: True if an update was started.
+      change: Change that will finish it; None until weights are named.
     """
 
     def __init__(self) -> None:
@@ -112,7 +109,7 @@ async def _pending(request: Request) -> PendingUpdate:
 
 
 async def _engine(parts: Parts) -> AsyncLLMEngine:
-    """The engine of a server of one model that generates."""
+    """Returns the engine; raises RequestError unless the server has one model that generates."""
     if isinstance(parts.models, OneModel) and isinstance(parts.models.engine, AsyncLLMEngine):
         return parts.models.engine
     raise RequestError("this is for a server of one model that generates text: start it with one model")
@@ -141,7 +138,7 @@ async def pause(
     wait_for_inflight_requests: bool = False,
     clear_cache: bool = True,
 ) -> EngineStatus:
-    """Lets no request run until /resume; those that come meanwhile wait."""
+    """Stops all requests until /resume. New ones wait."""
     mode = "wait" if wait_for_inflight_requests else mode
     await _change(engine, parts, Pause(mode))
     if clear_cache and mode != "keep":
@@ -158,7 +155,7 @@ async def resume(engine: Engine, parts: Parts) -> EngineStatus:
 
 @router.get("/is_paused", responses=_RESPONSES)
 async def is_paused(engine: Engine) -> dict[str, bool]:
-    """Whether requests wait."""
+    """Returns whether the engine is paused."""
     return {"is_paused": engine.is_paused}
 
 
@@ -166,7 +163,7 @@ async def is_paused(engine: Engine) -> dict[str, bool]:
 async def sleep(
     engine: Engine, parts: Parts, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: PauseMode = "abort"
 ) -> EngineStatus:
-    """Frees the memory of the KV cache, and of the devices that of the weights, until /wake_up."""
+    """Frees the memory of the KV cache, and the device memory of the weights, until /wake_up."""
     was_paused = engine.is_paused
     await _change(engine, parts, Pause(mode))
     try:
@@ -182,7 +179,7 @@ async def sleep(
 async def wake_up(
     engine: Engine, parts: Parts, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None
 ) -> EngineStatus:
-    """Ends a sleep, or that of a part; when all is awake, requests run again."""
+    """Wakes the engine, or a part of it. Requests run again once everything is awake."""
     await _change(engine, parts, WakeUp(None if tags is None else tuple(tags)))
     if not engine.is_asleep:
         await _change(engine, parts, Resume())
@@ -191,26 +188,26 @@ async def wake_up(
 
 @router.get("/is_sleeping", responses=_RESPONSES)
 async def is_sleeping(engine: Engine) -> dict[str, bool]:
-    """Whether the engine sleeps."""
+    """Returns whether the engine sleeps."""
     return {"is_sleeping": engine.is_asleep}
 
 
 @router.get("/get_world_size", responses=_RESPONSES)
 async def get_world_size(engine: Engine, include_dp: bool = True) -> dict[str, int]:
-    """How many devices run the model; without `include_dp`, of one data rank."""
+    """Returns the number of devices that run the model; without `include_dp`, of one data rank."""
     return {"world_size": engine.info.num_devices // (1 if include_dp else engine.info.num_ranks)}
 
 
 @router.get("/server_info", responses=_RESPONSES)
 async def server_info(engine: Engine) -> dict[str, Any]:
-    """Of vLLM's configuration, what TRL looks for: how weights come, and what log-probabilities are."""
+    """Returns the parts of vLLM's configuration that TRL reads: transfer of weights, and mode of log-probabilities."""
     model = {"logprobs_mode": engine.info.logprobs_mode, "max_model_len": engine.info.max_model_len}
     return {"vllm_config": {"weight_transfer_config": {"backend": _BACKEND}, "model_config": model}}
 
 
 @router.post("/init_weight_transfer_engine", responses=_RESPONSES)
 async def init_weight_transfer_engine(body: InitRequest, parts: Parts) -> DoneMessage:
-    """Nothing has to be prepared: weights come by folders. Other ways are refused."""
+    """Accepts folders as the way of transfer, which needs no setup, and refuses other ways."""
     if (backend := body.init_info.get("backend", _BACKEND)) != _BACKEND or "master_address" in body.init_info:
         name = "nccl" if backend == _BACKEND else str(backend)[:32]
         raise RequestError(
@@ -223,14 +220,14 @@ async def init_weight_transfer_engine(body: InitRequest, parts: Parts) -> DoneMe
 
 @router.post("/start_weight_update", responses=_RESPONSES)
 async def start_weight_update(pending: Pending) -> DoneMessage:
-    """From here on, /finish_weight_update puts the new weights in place, not /update_weights."""
+    """Starts an update, so that new weights take effect at /finish_weight_update instead of /update_weights."""
     pending.is_started, pending.change = True, None
     return DoneMessage(message="Weight update started")
 
 
 @router.post("/update_weights", responses=_RESPONSES)
 async def update_weights(body: UpdateRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
-    """Gives the model the weights of a folder; requests that are not paused go on with them."""
+    """Loads the weights of a folder into the model. Requests that are not paused continue with them."""
     if body.update_info.path is None:
         raise RequestError("must name a folder as path: weights come no other way here", param="update_info")
     change = UpdateWeights(str(folder_within(_root(parts), body.update_info.path)), body.update_info.version)
@@ -243,7 +240,7 @@ async def update_weights(body: UpdateRequest, engine: Engine, parts: Parts, pend
 
 @router.post("/finish_weight_update", responses=_RESPONSES)
 async def finish_weight_update(body: FinishRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
-    """Puts the weights in place that were named since /start_weight_update."""
+    """Loads the weights that were named since /start_weight_update."""
     change, pending.is_started, pending.change = pending.change, False, None
     if change is None:
         raise RequestError("no weights were named: send /start_weight_update, /update_weights, and this")
@@ -254,7 +251,7 @@ async def finish_weight_update(body: FinishRequest, engine: Engine, parts: Parts
 
 @router.get("/weight_info", responses=_RESPONSES)
 async def weight_info(engine: Engine) -> dict[str, str | int]:
-    """The version of the weights."""
+    """Returns the version of the weights."""
     return {"weight_version": engine.weights_version}
 
 
@@ -277,10 +274,10 @@ def _root(parts: ServerParts) -> Path:
 
 
 def folder_within(root: Path, path: str) -> Path:
-    """The folder of a path, relative to the root, without links.
+    """Returns the folder of a path relative to the root, with links resolved.
 
     Raises:
-      RequestError: It is no folder, or it or a file in it is outside of the root.
+      RequestError: The path is no folder, or the folder or a file in it is outside of the root.
     """
     if "\0" in path:
         raise RequestError("is no path", param="update_info.path")

@@ -1,4 +1,4 @@
-"""The section `data`: which rows are learned, and which the loss is measured on."""
+"""The section `data`: data files for training and for the held-out loss."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ALL_TURNS, FINAL_TURN = "all_assistant_turns", "final_assistant_turn"
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetParams(ConfigSection):
-    """A file of rows.
+    """A file of data rows.
 
     Attributes:
-      dataset_path: A JSONL file.
-      dataset_name: text_sft or text_sft_jsonl, which say no more than the path does.
-      sample_count: Rows to take, drawn by `seed` with `shuffle`, else the first; None: all.
-      shuffle: Whether rows are drawn rather than taken from the beginning.
-      seed: For that; None: `data.train.seed`.
-      mixture_proportion: Share of an epoch's examples; all files have one, or none has: then all of their rows are
-        taken.
+      dataset_path: Path of a JSONL file.
+      dataset_name: text_sft or text_sft_jsonl. Neither changes how the file is read.
+      sample_count: Number of rows to take: random ones with `shuffle`, else the first; None: all.
+      shuffle: True to draw rows at random instead of from the beginning.
+      seed: Seed of `shuffle`; None: `data.train.seed`.
+      mixture_proportion: Share of an epoch's examples. Either all files have one or none has; without it, all rows are
+        used.
     """
 
     dataset_path: str | None = None
@@ -76,22 +76,23 @@ class DatasetParams(ConfigSection):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         assert self.dataset_path is not None
         return Path(self.dataset_path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitParams(ConfigSection):
-    """The data of training, or of validation.
+    """The data of training or of validation.
 
     Attributes:
-      datasets: Files.
-      mixture_strategy: Of files with a mixture_proportion: first_exhausted ends an epoch before one of them would begin
-        again, all_exhausted when each of their rows was taken.
-      pack: Whether several short examples share a row of the batch, none seeing another.
-      train_target: Which of an assistant's turns are learned: all_assistant_turns or final_assistant_turn.
-      seed: Of the order of rows; None: `training.data_seed`.
+      datasets: Data files.
+      mixture_strategy: End of an epoch for files with a mixture_proportion: first_exhausted, before one of them would
+        begin
+        again; or all_exhausted, when each of their rows was used.
+      pack: True if several short examples share a batch row. Attention does not cross from one to another.
+      train_target: Assistant's turns that are learned: all_assistant_turns or final_assistant_turn.
+      seed: Seed of the order of data rows; None: `training.data_seed`.
     """
 
     datasets: tuple[DatasetParams, ...] = ()
@@ -157,7 +158,7 @@ class SplitParams(ConfigSection):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationParams(SplitParams):
-    """The data that the loss is measured on during training; fields as in `SplitParams`."""
+    """The data of the held-out loss; fields as in `SplitParams`."""
 
     @classmethod
     def section(cls) -> str:
@@ -170,12 +171,12 @@ class ValidationParams(SplitParams):
 
 @dataclass(frozen=True, kw_only=True)
 class DataParams(ConfigSection):
-    """The data.
+    """The data of a run.
 
     Attributes:
-      train: What is learned.
-      validation: What the loss is measured on during training.
-      test: Refused.
+      train: Training data.
+      validation: Data of the held-out loss, measured during training.
+      test: Not supported: refused if set.
     """
 
     train: SplitParams = field(default_factory=SplitParams)

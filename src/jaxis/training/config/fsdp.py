@@ -1,4 +1,4 @@
-"""Whether several devices share a training."""
+"""The section `fsdp`: training shared by several devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPParams(ConfigSection):
-    """Whether several devices share the training: rows, weights and the optimizer's moments.
+    """Sharing of a training's batch rows, weights and optimizer state by several devices.
 
     Attributes:
-      enable_fsdp: Whether all devices of this host do; `training.per_device_train_batch_size` is of each.
-      sharding_strategy: FULL_SHARD.
+      enable_fsdp: True to use all devices of this host. `training.per_device_train_batch_size` applies to each device.
+      sharding_strategy: Only FULL_SHARD.
     """
 
     enable_fsdp: bool = False

@@ -1,4 +1,4 @@
-"""The section `training.grpo`: how answers are sampled, under TRL's names."""
+"""The section `training.grpo`: sampling of answers, under TRL's names."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoParams(ConfigSection):
-    """How answers are sampled and compared.
+    """Settings for sampling and comparing answers.
 
     Attributes:
-      num_generations: Answers to a prompt, which are a group.
-      max_prompt_length: Most tokens of a prompt; a longer one is an error. None: what the context leaves.
-      max_completion_length: Most tokens of an answer.
-      scale_rewards: Whether advantages are divided by the standard deviation of their group's rewards.
-      log_completions: Whether every answer is a line of answers.jsonl.
-      on_mismatch: What to do where training sees another log-probability of a token than the engine sampled it with:
-        error; correct, which weighs each token by the ratio, up to 2; or ignore. None: error with
-        `forward_pass: engine`, else correct.
-      vocab_mismatch_positions: At how many positions of each micro-batch's answers the log-probabilities of the whole
-        vocabulary are compared, too.
-      temperature: At which answers are sampled.
-      top_p: Tokens are sampled from the most likely ones whose probabilities add up to this.
-      top_k: Tokens are sampled from so many of the most likely ones; 0: from all.
-      min_p: Tokens are sampled from those that are at least this share as likely as the most likely one; None: from
-        all.
-      environment_factory: `module:Class`, whose instances have tools that answers call; see `Environments`. None: an
+      num_generations: Number of answers to a prompt, which form a group.
+      max_prompt_length: Limit of a prompt's tokens; a longer prompt is an error. None: as the context allows.
+      max_completion_length: Limit of an answer's tokens.
+      scale_rewards: True to divide advantages by the standard deviation of their group's rewards.
+      log_completions: True to write every answer to answers.jsonl.
+      on_mismatch: Action if a token's log-probability differs between training and the engine that sampled it: error;
+        correct, which weighs each token by the ratio, up to 2; or ignore. None: error with `forward_pass: engine`, else
+        correct.
+      vocab_mismatch_positions: Number of positions in each micro-batch's answers where the log-probabilities of the
+        whole vocabulary are compared, too.
+      temperature: Sampling temperature.
+      top_p: Limits sampling to the most likely tokens whose probabilities add up to this value.
+      top_k: Limits sampling to this number of the most likely tokens; 0: all.
+      min_p: Limits sampling to tokens with at least this share of the most likely token's probability; None: all.
+      environment_factory: `module:Class` of an environment whose tools answers may call; see `Environments`. None: each
         answer is one turn.
-      max_tool_calling_iterations: Most turns of an answer that call tools; None: as many as its tokens have room for.
+      max_tool_calling_iterations: Limit of an answer's turns that call tools; None: as many as fit into its tokens.
     """
 
     num_generations: int = 8
@@ -112,7 +111,7 @@ class GrpoParams(ConfigSection):
 
     @property
     def distribution(self) -> SamplingParams:
-        """What tokens are sampled from; log-probabilities are of it, too.
+        """Distribution that tokens are sampled from, with log-probabilities of the same distribution.
 
         Raises:
           RequestError: A value is out of its range.
@@ -127,5 +126,5 @@ class GrpoParams(ConfigSection):
 
     @property
     def has_filters(self) -> bool:
-        """Whether some tokens cannot be sampled."""
+        """True if some tokens cannot be sampled."""
         return self.top_p < 1 or self.top_k > 0 or bool(self.min_p)

@@ -1,4 +1,4 @@
-"""The section `peft`: adapters that are trained."""
+"""The section `peft`: trained adapters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jaxis.training.config.section import ConfigSection
 
 @dataclass(frozen=True, kw_only=True)
 class PeftParams(ConfigSection):
-    """The adapters that are trained, with `training.use_peft`.
+    """Settings of trained adapters, for `training.use_peft`.
 
     Attributes:
-      lora_r, lora_alpha, lora_dropout: As PEFT's r, lora_alpha and lora_dropout.
-      lora_target_modules: Ends of the names of linear layers; None, or all-linear: all of them but the head.
-      lora_exclude_modules: Ends of names that are left out.
-      use_rslora: Whether the scale is alpha / sqrt(r) rather than alpha / r.
-      q_lora: Whether the frozen weights are quantized, to `q_lora_bits`: 4 or 8.
-      peft_save_mode: adapter_only writes PEFT's files; merged the whole model.
+      lora_r, lora_alpha, lora_dropout: Values of PEFT's r, lora_alpha and lora_dropout.
+      lora_target_modules: Last parts of the names of linear layers; None or all-linear: all except the output head.
+      lora_exclude_modules: Last parts of names to leave out.
+      use_rslora: True for the scale alpha / sqrt(r) instead of alpha / r.
+      q_lora: True to quantize the frozen weights to `q_lora_bits`: 4 or 8.
+      peft_save_mode: adapter_only writes PEFT's files; merged writes the whole model.
     """
 
     lora_r: int = 8
@@ -88,5 +88,5 @@ class PeftParams(ConfigSection):
 
     @property
     def targets(self) -> tuple[str, ...] | None:
-        """Ends of names; None: all linear layers."""
+        """Last parts of layer names; None: all linear layers."""
         return None if self.lora_target_modules in ((), ("all-linear",)) else self.lora_target_modules

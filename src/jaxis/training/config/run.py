@@ -1,6 +1,6 @@
 """A training run as its YAML file describes it, under Oumi's names.
 
-Each field is applied, or refused with the reason. Those that only arrange how PyTorch computes change no result: they
+Each field is applied, or refused with the reason. Fields that only arrange PyTorch's computation change no result: they
 are accepted, and `notes` names them.
 """
 
@@ -19,18 +19,19 @@ from jaxis.training.config.section import ConfigSection
 from jaxis.training.config.training import TrainingParams
 
 ROUTER_KEYS = ("output_router_logits", "router_aux_loss_coef")
-"""What `model.model_kwargs` can set of config.json: whether the routers of experts are balanced, and how much."""
+"""Keys of config.json that `model.model_kwargs` can set: use and weight of the routers' load-balancing loss."""
 _QUANTIZED = ("load_in_8bit", "load_in_4bit")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelParams(ModelParams):
-    """Which model is trained. Fields as for `jaxis infer`; see `ModelParams`.
+    """The model to train. Fields as for `jaxis infer`; see `ModelParams`.
 
     Attributes:
-      model_max_length: Most tokens of an example; what is longer is cut. None: the model's context.
-      torch_dtype_str: What is computed in; what is trained is kept in float32 whatever this says. "auto" is float32 on
-        CPU and the checkpoint's type elsewhere.
+      model_max_length: Limit of an example's tokens; longer ones are cut. None: the model's context length.
+      torch_dtype_str: Data type of the forward pass; trained weights are always float32. "auto" is float32 on CPU and
+        the
+        checkpoint's type elsewhere.
     """
 
     def __post_init__(self) -> None:
@@ -52,15 +53,15 @@ class TrainedModelParams(ModelParams):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(ConfigSection):
-    """A run: model, data, how it is trained.
+    """Configuration of a run.
 
     Attributes:
-      model: Which model.
-      data: Which rows.
-      training: How it is trained.
-      peft: Which adapters.
-      fsdp: Which devices share it.
-      deepspeed: Refused, if it is enabled.
+      model: The model to train.
+      data: The data.
+      training: Training settings.
+      peft: Adapters.
+      fsdp: Sharing by several devices.
+      deepspeed: Not supported: refused if enabled.
     """
 
     model: TrainedModelParams = field(default_factory=TrainedModelParams)

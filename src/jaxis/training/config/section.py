@@ -1,4 +1,4 @@
-"""What the sections of a training run's YAML file have in common."""
+"""Base of the sections of a training run's YAML file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ConfigSection(ParameterGroup):
     """A section of the file.
 
     Attributes:
-      WITHOUT_EFFECT: Fields that change no result, and why.
-      REFUSED: Fields that can have only their default value, and what to do instead.
+      WITHOUT_EFFECT: Fields that change no result, with the reason.
+      REFUSED: Fields that must keep their default value, with the advice to the user.
     """
 
     WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {}
@@ -37,7 +37,7 @@ class ConfigSection(ParameterGroup):
         ]
 
     def check_number(self, name: str, low: float, high: float = float("inf"), *, whole: bool = False) -> None:
-        """Raises ConfigError for a field that is not a number from `low` to `high`."""
+        """Raises ConfigError if a field is not a number from `low` to `high`."""
         value = getattr(self, name)
         kinds = int if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:

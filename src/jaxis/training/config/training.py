@@ -1,4 +1,4 @@
-"""The section `training`: how a model is trained."""
+"""The section `training`: settings of the training itself."""
 
 from __future__ import annotations
 
@@ -25,44 +25,46 @@ _COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingParams(ConfigSection):
-    """How it is trained.
+    """Settings of the training itself.
 
     Attributes:
-      trainer_type: TRL_SFT learns what the rows say; TRL_DPO what they prefer; TRL_GRPO what `reward_functions` reward
-        in answers that are sampled.
-      reward_functions: Of TRL_GRPO, such as rewards:exact; each is called as TRL calls its own.
-      grpo: How answers are sampled.
-      use_peft: Whether adapters are trained instead of all weights.
-      output_dir: The folder of the finished model, of its checkpoints and of metrics.jsonl.
-      per_device_train_batch_size: Rows that are computed together; for TRL_DPO, pairs of rows.
-      per_device_eval_batch_size: The same, for validation.
-      gradient_accumulation_steps: How many of those make the batch of a step.
-      max_steps: Steps; -1: those of `num_train_epochs`.
-      num_train_epochs: Times that each row is seen.
-      save_steps: Steps between checkpoints; 0: none but the one of a run that is stopped.
-      save_final_model: Whether `output_dir` gets the model.
-      seed: Of what is drawn in training.
-      data_seed: Of the order of rows.
-      learning_rate: Its peak.
+      trainer_type: TRL_SFT learns the texts of data rows; TRL_DPO learns preferences; TRL_GRPO learns from rewards of
+        sampled answers.
+      reward_functions: Reward functions for TRL_GRPO, such as rewards:exact, with TRL's arguments.
+      grpo: Sampling of answers for TRL_GRPO.
+      use_peft: True to train adapters instead of all weights.
+      output_dir: Folder of the finished model, checkpoints and metrics.jsonl.
+      per_device_train_batch_size: Batch rows that are computed together; for TRL_DPO, pairs of batch rows.
+      per_device_eval_batch_size: Batch rows or pairs that are computed together in validation.
+      gradient_accumulation_steps: Number of micro-batches in a step's batch.
+      max_steps: Number of steps; -1: as many as `num_train_epochs` needs.
+      num_train_epochs: Number of times that each data row is used.
+      save_steps: Steps between checkpoints; 0: only a stopped run saves one.
+      save_final_model: True to write the model to `output_dir`.
+      seed: Seed of random values in training.
+      data_seed: Seed of the order of data rows.
+      learning_rate: Peak of the learning rate.
       lr_scheduler_type: linear, cosine, constant or constant_with_warmup.
-      warmup_ratio: Share of the steps in which the rate rises from 0; `warmup_steps` says how many instead.
-      optimizer: adamw, adamw_torch, adamw_torch_fused, sgd, or muon, which is Muon of hidden matrices with updates as
-        large as AdamW's, and AdamW of vectors, embeddings and heads.
-      weight_decay: Of matrices only.
-      max_grad_norm: Gradients whose norm is larger are scaled down to it; 0: none are.
-      mixed_precision_dtype: NONE or BF16, which computes in bfloat16.
-      enable_gradient_checkpointing: Whether layers are computed again for their derivatives, rather than kept.
-      forward_pass: engine, whose kernels and sums are those that answer requests, to the last bit; or plain JAX.
-      logging_steps: Steps between the lines that are printed; metrics.jsonl has them all.
-      eval_strategy: "no", "steps" or "epoch": when the loss of `data.validation` is measured.
-      eval_steps: Steps between those.
-      resume_from_checkpoint: The folder of a checkpoint to go on from.
-      try_resume_from_last_checkpoint: Whether to go on from the last checkpoint in `output_dir`, if there is one.
-      enable_tensorboard: Whether TensorBoard's events are written, too.
-      logging_dir: The folder of those; None: runs in `output_dir`.
-      metrics_function: `module:function`, which scores answers to the prompts of `data.validation` whenever their loss
-        is measured; called as TRL's reward functions are. None: no answers are generated.
-      trainer_kwargs: Of TRL's trainers: save_total_limit, metric_for_best_model, greater_is_better,
+      warmup_ratio: Share of the steps in which the rate rises from 0; `warmup_steps` gives their number instead.
+      optimizer: adamw, adamw_torch, adamw_torch_fused, sgd or muon. muon uses Muon, with updates as large as AdamW's,
+        for
+        hidden matrices and AdamW for vectors, embeddings and heads.
+      weight_decay: Weight decay of matrices. Vectors have none.
+      max_grad_norm: Norm to which larger gradients are scaled down; 0: no limit.
+      mixed_precision_dtype: NONE, or BF16 for a forward pass in bfloat16.
+      enable_gradient_checkpointing: True to recompute layers for their derivatives instead of keeping activations.
+      forward_pass: engine, with the kernels that answer requests and bit for bit the same results; or plain (JAX).
+      logging_steps: Steps between printed lines; metrics.jsonl has every step.
+      eval_strategy: "no", "steps" or "epoch": interval of the held-out loss of `data.validation`.
+      eval_steps: Steps between evaluations.
+      resume_from_checkpoint: Folder of a checkpoint to resume from.
+      try_resume_from_last_checkpoint: True to resume from the last checkpoint in `output_dir`, if there is one.
+      enable_tensorboard: True to also write TensorBoard's events.
+      logging_dir: Folder of TensorBoard's events; None: `runs` in `output_dir`.
+      metrics_function: `module:function` that scores answers to the prompts of `data.validation` at each evaluation,
+        with
+        the arguments of TRL's reward functions. None: no answers are generated.
+      trainer_kwargs: Arguments of TRL's trainers: save_total_limit, metric_for_best_model, greater_is_better,
         load_best_model_at_end, max_completion_length (tokens of an answer for `metrics_function`); for TRL_DPO, beta,
         label_smoothing and loss_type (sigmoid, hinge or ipo).
     """
@@ -277,7 +279,7 @@ class TrainingParams(ConfigSection):
 
     @property
     def best_metric(self) -> str | None:
-        """The metric by which the best step is found; None: it is not looked for."""
+        """Name of the metric that decides the best step; None: no best step is tracked."""
         metric = self.trainer_kwargs.get("metric_for_best_model")
         if metric is None:
             return "eval_loss" if self.loads_best else None
@@ -285,30 +287,30 @@ class TrainingParams(ConfigSection):
 
     @property
     def is_greater_better(self) -> bool:
-        """Whether larger values of that are better; by default those of all metrics but losses are."""
+        """True if larger values of `best_metric` are better; by default, of every metric except losses."""
         return self.trainer_kwargs.get("greater_is_better", not (self.best_metric or "").endswith("loss"))
 
     @property
     def loads_best(self) -> bool:
-        """Whether the finished model is that of the best step."""
+        """True if the finished model is that of the best step."""
         return self.trainer_kwargs.get("load_best_model_at_end", False)
 
     @property
     def max_completion_length(self) -> int:
-        """Most tokens of an answer that `metrics_function` scores."""
+        """Limit of the tokens of an answer for `metrics_function`."""
         return self.trainer_kwargs.get("max_completion_length", 128)
 
     @property
     def on_mismatch(self) -> str:
-        """What `grpo.on_mismatch` says, or means if it says nothing."""
+        """Value of `grpo.on_mismatch`, with its default applied."""
         return self.grpo.on_mismatch or (ERROR if self.forward_pass == ENGINE else CORRECT)
 
     @property
     def compute_dtype(self) -> str | None:
-        """What `mixed_precision_dtype` computes in; None if it does not say."""
+        """Data type of `mixed_precision_dtype`; None for NONE."""
         return _COMPUTE_DTYPES[str(self.mixed_precision_dtype).lower()]
 
     @property
     def save_total_limit(self) -> int | None:
-        """Checkpoints that are kept; None: all."""
+        """Number of checkpoints to keep; None: all."""
         return self.trainer_kwargs.get("save_total_limit")

@@ -1,1 +1,1 @@
-"""Group relative policy optimization (arXiv:2402.03300): answers are sampled, and compared within their group."""
+"""Group relative policy optimization (arXiv:2402.03300): sampled answers are compared within their group."""

@@ -1,4 +1,4 @@
-"""The rows of a GRPO run: prompts, with or without answers, which reward functions get as `reference`."""
+"""The data rows of a GRPO run: prompts, optionally with answers, which reward functions receive as `reference`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxis.training.rows import DataRow, read_rows
 
 
 def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[str, str]]:
-    """The batches of a run, and the digest of each file.
+    """Returns the batch source of a run and the digest of each file.
 
     Raises:
-      ConfigError: A file cannot be read, a row has no prompt, or the run cannot be done as it is described.
+      ConfigError: A file cannot be read, a data row has no prompt, or the configuration is not supported.
     """
     if config.fsdp.enable_fsdp:
         raise ConfigError("fsdp.enable_fsdp cannot be honoured with TRL_GRPO: leave it out")
@@ -31,7 +31,7 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
 
 
 def _answered(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row that has an answer, an empty one if it came without."""
+    """Returns a raw row with an answer, which is empty if the row has none."""
     prompt, messages = row.get("prompt"), row.get("messages")
     nothing = {"role": "assistant", "content": ""}
     if prompt is not None and row.get("completion") is None:

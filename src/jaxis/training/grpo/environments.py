@@ -1,4 +1,4 @@
-"""Environments whose tools answers call, as TRL's `environment_factory` has them."""
+"""Environments with tools for answers to call, as TRL's `environment_factory`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxis.errors import ConfigError, RequestError
-from jaxis.inference.output import call_fields
+from jaxis.inference.answer_message import call_fields
 from jaxis.outputs import CompletionOutput
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
@@ -26,24 +26,25 @@ _NO_TOOLS = ("reset", "get_reward")
 
 
 class Environments:
-    """A user's class: each answer has an instance of its own, whose public methods are the tools that it may call.
+    """A user's environment class. Each answer gets an instance, whose public methods are the tools it may call.
 
-    `reset(**columns)` is called first, with the columns of the row and its `prompt`; a string that it returns is put
-    behind the last message of the prompt. `get_reward()`, if there is one, is a reward function of its own.
+    `reset(**columns)` is called first, with the columns of the data row and its `prompt`. If it returns a string, that
+    is
+    appended to the last message of the prompt. `get_reward()`, if present, is one more reward function.
 
     Args:
-      name: Such as "games:Maze".
-      base: The model, whose chat template says how calls are written and how results are read.
-      max_calling_turns: Most turns of an answer that call tools; None: any number.
-      max_tokens: Most tokens of an answer, with what tools return.
+      name: Name such as "games:Maze".
+      base: Model whose chat template defines the format of calls and results.
+      max_calling_turns: Limit of an answer's turns that call tools; None: no limit.
+      max_tokens: Limit of an answer's tokens, including tool results.
 
     Attributes:
       tools: JSON schemas of the tools, for the chat template.
-      skip_special_tokens: Whether the text of an answer can do without special tokens.
-      rewards_as: What the reward of `get_reward` is called; None: there is no such method.
+      skip_special_tokens: True if the text of an answer is read without special tokens.
+      rewards_as: Name of the reward of `get_reward`; None without that method.
 
     Raises:
-      ConfigError: There is no such class, a method cannot be a tool, or the model has no tools.
+      ConfigError: The class does not exist, a method cannot be a tool, or the model does not support tools.
     """
 
     def __init__(self, name: str, base: BaseModel, max_calling_turns: int | None, max_tokens: int) -> None:
@@ -72,15 +73,15 @@ class Environments:
         self._turns = TurnEncoder(base.tokenizer, base.template)
 
     def begin(self, prompts: HeldOutPrompts, place: int, longest: int) -> Episode:
-        """An answer's environment, reset, and its prompt.
+        """Creates and resets the environment of an answer.
 
         Args:
-          prompts: All of them.
-          place: Which one.
-          longest: Most tokens of a prompt.
+          prompts: All prompts.
+          place: Index of the answer's prompt.
+          longest: Limit of a prompt's tokens.
 
         Raises:
-          ConfigError: `reset` failed, or what it returned is too long.
+          ConfigError: `reset` failed, or its text is too long.
         """
         prompt, where = prompts.prompts[place], prompts.where[place]
         if isinstance(prompt, str):
@@ -105,18 +106,18 @@ class Environments:
         return Episode(prompt, ids, completion=[], environment=environment)
 
     def goes_on(self, episode: Episode, answer: CompletionOutput, turn: int) -> bool:
-        """Calls the tools that an answer asks for, and adds what they return.
+        """Calls the tools that an answer asks for, and adds their results to the episode.
 
         Args:
-          episode: Which has the tokens of the answer already.
-          answer: Its last turn.
-          turn: From 0.
+          episode: Episode that already has the answer's tokens.
+          answer: Last turn of the answer.
+          turn: Number of the turn, from 0.
 
         Returns:
-          Whether the model is to answer again.
+          True if the model is to answer again.
 
         Raises:
-          ConfigError: The chat template has no place for the results.
+          ConfigError: The chat template does not support tool results.
         """
         assert isinstance(episode.completion, list)
         assert isinstance(episode.prompt, list)
@@ -147,10 +148,10 @@ class Environments:
         return True
 
     def rewards(self, answered: dict[str, list[Any]]) -> list[float]:
-        """What `get_reward` says of each answer.
+        """Returns the reward that `get_reward` gives each answer.
 
         Raises:
-          ConfigError: It raised an error, or returned something other than a finite number.
+          ConfigError: `get_reward` raised an error, or did not return a finite number.
         """
 
         def of_all(environments: list[Any], **_: Any) -> list[float]:
@@ -165,7 +166,7 @@ class Environments:
             raise ConfigError(f"{_KEY}={self._name!r} failed: {type(error).__name__}: {error}") from error
 
     def _call(self, episode: Episode, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with what a call returns."""
+        """Calls a tool; returns the message with its result."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         episode.num_calls += 1
         try:
@@ -173,13 +174,13 @@ class Environments:
                 raise ValueError(f"Tool {name} not found.")
             result = getattr(episode.environment, name)(**arguments)
         except Exception as error:
-            # The model reads it, and may do better in its next turn.
+            # The model reads the error, and may do better in its next turn.
             episode.num_failed += 1
             result = {"error": str(error)}
         return {"role": "tool", "name": name, "tool_call_id": call["id"], "content": str(result)}
 
     def _ids_of_results(self, messages: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[int]:
-        """The tokens between the end of the assistant's last turn and its next one."""
+        """Returns the tokens between the end of the assistant's last turn and its next one."""
         base = self._base
         written = messages_for_template(
             [*messages, *results], base.tokenizer, chat_template=base.template.get("chat_template"), tools=self.tools
@@ -198,7 +199,6 @@ class Environments:
 
 
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call; none if they are no JSON object."""
     try:
         value = json.loads(call["function"]["arguments"])
     except ValueError:

@@ -1,4 +1,4 @@
-"""A prompt and what follows it: what the engine samples and, with an environment, what its tools return."""
+"""Episode: a prompt and the tokens after it, sampled by the engine or returned by an environment's tools."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from jaxis.outputs import CompletionOutput
 
 @dataclass
 class Episode:
-    """An answer, of one turn or of several.
+    """A prompt and its answer, of one turn or several.
 
     Attributes:
-      prompt: A string, or messages.
-      prompt_ids: Its token ids.
-      ids: Those that follow it.
-      is_sampled: Of each of those, whether the engine sampled it; a tool returned the others.
-      logprobs: Of each, with which it was sampled; 0.0 of the others.
-      completion: What follows the prompt: a string, or messages.
-      is_cut: Whether it ended for want of room.
-      num_accepted_drafts: How many of its tokens were guessed ahead.
-      environment: The user's, whose tools it calls; None: there is none.
-      num_calls: Calls of tools.
-      num_failed: Calls that raised an error, or were of no tool.
+      prompt: Prompt as a string or messages.
+      prompt_ids: Token ids of the prompt.
+      ids: Token ids after the prompt.
+      is_sampled: For each of `ids`, True if the engine sampled it; False if a tool returned it.
+      logprobs: Log-probability of each sampled token when it was sampled; 0.0 for the others.
+      completion: The answer as a string or messages.
+      is_cut: True if the answer ended because the limit was reached.
+      num_accepted_drafts: Number of its tokens that were accepted drafts.
+      environment: Instance of the user's environment; None without one.
+      num_calls: Number of tool calls.
+      num_failed: Number of calls that raised an error or named an unknown tool.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -39,7 +39,7 @@ class Episode:
     num_failed: int = 0
 
     def add_sampled(self, answer: CompletionOutput) -> None:
-        """Adds the tokens of an answer whose log-probabilities were asked for."""
+        """Adds the tokens of an answer, which must have log-probabilities."""
         assert answer.logprobs is not None
         self.ids += answer.token_ids
         self.is_sampled += [True] * len(answer.token_ids)
@@ -48,7 +48,7 @@ class Episode:
         self.num_accepted_drafts += answer.num_accepted_drafts
 
     def add_given(self, ids: list[int]) -> None:
-        """Adds tokens that the model reads, and did not sample."""
+        """Adds tokens that the model reads but did not sample."""
         self.ids += ids
         self.is_sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)

@@ -1,4 +1,4 @@
-"""GRPO's loss, and how far training's log-probabilities are from those that answers were sampled with."""
+"""GRPO's loss, and the difference between log-probabilities in training and in sampling."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class RolloutBatch(TrainingBatch):
     """A batch of sampled answers.
 
     Attributes:
-      sampled_logprobs: float32 [M, B, L], with which the engine sampled the target of each token; 0 where none is
-        learned.
-      advantages: float32 [M, B, L], of the answer that the target belongs to.
-      vocab_positions: int32 [M, N], of tokens, counted through the rows of a micro-batch.
-      vocab_logprobs: float32 [M, N, V], the engine's of all tokens that could follow those.
-      temperature: float32 [M], at which tokens were sampled.
-      top_k: int32 [M], and the two below: see `TokenFilters`.
+      sampled_logprobs: float32 [M, B, L], log-probability of each target when the engine sampled it; 0 where the target
+        is not learned.
+      advantages: float32 [M, B, L], advantage of the answer that the target belongs to.
+      vocab_positions: int32 [M, N], positions of tokens, counted through the batch rows of a micro-batch.
+      vocab_logprobs: float32 [M, N, V], the engine's log-probabilities of all next tokens at these positions.
+      temperature: float32 [M], temperature of the sampling.
+      top_k: int32 [M]; `top_k`, `top_p` and `min_p` are as in `TokenFilters`.
       top_p: float32 [M].
       min_p: float32 [M].
     """
@@ -49,31 +49,30 @@ class RolloutBatch(TrainingBatch):
 
 
 def grpo_of(params: TrainingParams) -> GRPO:
-    """The loss that a run asks for."""
+    """Returns the objective of a run."""
     return GRPO(corrects=params.on_mismatch == CORRECT, has_filters=params.grpo.has_filters)
 
 
 @dataclass(frozen=True)
 class GRPO:
-    """Minus the advantage of each sampled token, whose derivative is that of its log-probability; its weight is the
-    number of tokens of the whole batch ("dapo", arXiv:2503.14476).
+    """Minus the advantage of each sampled token, with the derivative of its log-probability.
+
+    The weight is the number of tokens of the whole batch ("dapo", arXiv:2503.14476).
 
     Each batch has one update, so the ratio to the policy that sampled is 1.
 
     Attributes:
-      corrects: Whether a token counts by how much likelier training sees it than it was sampled, up to MAX_WEIGHT.
-      has_filters: Whether only some tokens could be sampled.
+      corrects: True to weigh a token by the ratio of its probabilities in training and in sampling, up to MAX_WEIGHT.
+      has_filters: True if some tokens could not be sampled.
     """
 
     corrects: bool
     has_filters: bool
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
-        """See `Objective`."""
         return jnp.sum(batch.learned, dtype=jnp.float32)
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
-        """See `Objective`."""
         del frozen
         rollouts = cast(RolloutBatch, batch)
         rows = TrainingBatch(**{field.name: getattr(batch, field.name) for field in dataclasses.fields(TrainingBatch)})
@@ -90,6 +89,6 @@ class GRPO:
         if rollouts.vocab_positions.size:
             sampled = jnp.asarray(rollouts.vocab_logprobs)
             here = jax.lax.stop_gradient(scores.vocab_logprobs(jnp.asarray(rollouts.vocab_positions)))
-            # Also of tokens that both exclude.
+            # Also for tokens that both exclude.
             sums[VOCAB_MISMATCH] = jnp.max(jnp.where(here == sampled, 0.0, jnp.abs(here - sampled)))
         return Losses(total, sums, scores.router_sums)

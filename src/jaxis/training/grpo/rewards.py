@@ -1,4 +1,4 @@
-"""Rewards of answers, and their advantages over the others of their group."""
+"""Rewards of answers, and their advantages within their group."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ MIN_DEVIATION = 1e-4
 
 
 class Rewards:
-    """A user's reward functions; an answer's reward is the sum of theirs.
+    """A user's reward functions. The reward of an answer is the sum of their values.
 
     Args:
-      names: Such as "rewards:exact", of rewards.py.
+      names: Names such as "rewards:exact", from rewards.py.
 
     Raises:
-      ConfigError: There is no such function.
+      ConfigError: A function does not exist.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._functions = {name: load_scorer(name, "training.reward_functions") for name in names}
 
     def of(self, answered: dict[str, list[Any]]) -> dict[str, np.ndarray]:
-        """Name of each function -> float64 [N], its rewards.
+        """Returns the rewards of each function, float64 [N], by its name.
 
         Raises:
-          ConfigError: One raised an error, or returned something other than a number for each answer.
+          ConfigError: A function raised an error, or did not return a finite number for each answer.
         """
         return {
             name.partition(":")[2]: np.asarray(scores_of(function, f"training.reward_functions {name!r}", answered))
@@ -38,12 +38,12 @@ class Rewards:
 
 
 def advantages(rewards: np.ndarray, num_generations: int, *, scaled: bool) -> np.ndarray:
-    """How much better each answer is than its group: float64 [N] -> [N].
+    """Computes the advantage of each answer over its group: float64 [N] -> [N].
 
     Args:
-      rewards: Of all answers, those of a group next to each other.
-      num_generations: Answers of a group.
-      scaled: Whether they are divided by the group's standard deviation (of a sample, plus MIN_DEVIATION, as in TRL).
+      rewards: Rewards of all answers; the answers of a group are adjacent.
+      num_generations: Number of answers in a group.
+      scaled: True to divide by the group's standard deviation (of a sample, plus MIN_DEVIATION, as in TRL).
     """
     groups = rewards.astype(np.float64).reshape(-1, num_generations)
     found = groups - groups.mean(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Answers that the engine samples by the weights of the moment, as the batch of a step."""
+"""Source of batches whose answers the engine samples with the current weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.errors import ConfigError, EngineError
 from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxis.training.base_model import BaseModel
-from jaxis.training.batch_source import Moment
+from jaxis.training.batch_source import StepContext
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import ERROR, TrainConfig
 from jaxis.training.examples import Example
@@ -28,19 +28,20 @@ ALL_TOKENS = 2**31 - 1
 
 
 class Rollouts:
-    """The batches of a run, each sampled when its step comes. Given the weights, they are a function of the seed.
+    """Batches of a run, each sampled when its step begins. For given weights they depend on the seed only.
 
     Attributes:
-      shown: See `BatchSource`.
+      shown: Names of reported values that printed lines show; see `BatchSource`.
 
     Args:
-      config: The run.
-      base: The model before it was trained.
-      rows: Whose prompts are answered.
+      config: Configuration of the run.
+      base: The model before training.
+      rows: Data rows with the prompts.
 
     Raises:
-      ConfigError: A row has no prompt, or one that is too long; a reward function cannot be imported; or a step has
-        no whole number of groups.
+      ConfigError: A data row has no prompt, or one that is too long; a reward function cannot be imported; or the
+        answers
+        of a step are not a whole number of groups.
     """
 
     shown = ("reward", MISMATCH)
@@ -75,7 +76,7 @@ class Rollouts:
         self._prompts = HeldOutPrompts(rows, base.tokenizer, base.template, longest, tools)
         for ids, where in zip(self._prompts.ids, self._prompts.where, strict=True):
             base.check_ids(ids, where)
-        # What an environment says at its start makes prompts longer.
+        # The environment's text after reset makes prompts longer.
         self._longest = self._prompts.longest if self._environments is None else longest
         self._max_tokens = self._longest + grpo.max_completion_length
         self._distribution = grpo.distribution
@@ -87,23 +88,21 @@ class Rollouts:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every prompt is seen once."""
         return -(-len(self._prompts.ids) // self._num_prompts)
 
-    def draw(self, moment: Moment) -> tuple[TrainingBatch, Mapping[str, float]]:
-        """See `BatchSource`."""
-        step, count = moment.step, self._params.num_generations
+    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
+        step, count = context.step, self._params.num_generations
         if self._engine is None:
-            self._engine = LiveEngine(self._base, self._max_tokens, moment.progress)
+            self._engine = LiveEngine(self._base, self._max_tokens, context.progress)
         chosen = [place for place in self._places(step) for _ in range(count)]
-        model = moment.model()
+        model = context.model()
         episodes = self._play(step, chosen, self._engine, model)
         rewards = self._reward(episodes, chosen)
         total = np.sum(list(rewards.values()), axis=0)
         gains = advantages(total, count, scaled=self._params.scale_rewards)
         if self._params.log_completions:
             for place, episode, reward in zip(chosen, episodes, total.tolist(), strict=True):
-                moment.write_answer(
+                context.write_answer(
                     {"step": step + 1, "row": self._prompts.where[place], "answer": episode.completion}
                     | {"reward": reward}
                 )
@@ -125,7 +124,6 @@ class Rollouts:
         return self._with_vocabulary(batch, step, self._engine, model), measured
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """See `BatchSource`."""
         found = {name: values[name] for name in (MISMATCH, VOCAB_MISMATCH) if name in values}
         self._num_checked += 1
         self._mismatch = {name: max(value, self._mismatch.get(name, 0.0)) for name, value in found.items()}
@@ -138,7 +136,6 @@ class Rollouts:
             )
 
     def summary(self) -> Sequence[str]:
-        """See `BatchSource`."""
         if not self._num_checked:
             return ()
         said = f"{self._mismatch[MISMATCH]} of all sampled tokens"
@@ -150,12 +147,11 @@ class Rollouts:
         )
 
     def close(self) -> None:
-        """Frees the engine's cache."""
         if self._engine is not None:
             self._engine.close()
 
     def _places(self, step: int) -> list[int]:
-        """The prompts of a step: all come once before one comes again."""
+        """Returns the indices of a step's prompts. Every prompt is used once before one is used again."""
         found = []
         for number in range(step * self._num_prompts, (step + 1) * self._num_prompts):
             epoch, place = divmod(number, len(self._prompts.ids))
@@ -164,7 +160,7 @@ class Rollouts:
         return found
 
     def _play(self, step: int, places: Sequence[int], engine: LiveEngine, model: JaxModule) -> list[Episode]:
-        """Answers to prompts; with an environment, until no answer calls a tool."""
+        """Answers prompts; with an environment, until no answer calls a tool."""
         environments = self._environments
         if environments is None:
             episodes = [Episode(self._prompts.prompts[place], self._prompts.ids[place]) for place in places]
@@ -191,7 +187,7 @@ class Rollouts:
         return episodes
 
     def _sampling(self, step: int, number: int, turn: int, max_tokens: int) -> SamplingParams:
-        """How a turn of the answer with this number is sampled."""
+        """Returns the sampling parameters of a turn of the answer with this number."""
         words = [self._seed, step, number, *([turn] if turn else [])]
         return dataclasses.replace(
             self._distribution,
@@ -202,7 +198,7 @@ class Rollouts:
         )
 
     def _reward(self, episodes: Sequence[Episode], places: Sequence[int]) -> dict[str, np.ndarray]:
-        """Name of each reward function -> float64 [N], its rewards."""
+        """Returns the rewards of each reward function, float64 [N], by its name."""
         completions = [episode.completion for episode in episodes]
         answered = self._prompts.answered(completions, [episode.ids for episode in episodes], places)
         environments = self._environments
@@ -244,7 +240,7 @@ class Rollouts:
         )
 
     def _with_vocabulary(self, batch: RolloutBatch, step: int, engine: LiveEngine, model: JaxModule) -> RolloutBatch:
-        """The batch with what the engine would sample from, at positions that are drawn for the step."""
+        """Adds the engine's log-probabilities of the whole vocabulary at random positions of the step."""
         if not (count := self._params.vocab_mismatch_positions):
             return batch
         drawn = np.random.RandomState([self._seed, step])

@@ -1,4 +1,4 @@
-"""JSON schemas of functions, made of their type hints and docstrings, as transformers makes those of tools."""
+"""JSON schemas of functions from their type hints and docstrings, as transformers makes them for tools."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ARGUMENT = re.compile(r"(\w+)(?: \([^()]*\))?:\s*(.*)")
 
 
 def tool_schema(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """What a chat template is told of a function, in OpenAI's format.
+    """Describes a function for a chat template, in OpenAI's format.
 
     Args:
-      function: With type hints, and a docstring in Google's style that describes each argument.
-      where: What errors call it.
+      function: Function with type hints, and a docstring in Google's style that describes each argument.
+      where: Name of the function in errors.
 
     Raises:
-      ConfigError: A type hint or the description of an argument is missing, or a type has no JSON.
+      ConfigError: A type hint or the description of an argument is missing, or a type has no JSON schema.
     """
     text, arguments, returned = _described(inspect.getdoc(function) or "")
     if not text:
@@ -58,7 +58,7 @@ def tool_schema(function: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _schema_of(hint: Any) -> dict[str, Any] | None:
-    """The schema of a type; None if JSON has none."""
+    """Returns the schema of a type; None if JSON has none."""
     if isinstance(hint, Hashable) and hint in _TYPES:
         return dict(_TYPES[hint])
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -87,7 +87,7 @@ def _schema_of_union(parts: tuple[Any, ...]) -> dict[str, Any] | None:
 
 
 def _described(doc: str) -> tuple[str, dict[str, str], str]:
-    """What a docstring says of a function, of each argument and of what is returned."""
+    """Returns a docstring's descriptions of the function, of each argument and of the result."""
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in doc.splitlines():

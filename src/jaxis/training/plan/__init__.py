@@ -1,1 +1,1 @@
-"""`jaxis plan --train`: what a training needs of each device's memory, told without weights and without compiling."""
+"""`jaxis plan --train`: device memory that a training needs, estimated without weights and without compiling."""

@@ -1,8 +1,8 @@
-"""What a training needs of each device's memory, from the shapes of its arrays.
+"""Device memory of a training, from the shapes of its arrays.
 
-Weights and moments are exact: the same code gives them their shapes that gives them to a training. What a step computes
-besides is told from its derivative as JAX traces it; where XLA puts those arrays, and which of them it never makes, is
-not known without compiling.
+The sizes of weights and optimizer state are exact: the code that runs a training computes their shapes. The other
+arrays of a step are counted in its derivative as JAX traces it. Only compiling would show how XLA places them and which
+of them it never creates.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from jaxis.training.step import Trained
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes on each device.
+    """Sizes in bytes on each device.
 
     Attributes:
-      num_devices: That share the training.
-      trained: What is trained, float32.
-      frozen: The other weights, and what preferences are compared with.
-      moments: The optimizer's state.
-      gradients: Of what is trained, and what it changes by.
-      copies: Of what is trained, in the type that is computed in.
-      gathered: What a device has of other devices' weights at a time.
-      activations: What a micro-batch keeps for its derivatives, and what one layer needs besides to be computed again.
-      logits: Of the tokens that are computed together.
+      num_devices: Devices that share the training.
+      trained: Trained arrays, float32.
+      frozen: Other weights, and the reference that preferences are compared with.
+      moments: State of the optimizer.
+      gradients: Gradients of trained arrays, and their updates.
+      copies: Copies of trained arrays in the type of the forward pass.
+      gathered: Weights of other devices that a device holds at a time.
+      activations: Arrays that a micro-batch keeps for its derivatives, and those for recomputing one layer.
+      logits: Logits of the tokens that are computed together.
     """
 
     num_devices: int
@@ -63,27 +63,27 @@ class TrainingMemory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all sizes."""
         return sum(dataclasses.astuple(self)[1:])
 
 
 def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, num_devices: int) -> TrainingMemory:
-    """What a training needs of each device's memory.
+    """Estimates the device memory of a training.
 
     Args:
-      config: The run.
-      base: Its model.
-      batch: One step's, of one device; shapes will do.
-      num_devices: That share it.
+      config: Configuration of the run.
+      base: The model.
+      batch: Batch of one step on one device; shapes suffice.
+      num_devices: Devices that share the training.
 
     Raises:
-      ConfigError: What is asked for cannot be trained.
+      ConfigError: The configuration cannot be trained.
     """
     parts = _Parts(config, base)
     mesh = AbstractMesh((num_devices, 1), MESH_AXES)
 
     def held(tree: Mapping[str, Any]) -> int:
-        """Bytes that a device holds of arrays, or of trees of them, by the names of weights."""
+        """Returns the bytes that a device holds of arrays, or of trees of arrays, by weight name."""
         return sum(
             _bytes(leaf)
             // (num_devices if shared_axis(mesh, leaf.shape, parts.model.logical_axes.get(name)) >= 0 else 1)
@@ -91,7 +91,7 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
             for leaf in jax.tree.leaves(value)
         )
 
-    # The state has trees like that of what is trained, and counters.
+    # The state has trees like that of the trained arrays, and counters.
     optimizer = make_optimizer(config.training, lambda _: jnp.zeros(()), parts.model.logical_axes)
     state = jax.eval_shape(optimizer.init, parts.trained)
     by_name = [each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if _is_by_name(each)]
@@ -120,11 +120,11 @@ class _Parts:
 
     Attributes:
       model: The model.
-      trained, frozen: See `Trainable`.
-      compared: What preferences are compared with, among `frozen` in a training.
-      copies: What is computed with in place of what is trained, where that is of another type.
-      gathered_bytes: Of the largest layer and of what is in no layer.
-      num_layers: Of the model.
+      trained, frozen: Arrays as in `Trainable`.
+      compared: Reference that preferences are compared with; part of `frozen` in a training.
+      copies: Copies of trained arrays for the forward pass, if it uses another type.
+      gathered_bytes: Bytes of the largest layer and of all weights outside of layers.
+      num_layers: Number of the model's layers.
       vocab_size: V.
     """
 
@@ -156,12 +156,7 @@ class _Parts:
         self.gathered_bytes = _bytes_of(values) - sum(sizes) + max(sizes)
 
     def residual_bytes(self, batch: TrainingBatch, *, recompute: bool) -> int:
-        """What a micro-batch keeps for its derivatives, besides weights.
-
-        Args:
-          batch: See `training_memory`.
-          recompute: Whether layers are computed again.
-        """
+        """Returns the bytes that a micro-batch keeps for its derivatives, besides weights."""
         forward = make_forward(self.model, lambda values, _: self.model.bind(values), recompute=recompute)
         objective = make_objective(self._config.training)
         micro_batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)

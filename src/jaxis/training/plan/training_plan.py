@@ -1,4 +1,4 @@
-"""Whether a training fits into the memory of devices."""
+"""Comparison of a training's memory with that of devices."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a training needs, and where it fits.
+    """Memory that a training needs, and the memory of devices.
 
     Attributes:
-      row_tokens: Tokens of its longest row.
-      rows: Of a micro-batch, on each device.
-      memory: Name of the devices -> what it needs on each of them, and what there is.
+      row_tokens: Tokens of the longest batch row.
+      rows: Batch rows of a micro-batch, on each device.
+      memory: Required memory and available bytes on each device, by the name of the devices.
     """
 
     row_tokens: int
@@ -49,11 +49,11 @@ class TrainingPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits on all."""
+        """True if the training fits on all devices."""
         return all(needed.total <= there for needed, there in self.memory.values())
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Returns the plan as a JSON object."""
         devices = [
             {
                 "devices": name,
@@ -68,7 +68,7 @@ class TrainingPlan:
         return json.dumps({"row_tokens": self.row_tokens, "rows": self.rows, "training": devices}, indent=2)
 
     def to_text(self) -> str:
-        """For people."""
+        """Returns the plan as text for users."""
         lines = [f"{self.rows} rows of {self.row_tokens} tokens at a time on each device"]
         for name, (needed, there) in self.memory.items():
             shared = f"each of {needed.num_devices} devices" if needed.num_devices > 1 else "one device"
@@ -82,14 +82,14 @@ class TrainingPlan:
 
 
 def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPlan:
-    """What a training needs of devices; reads its rows and the headers of its weights, never the weights.
+    """Plans a training. Reads its data rows and the headers of its weights, never the weights.
 
     Args:
-      config: The run.
-      targets: The devices; none: those of this machine.
+      config: Configuration of the run.
+      targets: Devices; none: those of this machine.
 
     Raises:
-      ConfigError, CheckpointError: As of `Trainer`; or it is a kind of training whose memory is not known.
+      ConfigError, CheckpointError: `Trainer` would raise it, or the memory of this kind of training is not known.
     """
     if config.training.trainer_type == GRPO:
         raise ConfigError("--train cannot plan training.trainer_type=TRL_GRPO, whose engine needs memory as well")
@@ -109,7 +109,7 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
 
 
 def _of_one_device(batch: TrainingBatch, num_devices: int) -> TrainingBatch:
-    """As many rows of a batch as one of the devices has, whose values do not matter."""
+    """Returns a batch with as many batch rows as one device has. Their values do not matter."""
     return jax.tree.map(lambda array: np.asarray(array)[:, : array.shape[1] // num_devices], batch)
 
 
@@ -122,7 +122,6 @@ def _num_devices(target: Target) -> int:
 
 
 def _this_machine() -> tuple[int, int]:
-    """The number of devices, and the bytes of each."""
     [device, *_] = devices = jax.local_devices()
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return len(devices), limit or free_host_bytes() // len(devices)

@@ -1,4 +1,4 @@
-"""The page itself: what a run was, how it went, and what the model answers; of the files in its folder alone."""
+"""The page: a run's settings, its metrics and the model's answers, from the files in its folder alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_report(config: TrainConfig) -> Path:
     """Writes the page into the folder of a run, finished or not.
 
     Returns:
-      The file.
+      Path of the page.
 
     Raises:
       ConfigError: matplotlib is missing.
@@ -53,7 +53,7 @@ def write_report(config: TrainConfig) -> Path:
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """What the configuration sets, by dotted names."""
+    """Returns the settings that differ from their defaults, by dotted names."""
     found = {}
     for section in ("model", "training", "peft"):
         group = getattr(config, section)

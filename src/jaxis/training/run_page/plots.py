@@ -1,4 +1,4 @@
-"""The plots of a run's metrics, as SVG."""
+"""Plots of a run's metrics, as SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxis.errors import ConfigError
 _COLORS = ("#2f6fde", "#d9731a", "#2e9d5b", "#a04fc4")
 _TEXT = "#7a8290"  # readable on white and on black
 _MAX_POINTS = 600
-# Title -> names of metrics, by patterns; those of held-out rows are drawn as points.
+# Pattern of the metrics in each plot, by its title. Those of held-out rows are drawn as points.
 _PLOTS = {
     "Loss": r"(eval_)?loss",
     "Accuracy of the most likely token": r"(eval_)?accuracy",
@@ -25,7 +25,7 @@ _PLOTS = {
 
 
 def plots(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Draws the lines of metrics.jsonl: title -> SVG.
+    """Plots the lines of metrics.jsonl; returns each SVG by its title.
 
     Raises:
       ConfigError: matplotlib is missing.
@@ -73,6 +73,6 @@ def _plot(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """As many points as can be told apart, the last among them."""
+    """Returns at most `_MAX_POINTS` evenly spaced points, including the last."""
     every = -(-len(points) // _MAX_POINTS)
     return points[(len(points) - 1) % every :: every]

@@ -1,4 +1,4 @@
-"""The image processors of families: which pixels a tower sees of an image, and which tokens stand for it."""
+"""Image processors of families: the pixels that an image encoder reads, and the tokens that stand for an image."""
 
 from __future__ import annotations
 
@@ -56,18 +56,21 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "Qwen2_5_VL": QwenVLProcessor.read,
     "Qwen3VL": QwenVLProcessor.read,
 }
-"""How the names of processors in the files begin -> what reads their settings; the first that fits."""
+"""Prefixes of processors' names in the files -> readers of their settings, of which the first match is used.
+
+Readers raise a ConfigError if a setting is missing or not supported.
+"""
 
 
 def read_processor(files: Path, tokenizer: Tokenizer | None) -> ImageProcessor | None:
-    """The processor of a model's images; None if it has no files of one that is supported, or no tokenizer.
+    """Returns the processor of a model's images; None without files of a supported processor, or without a tokenizer.
 
     Args:
-      files: The checkpoint's folder, or the `mmproj` file of a GGUF model.
-      tokenizer: The model's.
+      files: Folder of the checkpoint, or the `mmproj` file of a GGUF model.
+      tokenizer: Tokenizer of the model.
 
     Raises:
-      ConfigError: Its settings are not supported.
+      ConfigError: The processor's settings are not supported.
       CheckpointError: A file is not a JSON object, or not an `mmproj` file.
     """
     if tokenizer is None or not files.exists():

@@ -1,4 +1,4 @@
-"""Images of Aya Vision and Command A Vision: cut into squares, and seen once more as a whole."""
+"""Images of Aya Vision and Command A Vision: cut into squares, with a view of the whole."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _START, _PATCH, _LINE, _END = "<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_B
 
 @dataclass(frozen=True, kw_only=True)
 class AyaVisionProcessor(InternVLProcessor):
-    """Images of Aya Vision, in the grid whose proportions are nearest; words before each square say which it is.
+    """Images of Aya Vision, in the grid of nearest aspect ratio; text before each square names it.
 
     Attributes:
-      written: What stands for an image in a prompt's text.
-      names: The tokens before each of the squares, from the first on, and before the whole.
-      encode: Tokenizes text, with the tokens that the tokenizer adds or without.
+      written: Text that stands for an image in a prompt.
+      names: Tokens before each square, from the first on, and last those before the whole.
+      encode: Tokenizes text, with or without the tokenizer's special tokens.
     """
 
     written: str
@@ -31,11 +31,7 @@ class AyaVisionProcessor(InternVLProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> AyaVisionProcessor:
-        """Reads the settings of Aya Vision.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Aya Vision."""
         settings.check("crop_to_patches", "min_patches", "max_patches")
 
         def of_processor(key: str, default: str) -> str:
@@ -66,7 +62,6 @@ class AyaVisionProcessor(InternVLProcessor):
         )
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         columns, rows = self.tile_grid(width, height)
         num_tiles = columns * rows
         names = [*(self.names[:num_tiles] if num_tiles > 1 else ()), self.names[-1]]
@@ -78,7 +73,7 @@ class AyaVisionProcessor(InternVLProcessor):
         return [*tokens, self.end_id], places
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`; what the template writes for an image is no token of its own."""
+        """Also replaces the text that templates write for an image, which is no single token."""
         spelled = list(token_ids)
         if text is not None:
             adds_special = self.encode(text, False) != spelled
@@ -88,21 +83,17 @@ class AyaVisionProcessor(InternVLProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2VisionProcessor(InternVLProcessor):
-    """Images of Command A Vision, in the grid that makes them least smaller; each square ends with a line's token.
+    """Images of Command A Vision, in the grid that enlarges (or else shrinks) them least; a token ends each square.
 
     Attributes:
-      line_id: The token after a square's.
+      line_id: Token after a square.
     """
 
     line_id: int
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Cohere2VisionProcessor:
-        """Reads the settings of Command A Vision.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Command A Vision."""
         settings.check("crop_to_patches", "min_patches", "max_patches")
         max_tiles = settings.image("max_patches", 12) if settings.image("crop_to_patches", True) else 1
         return cls(
@@ -120,7 +111,7 @@ class Cohere2VisionProcessor(InternVLProcessor):
         )
 
     def tile_grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of squares: where all make an image smaller, the one that does so least, else larger."""
+        """Returns columns and rows of squares: the grid that enlarges the image least, or else shrinks it least."""
         sides = range(1, self.max_tiles + 1)
         grids = sorted(((c, r) for c in sides for r in sides if c * r <= self.max_tiles), key=lambda g: g[0] * g[1])
         scales = [min(self.tile_size * c / width, self.tile_size * r / height) for c, r in grids]
@@ -128,7 +119,6 @@ class Cohere2VisionProcessor(InternVLProcessor):
         return grids[scales.index(min(enlarging) if enlarging else max(scales))]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         columns, rows = self.tile_grid(width, height)
         num_tiles = columns * rows
         num_tiles += num_tiles > 1

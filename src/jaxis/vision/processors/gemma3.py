@@ -1,4 +1,4 @@
-"""Gemma 3's images: squares of one size, whatever their proportions."""
+"""Gemma 3's images: squares of one size, whatever their aspect ratio."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _START, _IMAGE, _END = "<start_of_image>", "<image_soft_token>", "<end_of_image>
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Processor(ImageProcessor):
-    """An image has a line of its own, whose ends become tokens together with the text around it.
+    """An image has its own line, whose ends become tokens together with the text around it.
 
     Attributes:
       size: Pixels of a side.
-      num_tokens: Of an image.
-      image_id: The token that each of an image's is.
-      encode: Tokenizes text, with the tokens that the tokenizer adds or without.
+      num_tokens: Number of tokens of an image.
+      image_id: Token that is repeated for an image.
+      encode: Tokenizes text, with or without the tokenizer's special tokens.
     """
 
     size: int
@@ -39,11 +39,7 @@ class Gemma3Processor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Gemma3Processor:
-        """Reads the settings of Gemma 3.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Gemma 3."""
         crops = ("min_crop_size", "max_num_crops", "min_ratio_to_activate")
         settings.check("do_pan_and_scan", *(f"pan_and_scan_{name}" for name in crops))
         if settings.image("do_pan_and_scan", False):
@@ -60,16 +56,13 @@ class Gemma3Processor(ImageProcessor):
         )
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         return np.asarray(self.resized(image, self.size, self.size))[None]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         del width, height
         return [self.image_id] * self.num_tokens, list(range(self.num_tokens))
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         line = f"\n\n{_START}{_IMAGE}{_END}\n\n"
         if text is None:
             own = self.encode(line, False)

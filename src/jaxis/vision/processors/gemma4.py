@@ -1,4 +1,4 @@
-"""Gemma 4's images: in their own proportions, with at most as many tokens as the file says."""
+"""Gemma 4's images: in their own aspect ratio, with a limited number of tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _IMAGE, _START, _END = 258_880, 255_999, 258_882
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4Processor(ImageProcessor):
-    """An image is as large as its tokens allow, and stands between a token that begins it and one that ends it.
+    """An image is as large as its tokens allow, and lies between a start and an end token.
 
     Attributes:
-      max_tokens: Of an image.
+      max_tokens: Largest number of tokens of an image.
       patch_size: Pixels of a side of a patch.
-      merge_size: Patches of a side of what becomes one token.
-      start_id, end_id: The tokens around an image.
+      merge_size: Patches of a side of the square that becomes one token.
+      start_id, end_id: Tokens around an image.
     """
 
     max_tokens: int
@@ -40,21 +40,13 @@ class Gemma4Processor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Gemma4Processor:
-        """Reads the settings of Gemma 4.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
-        # What the reference does in the model.
+        """Reads the settings of Gemma 4."""
+        # The reference does this scaling in the model.
         return cls._read(settings, tokenizer, HALF_SCALE.mean, HALF_SCALE.std)
 
     @classmethod
     def read_unified(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Gemma4Processor:
-        """Reads the settings of the 12B, whose pixels are from 0 to 1.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of the 12B, whose pixels are in [0, 1]."""
         return cls._read(settings, tokenizer, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
     @classmethod
@@ -81,11 +73,10 @@ class Gemma4Processor(ImageProcessor):
 
     @property
     def most_tokens(self) -> int:
-        """See `ImageProcessor`."""
         return self.max_tokens
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that an image is resized to."""
+        """Returns the width and height after resizing."""
         side = self.patch_size * self.merge_size
         factor = math.sqrt(self.max_tokens * side**2 / (height * width))
         columns, rows = math.floor(factor * width / side), math.floor(factor * height / side)
@@ -96,17 +87,15 @@ class Gemma4Processor(ImageProcessor):
         return columns * side, rows * side
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         columns, rows = self.target_size(width, height)
         count = columns * rows // (self.patch_size * self.merge_size) ** 2
         return [self.placeholder_id] * count, list(range(count))
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`; the tokens around an image are none of those that see each other."""
+        """Adds the tokens around an image, which do not see each other."""
         del text
         image = (self.start_id, self.placeholder_id, self.end_id)
         spelled = [each for i in token_ids for each in (image if i == self.placeholder_id else (i,))]

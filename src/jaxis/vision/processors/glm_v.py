@@ -1,4 +1,4 @@
-"""Images of GLM-4.1V and later: as Qwen's, but both frames of an image count in the bounds of its pixels."""
+"""Images of GLM-4.1V and later: as Qwen's, but the bounds of pixels count both frames of an image."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ _IMAGE = "<|image|>"
 
 @dataclass(frozen=True, kw_only=True)
 class GlmVProcessor(QwenVLProcessor):
-    """Sides are multiples of a merged patch.
+    """The processor; sides are multiples of a merged patch.
 
     Attributes:
-      num_frames: That an image is taken for.
+      num_frames: Number of frames that an image counts as.
     """
 
     num_frames: int
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> GlmVProcessor:
-        """Reads the settings of GLM-4.1V, 4.5V and 4.6V, and of GLM-OCR.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of GLM-4.1V, 4.5V and 4.6V, and of GLM-OCR."""
         settings.check("temporal_patch_size", "merge_size")
         return cls(
             pixel_scale=settings.scale(CLIP_SCALE),
@@ -45,7 +41,6 @@ class GlmVProcessor(QwenVLProcessor):
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `QwenVLProcessor`."""
         side = self.side
         if min(width, height) < side:
             grow = max(side / height, side / width)

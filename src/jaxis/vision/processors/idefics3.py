@@ -1,4 +1,4 @@
-"""Idefics3's and SmolVLM's images: enlarged, cut into squares, and seen once more as a whole."""
+"""Idefics3's and SmolVLM's images: enlarged, cut into squares, with a view of the whole."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_PIXELS = 4096  # of a side
 
 @dataclass(frozen=True, kw_only=True)
 class Idefics3Processor(ImageProcessor):
-    """Each square has a row and a column in the prompt, and so many placeholders.
+    """The prompt names row and column of each square before its placeholders.
 
     Attributes:
-      longest_edge: Pixels of the longer side, before both become multiples of a square's.
+      longest_edge: Pixels of the longer side, before both become multiples of a square's side.
       tile_size: Pixels of a side of a square.
-      splits: Whether there are squares, not just the whole image.
-      num_tokens: Of a square, and of the whole.
-      encode: Tokenizes what stands for an image.
+      splits: True for squares and the whole, False for the whole alone.
+      num_tokens: Number of tokens of a square, and of the whole.
+      encode: Tokenizes the text that stands for an image.
     """
 
     longest_edge: int
@@ -41,11 +41,7 @@ class Idefics3Processor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Idefics3Processor:
-        """Reads the settings of Idefics3 and SmolVLM.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Idefics3 and SmolVLM."""
         settings.check("max_image_size", "do_image_splitting", "return_row_col_info", "video_sampling")
         return cls(
             pixel_scale=settings.scale(HALF_SCALE),
@@ -60,7 +56,7 @@ class Idefics3Processor(ImageProcessor):
         )
 
     def target_sizes(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The two widths and heights that an image is resized to before it is cut, one after the other."""
+        """Returns width and height after the first and the second resizing; then the image is cut."""
         ratio = width / height
         if width >= height:
             width, height = self.longest_edge, _even(int(self.longest_edge / ratio))
@@ -81,7 +77,7 @@ class Idefics3Processor(ImageProcessor):
         return first, (math.ceil(int(height * ratio) / tile) * tile, height)
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`; the squares row by row, and the whole last."""
+        """Returns the squares row by row, then the whole."""
         tile = self.tile_size
         first, second = self.target_sizes(*image.size)
         image = self.resized(image, *first)
@@ -93,7 +89,6 @@ class Idefics3Processor(ImageProcessor):
         return np.concatenate([tiles_of(image, tile), np.asarray(self.resized(image, tile, tile))[None]])
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         _, second = self.target_sizes(width, height)
         columns, rows = (side // self.tile_size for side in second)
         images = _IMAGE * self.num_tokens

@@ -1,4 +1,4 @@
-"""InternVL's images: cut into squares whose grid has nearly their proportions, and seen once more as a whole."""
+"""InternVL's images: cut into squares in a grid of nearly their aspect ratio, with a view of the whole."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _START, _IMAGE, _END = "<img>", "<IMG_CONTEXT>", "</img>"
 
 @dataclass(frozen=True, kw_only=True)
 class InternVLProcessor(ImageProcessor):
-    """All squares' placeholders stand between a token that begins the image and one that ends it.
+    """Placeholders of all squares lie between a start and an end token.
 
     Attributes:
       tile_size: Pixels of a side of a square.
-      min_tiles, max_tiles: How many squares an image is cut into; the whole is one more, if there are several.
-      num_tokens: Of a square.
-      start_id, end_id: The tokens around an image.
+      min_tiles, max_tiles: Bounds of the number of squares; the whole is one more if there are several squares.
+      num_tokens: Number of tokens of a square.
+      start_id, end_id: Tokens around an image.
     """
 
     tile_size: int
@@ -38,12 +38,8 @@ class InternVLProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> InternVLProcessor:
-        """Reads the settings of InternVL.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
-        # Whether to crop is what the reference's processor says, whatever the file has.
+        """Reads the settings of InternVL."""
+        # The reference's processor always crops, whatever the file says.
         settings.check("crop_to_patches", "min_patches", "max_patches")
         return cls(
             pixel_scale=settings.scale(CLIP_SCALE),
@@ -59,7 +55,7 @@ class InternVLProcessor(ImageProcessor):
         )
 
     def tile_grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of squares: of the grids whose proportions are nearest, the largest the image may fill."""
+        """Returns columns and rows of squares: of those of nearest aspect ratio, the largest to be half filled."""
         if self.max_tiles <= 1:
             return 1, 1
         sides = range(1, self.max_tiles + 1)
@@ -73,7 +69,7 @@ class InternVLProcessor(ImageProcessor):
         return best
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`; the squares row by row, and the whole last."""
+        """Returns the squares row by row, then the whole."""
         tile = self.tile_size
         columns, rows = self.tile_grid(*image.size)
         tiles = tiles_of(self.resized(image, columns * tile, rows * tile), tile)
@@ -82,7 +78,6 @@ class InternVLProcessor(ImageProcessor):
         return np.concatenate([tiles, np.asarray(self.resized(image, tile, tile))[None]])
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         columns, rows = self.tile_grid(width, height)
         num_tiles = columns * rows
         count = (num_tiles + (num_tiles > 1)) * self.num_tokens

@@ -1,4 +1,4 @@
-"""Images of Kimi K2.5 to K2.7: patches in their own proportions, made smaller only where there are too many."""
+"""Images of Kimi K2.5 to K2.7: patches in the image's aspect ratio, shrunk only if there are too many."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _IMAGE = "<|media_pad|>"
 
 @dataclass(frozen=True, kw_only=True)
 class KimiProcessor(ImageProcessor):
-    """An image is its placeholders alone; the template writes what is around them.
+    """An image is its placeholders alone; the template writes the tokens around them.
 
     Attributes:
       patch_size: Pixels of a side of a patch.
-      merge_size: Patches of a side of what becomes one token.
-      max_patches: Most patches, approximately.
-      max_side: Most patches of a side.
+      merge_size: Patches of a side of the square that becomes one token.
+      max_patches: Largest number of patches, approximately.
+      max_side: Largest number of patches of a side.
     """
 
     patch_size: int
@@ -38,11 +38,7 @@ class KimiProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> KimiProcessor:
-        """Reads the settings of the published files, or of those that transformers writes.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of the published files, or of files that transformers writes."""
         settings.check("media_proc_cfg", "max_patches", "merge_size", "patch_size")
         published = settings.image("media_proc_cfg", {})
         if published.get("fixed_output_tokens") is not None:
@@ -64,7 +60,7 @@ class KimiProcessor(ImageProcessor):
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that an image is resized to, before pixels are added to whole patches."""
+        """Returns width and height after resizing, before padding to whole patches."""
         patch, most = self.patch_size, self.max_side * self.patch_size
         num_patches = max(height // patch, 1) * max(width // patch, 1)
         scale = min(1.0, math.sqrt(self.max_patches / num_patches), most / height, most / width)
@@ -72,7 +68,6 @@ class KimiProcessor(ImageProcessor):
         return columns, rows
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         size = self.target_size(*image.size)
         side = self.patch_size * self.merge_size
         columns, rows = (-(-each // side) * side for each in size)
@@ -81,7 +76,6 @@ class KimiProcessor(ImageProcessor):
         return view
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         side = self.patch_size * self.merge_size
         count = math.prod(-(-each // side) for each in self.target_size(width, height))
         return [self.placeholder_id] * count, list(range(count))

@@ -1,4 +1,4 @@
-"""LFM2-VL's images: in their own proportions; large ones cut into squares, and seen once more as a whole."""
+"""LFM2-VL's images: in their own aspect ratio; large ones are cut into squares, with a view of the whole."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2VLProcessor(ImageProcessor):
-    """Each square has its own token before it, and so has the whole.
+    """A token precedes each square, and another the whole.
 
     Attributes:
       side: Pixels of a side of a merged patch.
-      min_tokens, max_tokens: Of an image that is not cut, and of the whole of one that is.
+      min_tokens, max_tokens: Bounds of the tokens of an image that is not cut, and of the whole of one that is.
       tile_size: Pixels of a side of a square.
-      min_tiles, max_tiles: How many squares an image is cut into; at most one: none is cut.
-      tolerance: How many times `max_tokens` an image may have before it is cut.
-      has_whole: Whether the whole follows the squares.
-      has_marks: Whether there are other tokens than placeholders.
-      encode: Tokenizes what stands for an image.
+      min_tiles, max_tiles: Bounds of the number of squares; with a maximum of 1, no image is cut.
+      tolerance: Factor of `max_tokens` up to which an image is not cut.
+      has_whole: True if the whole follows the squares.
+      has_marks: True if there are other tokens than placeholders.
+      encode: Tokenizes the text that stands for an image.
     """
 
     side: int
@@ -53,11 +53,7 @@ class Lfm2VLProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Lfm2VLProcessor:
-        """Reads the settings of LFM2-VL.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of LFM2-VL."""
         settings.check(*_SETTINGS)
         cuts = settings.image("do_image_splitting", True)
         return cls(
@@ -78,13 +74,13 @@ class Lfm2VLProcessor(ImageProcessor):
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that a whole image is resized to."""
+        """Returns width and height of a whole image after resizing."""
         least, most = (num_tokens * self.side**2 for num_tokens in (self.min_tokens, self.max_tokens))
         return size_within((width, height), self.side, least, most, fewest=1)
 
     def tile_grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of squares; (1, 1): the image is not cut."""
-        # A side that rounds to nothing counts as half a merged patch, as in the reference.
+        """Returns columns and rows of squares; (1, 1) for an image that is not cut."""
+        # As in the reference, a side that rounds to 0 merged patches counts as half a patch.
         columns, rows = (max(round(each / self.side), 0.5) for each in (width, height))
         if columns * rows <= self.max_tokens * self.tolerance or self.max_tiles == 1:
             return 1, 1
@@ -99,7 +95,7 @@ class Lfm2VLProcessor(ImageProcessor):
         return best
 
     def parts(self, image: Image) -> list[ViewGroup]:
-        """See `ImageProcessor`; the squares row by row, and the whole last."""
+        """Returns the squares row by row, then the whole."""
         columns, rows = self.tile_grid(*image.size)
         texts, views = self._texts(*image.size), []
         if (columns, rows) != (1, 1):
@@ -109,7 +105,6 @@ class Lfm2VLProcessor(ImageProcessor):
         return [ViewGroup(each, *self._tokens(text)) for each, text in zip(views, texts, strict=True)]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         return self._tokens("".join(self._texts(width, height)))
 
     def _tokens(self, text: str) -> tuple[list[int], list[int]]:
@@ -117,7 +112,7 @@ class Lfm2VLProcessor(ImageProcessor):
         return token_ids, [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
 
     def _texts(self, width: int, height: int) -> list[str]:
-        """What stands for the squares and for the whole, of which there may be one only."""
+        """Returns the text that stands for the squares, if any, and for the whole, if any."""
         columns, rows = self.tile_grid(width, height)
         whole = _IMAGE * (math.prod(self.target_size(width, height)) // self.side**2)
         start, end = (_START, _END) if self.has_marks else ("", "")

@@ -1,4 +1,4 @@
-"""Llama 4's images: as large as a grid of squares allows, cut into these, and seen once more as a whole."""
+"""Llama 4's images: resized to a grid of squares, cut into these, with a view of the whole."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _AROUND = ("<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_sep
 
 @dataclass(frozen=True, kw_only=True)
 class Llama4Processor(ImageProcessor):
-    """Squares of a row are parted by a token, and another ends the row; the whole comes last.
+    """A token separates squares of a row, another ends the row; the whole comes last.
 
     Attributes:
       tile_size: Pixels of a side of a square.
-      max_tiles: How many squares an image is cut into.
-      is_enlarged: Whether images fill their grid, even if they are smaller.
-      num_tokens: Of a square.
-      start_id, patch_id, column_id, row_id, end_id: The tokens of an image.
+      max_tiles: Largest number of squares.
+      is_enlarged: True if images fill their grid even if they are smaller.
+      num_tokens: Number of tokens of a square.
+      start_id, patch_id, column_id, row_id, end_id: Tokens of an image.
     """
 
     tile_size: int
@@ -44,11 +44,7 @@ class Llama4Processor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Llama4Processor:
-        """Reads the settings of Llama 4.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Llama 4."""
         settings.check("max_patches", "resize_to_max_canvas")
         tile = settings.square(336)
         patch, ratio = settings.processor.get("patch_size", 14), settings.processor.get("pixel_shuffle_ratio", 0.5)
@@ -70,13 +66,16 @@ class Llama4Processor(ImageProcessor):
         )
 
     def tile_grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of squares: the grid that makes the image least smaller, or if none does, least larger."""
+        """Returns columns and rows of squares: the grid that enlarges the image least, or else shrinks it least.
+
+        With `is_enlarged`, the grid that enlarges it most.
+        """
         by_ratio: dict[float, list[tuple[int, int]]] = {}
         for count in range(self.max_tiles, 0, -1):
             for rows in (each for each in range(1, count + 1) if count % each == 0):
                 by_ratio.setdefault(rows / (count // rows), []).append((rows, count // rows))
         grids = np.asarray([grid for grids in by_ratio.values() for grid in grids])
-        # As the reference rounds them, which decides between grids.
+        # The reference rounds to float32, which decides between grids.
         sides = (grids * self.tile_size).astype(np.float32)
         scales = np.minimum(sides[:, 0] / np.float32(height), sides[:, 1] / np.float32(width))
         larger = scales[scales >= 1]
@@ -86,7 +85,7 @@ class Llama4Processor(ImageProcessor):
         return int(columns), int(rows)
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`; the squares row by row, and the whole last."""
+        """Returns the squares row by row, then the whole."""
         width, height = image.size
         tile, (columns, rows) = self.tile_size, self.tile_grid(width, height)
         most_width, most_height = columns * tile, rows * tile
@@ -106,7 +105,6 @@ class Llama4Processor(ImageProcessor):
         return np.concatenate([tiles, np.asarray(self.resized(image, tile, tile))[None]])
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         columns, rows = self.tile_grid(width, height)
         tile = [self.patch_id] * self.num_tokens
         token_ids = [self.start_id]

@@ -1,4 +1,4 @@
-"""Images of LLaVA 1.5: squares of one size, cut out of the middle or squeezed."""
+"""Images of LLaVA 1.5: squares of one size, center-cropped or stretched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LlavaProcessor(ImageProcessor):
 
     Attributes:
       size: Pixels of a side.
-      is_cropped: Whether what is too long is cut off on both ends, instead of squeezed.
+      is_cropped: True to cut off both ends of the longer side, False to stretch.
       patch_size: Pixels of a side of a patch.
     """
 
@@ -35,11 +35,7 @@ class LlavaProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaProcessor:
-        """Reads the settings of LLaVA 1.5.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of LLaVA 1.5."""
         settings.check("do_center_crop", "crop_size")
         is_cropped = settings.image("do_center_crop", False)
         size = settings.size("size", "shortest_edge", 224) if is_cropped else settings.square(224)
@@ -62,7 +58,6 @@ class LlavaProcessor(ImageProcessor):
         )
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         if not self.is_cropped:
             return whole_patches(np.asarray(self.resized(image, self.size, self.size))[None], self.patch_size)
         short, long = sorted(image.size)
@@ -73,7 +68,6 @@ class LlavaProcessor(ImageProcessor):
         return whole_patches(pixels[None, top : top + self.size, left : left + self.size], self.patch_size)
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         del width, height
         count = (self.size // self.patch_size) ** 2
         return [self.placeholder_id] * count, list(range(count))

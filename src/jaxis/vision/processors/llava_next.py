@@ -1,5 +1,6 @@
-"""Images of LLaVA-NeXT and LLaVA-OneVision: seen as a whole, and in squares that are put together line by line; videos
-of LLaVA-OneVision.
+"""Images of LLaVA-NeXT and LLaVA-OneVision, and videos of LLaVA-OneVision.
+
+An image is seen as a whole, and in squares whose embeddings are put together line by line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _IMAGE = "<image>"
 _MOST_SQUARES = "anyres_max_"
-# Lines of squares with fewer times as many patches are left as they are.
+# Lines are shrunk only if they have more than this many times as many patches as allowed.
 _LEAST_RATIO = 1.1
 
 
@@ -41,7 +42,7 @@ class LlavaNextProcessor(ImageProcessor):
     Attributes:
       size: Pixels of a side of a square.
       patch_size: Pixels of a side of a patch.
-      canvases: Heights and widths in pixels, multiples of `size`, one of which an image is put into.
+      canvases: Heights and widths in pixels, multiples of `size`; an image is put into one of them.
     """
 
     size: int
@@ -50,11 +51,7 @@ class LlavaNextProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaNextProcessor:
-        """Reads the settings of LLaVA-NeXT and Granite Vision.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of LLaVA-NeXT and Granite Vision."""
         settings.check("do_center_crop", "crop_size", "image_grid_pinpoints")
         is_square = "height" in settings.image("size", {})
         size = settings.square(224) if is_square else settings.size("size", "shortest_edge", 224)
@@ -69,7 +66,7 @@ class LlavaNextProcessor(ImageProcessor):
         return self.size // self.patch_size
 
     def canvas(self, width: int, height: int) -> tuple[int, int]:
-        """The height and width that keep most of an image's pixels, and of several the smallest."""
+        """Returns the height and width that keep most of an image's pixels, and of several the smallest."""
 
         def merit(canvas: tuple[int, int]) -> tuple[int, int]:
             scale = min(canvas[1] / width, canvas[0] / height)
@@ -79,7 +76,7 @@ class LlavaNextProcessor(ImageProcessor):
         return max(self.canvases, key=merit)
 
     def parts(self, image: Image) -> list[ViewGroup]:
-        """See `ImageProcessor`; the whole first, then the squares row by row."""
+        """Returns the whole, then the squares row by row."""
         height, width = self.canvas(*image.size)
         across, down = width / image.size[0], height / image.size[1]
         if across < down:
@@ -94,7 +91,6 @@ class LlavaNextProcessor(ImageProcessor):
         return [ViewGroup(views, *self.tokens(*image.size), *self.order(*image.size))]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         lines, columns = self._seen(width, height)
         return self._tokens(self.side**2 + len(lines) * (len(columns) + 1))
 
@@ -102,7 +98,7 @@ class LlavaNextProcessor(ImageProcessor):
         return [self.placeholder_id] * count, list(range(count))
 
     def _seen(self, width: int, height: int) -> tuple[range, range]:
-        """The lines and columns of the canvas' patches that show the image, not what is around it."""
+        """Returns the lines and columns of the canvas' patches that show the image, without the padding."""
         rows, columns = (each // self.size * self.side for each in self.canvas(width, height))
         if width / height > columns / rows:
             around = (rows - int(round(height * (columns / width), 7))) // 2
@@ -111,7 +107,7 @@ class LlavaNextProcessor(ImageProcessor):
         return range(rows), range(around, columns - around)
 
     def order(self, width: int, height: int) -> tuple[list[int], list[float] | None]:
-        """The order of embeddings of an image of a size, and their weights (see `ViewGroup`)."""
+        """Returns order and weights of an image's embeddings, as in `ViewGroup`."""
         lines, columns = self._seen(width, height)
         places = self._places(width, height)
         order = list(range(self.side**2))
@@ -120,7 +116,7 @@ class LlavaNextProcessor(ImageProcessor):
         return order, None
 
     def _places(self, width: int, height: int) -> np.ndarray:
-        """Which of all embeddings are those of the canvas' patches: [lines, columns]."""
+        """Returns [lines, columns]: the index among all embeddings of each of the canvas' patches."""
         side = self.side
         rows, columns = (each // self.size for each in self.canvas(width, height))
         of_squares = side**2 * (1 + np.arange(rows * columns)).reshape(rows, 1, columns, 1)
@@ -130,11 +126,11 @@ class LlavaNextProcessor(ImageProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionProcessor(LlavaNextProcessor):
-    """An image alone is seen as LLaVA-NeXT's, with larger ones made smaller; of several, each is a square.
+    """A single image is seen as LLaVA-NeXT's, with large ones shrunk; of several images, each is one square.
 
     Attributes:
-      most_squares: As many patches as these have are left of an image's lines, approximately.
-      is_alone: Whether the prompt has one image.
+      most_squares: Number of squares with about as many patches as are left of an image's lines.
+      is_alone: True if the prompt has one image.
     """
 
     most_squares: int
@@ -142,11 +138,7 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaOnevisionProcessor:
-        """Reads the settings of LLaVA-OneVision.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of LLaVA-OneVision."""
         settings.check("image_grid_pinpoints")
         ratio = settings.processor.get("vision_aspect_ratio", settings.model.get("vision_aspect_ratio", "anyres_max_9"))
         most = str(ratio).removeprefix(_MOST_SQUARES)
@@ -164,11 +156,10 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
         return cls(**shared, most_squares=int(most), video=video)
 
     def of_prompt(self, num_images: int) -> LlavaOnevisionProcessor:
-        """See `ImageProcessor`."""
         return dataclasses.replace(self, is_alone=num_images == 1)
 
     def parts(self, image: Image) -> list[ViewGroup]:
-        """See `ImageProcessor`; one of several is put on a square of the tower's mean color."""
+        """Returns a single image as LLaVA-NeXT's; one of several lies on a square of the tower's mean color."""
         if self.is_alone:
             return super().parts(image)
         from PIL import Image as pil
@@ -182,20 +173,19 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
         return [ViewGroup(views, *self.tokens(*image.size), [*range(self.side**2), -1])]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         if not self.is_alone:
             return self._tokens(self.side**2 + 1)
         lines, columns = self._shrunk(width, height)
         return self._tokens(self.side**2 + lines * (columns + 1))
 
     def _shrunk(self, width: int, height: int) -> tuple[int, int]:
-        """How many lines and columns are left of an image's."""
+        """Returns the number of lines and columns after shrinking."""
         lines, columns = map(len, self._seen(width, height))
         ratio = math.sqrt(lines * columns / (self.most_squares * self.side**2))
         return (int(lines // ratio), int(columns // ratio)) if ratio > _LEAST_RATIO else (lines, columns)
 
     def order(self, width: int, height: int) -> tuple[list[int], list[float] | None]:
-        """See `LlavaNextProcessor`; where lines are made smaller, each patch takes of the four nearest."""
+        """Returns order and weights; if lines are shrunk, each embedding is a weighted sum of the nearest four."""
         seen, shrunk = self._seen(width, height), self._shrunk(width, height)
         if shrunk == tuple(map(len, seen)):
             return super().order(width, height)
@@ -216,10 +206,10 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionVideoProcessor(VideoProcessor):
-    """Each frame is a square of which about a quarter of the embeddings are left; a token ends the video.
+    """Each frame is a square, of which about a quarter of the embeddings are left; a token ends the video.
 
     Attributes:
-      resample: Pillow's number of the filter.
+      resample: Pillow's number of the resampling filter.
       size: Pixels of a side of the square.
       patch_size: Pixels of a side of a patch.
     """
@@ -229,17 +219,15 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
     patch_size: int
 
     def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
-        """See `VideoProcessor`."""
         del num_frames, width, height
         return self.size, self.size
 
     def least_tokens(self, num_frames: int, width: int, height: int) -> int:
-        """See `VideoProcessor`."""
         del width, height
         return num_frames * self._left**2 + 1
 
     def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
-        """See `VideoProcessor`; the model is not told when frames are."""
+        """Returns views of the frames; the model is not told their times."""
         del seconds
         side, count = self.size // self.patch_size, self._left**2
         kept = _nearest_two(range(side), self._left)
@@ -265,13 +253,13 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
     @property
     def _left(self) -> int:
-        """Embeddings of a side that are left of a frame's."""
+        """Number of embeddings of a side that are left of a frame's."""
         return math.ceil(self.size // self.patch_size / 2)
 
 
 def _nearest_two(places: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
-    """For each of `count` evenly spread places, the two nearest of others, and how much of each it takes."""
-    # In float32, as the reference has them.
+    """Returns for each of `count` evenly spread positions the two nearest of `places`, with their weights."""
+    # float32, as in the reference.
     at = np.float32(len(places) / count) * (np.arange(count, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
     nearest = []
     for each in np.maximum(at, 0).tolist():
@@ -282,7 +270,7 @@ def _nearest_two(places: Sequence[int], count: int) -> list[list[tuple[int, floa
 
 
 def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dict[str, Any]:
-    """The fields that all of these have, with squares of a size.
+    """Returns the fields that these processors have in common, for squares of this size.
 
     Raises:
       ConfigError: A setting is missing or not supported.

@@ -1,4 +1,4 @@
-"""Images of MiniCPM-V 4.6: seen as a whole in their own proportions, and large ones once more in equal rectangles."""
+"""Images of MiniCPM-V 4.6: seen as a whole in their own aspect ratio, and large ones also in equal rectangles."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _WHOLE, _SLICE = ("<image>", "</image>"), ("<slice>", "</slice>")
 
 @dataclass(frozen=True, kw_only=True)
 class MiniCPMVProcessor(ImageProcessor):
-    """Each view stands between two tokens; before an image, its number in the prompt is written.
+    """Each view lies between two tokens; the prompt has an image's number before it.
 
     Attributes:
-      side: Pixels of a side of what becomes one token.
-      resolution: Pixels of a side of a square that has as many pixels as a view, approximately.
-      max_slices: Most rectangles.
-      is_numbered: Whether images' numbers are written.
+      side: Pixels of a side of the square that becomes one token.
+      resolution: Pixels of a side of a square with about as many pixels as a view.
+      max_slices: Largest number of rectangles.
+      is_numbered: True if the prompt has images' numbers.
       encode: Tokenizes text.
     """
 
@@ -42,11 +42,7 @@ class MiniCPMVProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> MiniCPMVProcessor:
-        """Reads the settings of MiniCPM-V 4.6.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of MiniCPM-V 4.6."""
         settings.check("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode", "use_image_id")
         mode, of_model = (each("downsample_mode", "16x") for each in (settings.image, settings.model.get))
         if mode != of_model or mode not in ("16x", "4x"):
@@ -67,7 +63,7 @@ class MiniCPMVProcessor(ImageProcessor):
         )
 
     def slice_grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of rectangles; (1, 1): there are none."""
+        """Returns rows and columns of rectangles; (1, 1) for none."""
         fitting = min(math.ceil(width * height / self.resolution**2), self.max_slices)
         if fitting <= 1:
             return 1, 1
@@ -81,11 +77,11 @@ class MiniCPMVProcessor(ImageProcessor):
         return min(grids, key=distance)
 
     def whole_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that an image as a whole is resized to."""
+        """Returns width and height of the whole image after resizing."""
         return self._fitted(width, height, grows=self.slice_grid(width, height) == (1, 1))
 
     def slice_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height of a rectangle."""
+        """Returns width and height of a rectangle."""
         rows, columns = self.slice_grid(width, height)
         return self._fitted(_multiple(width, columns) / columns, _multiple(height, rows) / rows, grows=True)
 
@@ -97,7 +93,7 @@ class MiniCPMVProcessor(ImageProcessor):
         return _multiple(width, self.side), _multiple(height, self.side)
 
     def parts(self, image: Image) -> list[ViewGroup]:
-        """See `ImageProcessor`; the whole, then the rectangles row by row."""
+        """Returns the whole, then the rectangles row by row."""
         texts = self._texts(*image.size)
         views = [np.asarray(self.resized(image, *self.whole_size(*image.size)))[None]]
         if len(texts) > 1:
@@ -107,11 +103,9 @@ class MiniCPMVProcessor(ImageProcessor):
         return [ViewGroup(each, *self._tokens(text)) for each, text in zip(views, texts, strict=True)]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         return self._tokens("".join(self._texts(width, height)))
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         del text
         spelled: list[int] = []
         places: list[int] = []
@@ -127,7 +121,7 @@ class MiniCPMVProcessor(ImageProcessor):
         return token_ids, [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
 
     def _texts(self, width: int, height: int) -> list[str]:
-        """What stands for the whole, and for the rectangles if there are any."""
+        """Returns the text that stands for the whole, and the text for the rectangles if there are any."""
         whole, each = (
             _IMAGE * (math.prod(size) // self.side**2)
             for size in (self.whole_size(width, height), self.slice_size(width, height))

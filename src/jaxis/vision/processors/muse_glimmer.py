@@ -1,4 +1,4 @@
-"""Images of Muse Glimmer: patches in their own proportions, made smaller only where there are too many."""
+"""Images of Muse Glimmer: patches in the image's aspect ratio, shrunk only if there are too many."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _START, _IMAGE, _END = "<|image_start|>", "<|patch|>", "<|image_end|>"
 
 @dataclass(frozen=True, kw_only=True)
 class MuseGlimmerProcessor(ImageProcessor):
-    """All placeholders stand between a token that begins the image and one that ends it.
+    """All placeholders lie between a start and an end token.
 
     Attributes:
       side: Pixels of a side of a merged patch.
-      max_tokens: Most placeholders.
-      start_id, end_id: The tokens around an image.
+      max_tokens: Largest number of placeholders.
+      start_id, end_id: Tokens around an image.
     """
 
     side: int
@@ -37,11 +37,7 @@ class MuseGlimmerProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> MuseGlimmerProcessor:
-        """Reads the settings of Muse Glimmer.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Muse Glimmer."""
         settings.check("max_image_tokens", "merge_size", "temporal_patch_size")
         return cls(
             pixel_scale=settings.scale(HALF_SCALE),
@@ -55,14 +51,14 @@ class MuseGlimmerProcessor(ImageProcessor):
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that an image is resized to: of the grids about its own, that of nearest proportions."""
+        """Returns width and height after resizing, of the adjacent grid with the nearest aspect ratio."""
         rows, columns = height / self.side, width / self.side
         ratio = columns / rows
         if rows * columns > self.max_tokens:
             rows = (self.max_tokens / ratio) ** 0.5
             columns = rows * ratio
         whole = itertools.product(*((math.floor(each), math.ceil(each)) for each in (rows, columns)))
-        # A set, from which the reference takes the first of equals, too.
+        # The set decides between equal grids as in the reference, which takes its first element.
         fitting = [grid for grid in set(whole) if 1 <= grid[0] * grid[1] <= self.max_tokens]
         if not fitting:
             fitting = [(max(1, round(rows)), max(1, round(columns)))]
@@ -70,10 +66,8 @@ class MuseGlimmerProcessor(ImageProcessor):
         return columns * self.side, rows * self.side
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         count = math.prod(each // self.side for each in self.target_size(width, height))
         return [self.start_id, *[self.placeholder_id] * count, self.end_id], list(range(1, count + 1))

@@ -1,4 +1,4 @@
-"""Pixtral's images, and those of models with its tower: in their own proportions, as rows of patches."""
+"""Images of Pixtral and of models with its tower: in their own aspect ratio, as rows of patches."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LIGHTON_IMAGE = 151_655
 
 @dataclass(frozen=True, kw_only=True)
 class PixtralProcessor(ImageProcessor):
-    """Sides are multiples of a merged patch, and each row of patches may end with a token.
+    """Sides are multiples of a merged patch; a token may end each row of patches.
 
     Attributes:
-      longest_edge: Larger images are made smaller, their sides kept in proportion.
+      longest_edge: Largest side in pixels; larger images are shrunk in proportion.
       patch_size: Pixels of a side of a merged patch.
-      break_id, end_id: The tokens after a row, and after the last one; None: there are none.
+      break_id, end_id: Tokens after a row, and after the last row; None for none.
     """
 
     longest_edge: int
@@ -38,11 +38,7 @@ class PixtralProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> PixtralProcessor:
-        """Reads the settings of Pixtral and Mistral 3.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Pixtral and Mistral 3."""
         names = ("image_token", "image_break_token", "image_end_token")
         tokens = [settings.processor.get(name, default) for name, default in zip(names, _TOKENS, strict=True)]
         image_id, break_id, end_id = (settings.token_id(token, tokenizer) for token in tokens)
@@ -57,11 +53,7 @@ class PixtralProcessor(ImageProcessor):
 
     @classmethod
     def read_lighton_ocr(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> PixtralProcessor:
-        """Reads the settings of LightOnOCR, whose images are placeholders only.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of LightOnOCR, whose images are placeholders alone."""
         patch_size = settings.processor.get("patch_size", 14) * settings.processor.get("spatial_merge_size", 2)
         of_images = settings.image("patch_size", {"height": 16, "width": 16})
         if of_images not in (patch_size, {"height": patch_size, "width": patch_size}):
@@ -73,20 +65,18 @@ class PixtralProcessor(ImageProcessor):
         return cls(**_pixels(settings, patch_size), placeholder_id=token_id, placeholder=tokenizer.token_text(token_id))
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that an image is resized to."""
+        """Returns width and height after resizing."""
         ratio = max(height / self.longest_edge, width / self.longest_edge)
         if ratio > 1:
-            # A side of a very long image would be rounded to nothing.
+            # A short side of a very long image must not round to 0.
             width, height = max(math.floor(width / ratio), 1), max(math.floor(height / ratio), 1)
         patch = self.patch_size
         return -(-width // patch) * patch, -(-height // patch) * patch
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         columns, rows = (side // self.patch_size for side in self.target_size(width, height))
         if self.break_id is None or self.end_id is None:
             return [self.placeholder_id] * (columns * rows), list(range(columns * rows))
@@ -96,7 +86,7 @@ class PixtralProcessor(ImageProcessor):
 
 
 def _pixels(settings: ProcessorSettings, patch_size: int) -> dict[str, Any]:
-    """The fields about pixels, given the size of a merged patch."""
+    """Returns the fields about pixels, given the size of a merged patch."""
     settings.check()
     return {
         "pixel_scale": settings.scale(CLIP_SCALE),

@@ -1,4 +1,4 @@
-"""The files that say how a checkpoint's images are prepared."""
+"""Settings of image and video preparation in a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CLIP_SCALE = PixelScale(1 / 255, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALF_SCALE = PixelScale(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
-# Settings of image processors that are supported with these values only; None stands for a setting left out.
+# Supported values of image processors' settings; None is a setting left out.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "do_resize": (True, None),
     "do_rescale": (True, None),
@@ -26,7 +26,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "do_center_crop": (False, None),
     "crop_size": (None,),
 }
-# Those that name the processor, or say how batches of images are made.
+# Settings that name the processor or describe batches of images, and change no pixels.
 _NEUTRAL = frozenset(
     {
         *(
@@ -41,7 +41,7 @@ _NEUTRAL = frozenset(
         *("return_tensors", "disable_grouping", "default_to_square", "pad_size", "image_seq_length"),
     }
 )
-# Settings of video processors that are supported with these values only; None stands for a setting left out.
+# Supported values of video processors' settings; None is a setting left out.
 _ONLY_OF_VIDEOS: Mapping[str, Any] = {
     **{"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True},
     **{"cap_pixels_per_frame": False, "do_center_crop": False},
@@ -50,17 +50,17 @@ _READ = frozenset({"size", "resample", "rescale_factor", "image_mean", "image_st
 
 
 class ProcessorSettings:
-    """The settings of a folder's preprocessor_config.json and processor_config.json, or of an `mmproj` file.
+    """Settings in a folder's preprocessor_config.json and processor_config.json, or in an `mmproj` file.
 
     Args:
-      files: The folder or file.
+      files: Folder or file.
 
     Attributes:
-      source: The folder or file.
-      processor: Those about tokens and patches.
-      model: config.json.
-      names: What the files call the processor, the most telling name first.
-      video: video_preprocessor_config.json.
+      source: Path of the folder or file, for errors.
+      processor: Settings of tokens and patches.
+      model: Contents of config.json.
+      names: Names of the processor in the files, the most specific first.
+      video: Contents of video_preprocessor_config.json.
     """
 
     def __init__(self, files: Path) -> None:
@@ -79,16 +79,16 @@ class ProcessorSettings:
         names = (
             self.processor.get("processor_class"),
             *map(self._image.get, ("processor_class", "image_processor_type")),
-            # Those that bring their own code are named as its classes are.
+            # Processors with code of their own are named by their classes.
             *(str(each).rpartition(".")[2] for each in (self._image.get("auto_map") or {}).values()),
         )
         self.names = [name for name in names if isinstance(name, str)]
 
     def check(self, *known: str) -> None:
-        """Raises a ConfigError for a setting about pixels that is not known, or has an unsupported value.
+        """Raises a ConfigError if a setting of images' pixels is unknown or has an unsupported value.
 
         Args:
-          *known: Names of settings that the family has beside those of every processor, or reads itself.
+          *known: Names of settings that the family has besides those of every processor, or checks itself.
         """
         for key, value in self._image.items():
             if key not in known and key in _ONLY and value not in _ONLY[key]:
@@ -97,10 +97,10 @@ class ProcessorSettings:
                 raise ConfigError(f"{self.source}: the image processor has the unknown setting {key!r}")
 
     def check_video(self, *shared: str) -> None:
-        """Raises a ConfigError for a setting of videos with an unsupported value.
+        """Raises a ConfigError if a setting of videos has an unsupported value.
 
         Args:
-          *shared: Names of settings that are supported only if images have the same.
+          *shared: Names of settings that must equal those of images.
         """
         for key, value in _ONLY_OF_VIDEOS.items():
             if self.video.get(key) not in (None, value):
@@ -116,15 +116,15 @@ class ProcessorSettings:
                 )
 
     def image(self, key: str, default: Any) -> Any:
-        """A setting about pixels."""
+        """Returns a setting of images' pixels."""
         value = self._image.get(key)
         return default if value is None else value
 
     def size(self, key: str, name: str, default: int) -> int:
-        """A size in pixels, which files have in an object: `key` and the `name` in it.
+        """Returns a size in pixels, stored in an object: `name` in the setting `key`.
 
         Raises:
-          ConfigError: The object has other sizes.
+          ConfigError: The object lacks this size.
         """
         size = self.image(key, {name: default})
         value = size.get(name) if isinstance(size, Mapping) else None
@@ -133,10 +133,10 @@ class ProcessorSettings:
         return value
 
     def square(self, default: int) -> int:
-        """The side of the square that images are resized to.
+        """Returns the side of the square that images are resized to.
 
         Raises:
-          ConfigError: It is no square.
+          ConfigError: The size is not a square.
         """
         side = self.size("size", "height", default)
         if self.size("size", "width", default) != side:
@@ -144,7 +144,7 @@ class ProcessorSettings:
         return side
 
     def scale(self, default: PixelScale) -> PixelScale:
-        """How pixels are scaled."""
+        """Returns the scaling of pixels."""
         return PixelScale(
             float(self.image("rescale_factor", default.factor)),
             tuple(self.image("image_mean", default.mean)),
@@ -152,10 +152,10 @@ class ProcessorSettings:
         )
 
     def token_id(self, token: str, tokenizer: Tokenizer) -> int:
-        """The id of a special token.
+        """Returns the id of a special token.
 
         Raises:
-          ConfigError: The tokenizer has none of this name.
+          ConfigError: The tokenizer has no such token.
         """
         token_id = tokenizer.token_to_id(token)
         if token_id is None:

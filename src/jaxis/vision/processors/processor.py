@@ -1,7 +1,7 @@
-"""From an image to the pixels that a vision tower reads, and the tokens that stand for it in a prompt.
+"""Base of image and video processors: pixels for an image encoder, and tokens that stand for them in a prompt.
 
-A processor gives the pixels and tokens of the processors in transformers that use Pillow; those that use torchvision
-differ by a few levels in resized pixels.
+Pixels and tokens equal those of the processors in transformers that use Pillow. Processors that use torchvision differ
+by a few levels in resized pixels.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PixelScale:
-    """How pixels become a tower's input: `(pixel * factor - mean) / std`, by channel.
+    """Scaling of pixels to a tower's input: `(pixel * factor - mean) / std`, by channel.
 
     Attributes:
-      factor: 1 / 255, as files have it.
-      mean, std: Of red, green and blue.
+      factor: Rescaling factor; 1 / 255 in published files.
+      mean, std: Values for red, green and blue.
     """
 
     factor: float
@@ -35,11 +35,11 @@ class PixelScale:
 
 
 class Seconds(NamedTuple):
-    """When the frames of a video are.
+    """Times of a video's frames.
 
     Attributes:
-      of_frames: Of each, after the video's beginning.
-      between: From one frame to the next, on average.
+      of_frames: Time of each frame in seconds since the beginning of the video.
+      between: Average time from one frame to the next, in seconds.
     """
 
     of_frames: tuple[float, ...]
@@ -50,15 +50,14 @@ class ViewGroup(NamedTuple):
     """Views of one size, and the tokens that stand for them.
 
     Attributes:
-      views: uint8 [views, height, width, 3]; of a video, [views, height, width, 3 * frames], a frame's channels after
-        the other's.
-      token_ids: In the prompt.
-      rows: The places among these that take the views' embeddings.
-      order: Which of all views' embeddings, one view after another, they take; -1 is what the tower has for the end of
-        a line. None: each, in their order.
-      weights: Where each of these places takes the sum of several embeddings, what those in `order` are multiplied by.
-      grid: Rows and columns of the tokens, where RoPE counts them by both; None: as text.
-      times: See `EmbeddedInput`.
+      views: uint8 [views, height, width, 3]; of a video, [views, height, width, 3 * frames], frame after frame.
+      token_ids: Tokens in the prompt.
+      rows: Indices of the tokens that take the views' embeddings.
+      order: Indices of the embeddings that `rows` take, counted over all views; -1 is the tower's embedding of the end
+        of a line. None means each embedding in order.
+      weights: Factors of the embeddings in `order` if each row takes the sum of equally many; None if one each.
+      grid: Rows and columns of the tokens if RoPE counts them by both; None if as text.
+      times: Times of the grids, as in `EmbeddedInput`.
     """
 
     views: np.ndarray
@@ -71,7 +70,7 @@ class ViewGroup(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Tokens from `start` to before `stop`, in whose place something comes."""
+    """Tokens from `start` to before `stop`, to be replaced."""
 
     start: int
     stop: int
@@ -79,51 +78,51 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class VideoProcessor:
-    """Prepares videos, given as their frames, for one tower; a family's own is a subclass.
+    """Prepares videos, given as frames, for one tower; each family has a subclass.
 
     Attributes:
-      placeholder: What stands for a video in a prompt before it is expanded.
-      placeholder_id: The token.
+      placeholder: Text that stands for a video in a prompt before it is expanded.
+      placeholder_id: Token of the placeholder.
     """
 
     placeholder: str
     placeholder_id: int
 
     def span(self, token_ids: Sequence[int], place: int) -> Span:
-        """The tokens of a prompt that a video takes the place of, given that of its placeholder."""
+        """Returns the span of tokens that a video replaces, given the position of its placeholder."""
         del token_ids
         return Span(place, place + 1)
 
     def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
-        """The width and height that so many frames of a size are resized to."""
+        """Returns the width and height to which this many frames of a size are resized."""
         raise NotImplementedError
 
     def least_tokens(self, num_frames: int, width: int, height: int) -> int:
-        """How many tokens stand for so many frames of a size, or a few less."""
+        """Returns the number of tokens for this many frames of a size, or a few less."""
         raise NotImplementedError
 
     def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
-        """What the tower sees of a video, and tokens of text between, in the order of the prompt.
+        """Returns views of a video and text tokens between them, in the order of the prompt.
 
         Args:
-          frames: Upright and RGB.
-          size: What they are resized to.
-          seconds: When they are.
+          frames: Upright RGB frames.
+          size: Width and height after resizing.
+          seconds: Times of the frames.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
-    """Prepares images for one tower; a family's own is a subclass.
+    """Prepares images for one tower; each family has a subclass.
 
     Attributes:
-      pixel_scale: Applied by the tower.
-      resample: Pillow's number of the filter.
-      placeholder: What stands for an image in a prompt before it is expanded.
-      placeholder_id: The token.
-      is_bidirectional: Whether an image's tokens see each other, not just those before them.
-      video: Prepares videos; None: they are not taken.
+      pixel_scale: Scaling of pixels, applied by the tower.
+      resample: Pillow's number of the resampling filter.
+      placeholder: Text that stands for an image in a prompt before it is expanded.
+      placeholder_id: Token of the placeholder.
+      is_bidirectional: True if an image's tokens see each other, not just those before them.
+      video: Processor of videos; None if the model takes none.
     """
 
     pixel_scale: PixelScale
@@ -135,42 +134,42 @@ class ImageProcessor:
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens of an image that see each other, where they do."""
+        """Largest number of an image's tokens, if they see each other."""
         return len(self.tokens(1, 1)[0])
 
     def of_prompt(self, num_images: int) -> ImageProcessor:
-        """That of a prompt with so many images, which some families see otherwise than one image."""
+        """Returns the processor for a prompt with this many images; some families prepare several differently."""
         del num_images
         return self
 
     def parts(self, image: Image) -> list[ViewGroup]:
-        """What the tower sees of an upright RGB image, one part after another in the prompt; most have one."""
+        """Returns groups of views of an upright RGB image, in the order of the prompt; most families have one group."""
         return [ViewGroup(self.views(image), *self.tokens(*image.size), grid=self.grid(*image.size))]
 
     def views(self, image: Image) -> np.ndarray:
-        """What the tower sees of an upright RGB image in one part, each view by itself."""
+        """Returns the views of an upright RGB image, in families with one group of views."""
         raise NotImplementedError
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """The tokens that stand for an upright image of a size, and the places among them that take its embeddings."""
+        """Returns the tokens for an upright image of a size, and the indices of those that take its embeddings."""
         raise NotImplementedError
 
     def grid(self, width: int, height: int) -> tuple[int, int] | None:
-        """Rows and columns of an image's tokens, where RoPE counts them by both; None: as text."""
+        """Returns rows and columns of an image's tokens if RoPE counts them by both; None if as text."""
         del width, height
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
-        """The tokens of a prompt with one token for each image, and the places of those.
+        """Returns a prompt's tokens with one token for each image, and the positions of these tokens.
 
         Args:
-          token_ids: The prompt's tokens, with placeholders.
-          text: The prompt's text, if it has one.
+          token_ids: Tokens of the prompt, with placeholders.
+          text: Text of the prompt, if it has one.
         """
         del text
         return list(token_ids), [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
 
     def digest(self, group: ViewGroup) -> bytes:
-        """SHA-256 of what the embeddings depend on besides the tower: each field with its length."""
+        """Returns SHA-256 of all fields, with their lengths, that embeddings depend on besides the tower."""
         scale, views = self.pixel_scale, group.views
         fields = (
             type(self).__name__.encode(),
@@ -186,17 +185,17 @@ class ImageProcessor:
         return digest.digest()
 
     def resized(self, image: Image, width: int, height: int) -> Image:
-        """The image in another size."""
+        """Returns the image in another size."""
         return image.resize((width, height), resample=self.resample)
 
 
 def tiles_of(image: Image | np.ndarray, height: int, width: int | None = None) -> np.ndarray:
-    """An image, or its pixels, cut into rectangles row by row: uint8 [tiles, height, width, 3].
+    """Cuts an image, or its pixels, into rectangles row by row: uint8 [tiles, height, width, 3].
 
     Args:
-      image: The image.
-      height: Divides its own.
-      width: Divides its own; None: squares.
+      image: Image or pixels [height, width, 3].
+      height: Height of a rectangle, a divisor of the image's.
+      width: Width of a rectangle, a divisor of the image's; None for squares.
     """
     pixels, width = np.asarray(image), width or height
     rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
@@ -204,7 +203,7 @@ def tiles_of(image: Image | np.ndarray, height: int, width: int | None = None) -
 
 
 def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
-    """Views without the pixels at the right and below that make no whole patch."""
+    """Returns views without pixels at the right and lower edges that fill no whole patch."""
     height, width = (each // patch_size * patch_size for each in views.shape[1:3])
     return views[:, :height, :width]
 
@@ -219,16 +218,16 @@ def size_within(
     compared_frames: int | None = None,
     fewest: int = 0,
 ) -> tuple[int, int]:
-    """The width and height nearest to an image's that are multiples of `side`, with bounds for the pixels of both.
+    """Returns the width and height nearest to an image's that are multiples of `side`, within bounds of pixels.
 
     Args:
-      size: The image's width and height.
-      side: Pixels.
-      least: The fewest pixels, approximately.
-      most: The most pixels.
-      frames: How often the pixels count.
-      compared_frames: How often they count where it is asked whether they are within the bounds; None: as often.
-      fewest: Multiples of `side` that a width or height has at least before the bounds apply.
+      size: Width and height of the image.
+      side: Pixels of which width and height become multiples.
+      least: Smallest number of pixels, approximately.
+      most: Largest number of pixels.
+      frames: Number of times that the pixels count.
+      compared_frames: Number of times that they count in the comparison with the bounds; None means `frames`.
+      fewest: Smallest multiple of `side` for width and height before the bounds apply.
     """
     width, height = size
     columns, rows = (max(round(each / side), fewest) for each in size)

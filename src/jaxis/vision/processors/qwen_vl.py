@@ -1,4 +1,4 @@
-"""Images and videos of Qwen2-VL and later: in their own proportions, whose places RoPE counts by row and column."""
+"""Images and videos of Qwen2-VL and later: in their own aspect ratio; RoPE counts their rows and columns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _IMAGE, _VIDEO, _START, _END = "<|image_pad|>", "<|video_pad|>", "<|vision_start
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVLProcessor(ImageProcessor):
-    """Sides are multiples of a merged patch, and images have a number of pixels between two bounds.
+    """Sides are multiples of a merged patch; the number of pixels lies between two bounds.
 
     Attributes:
-      image_token: What stands for an image in a prompt.
-      default_pixels: The bounds where files have none.
+      image_token: Text that stands for an image in a prompt.
+      default_pixels: Default bounds of pixels.
       side: Pixels of a side of a merged patch.
-      min_pixels, max_pixels: Of an image.
+      min_pixels, max_pixels: Bounds of the pixels of an image.
     """
 
     image_token: ClassVar[str] = _IMAGE
@@ -42,11 +42,7 @@ class QwenVLProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
-        """Reads the settings of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and later.
-
-        Raises:
-          ConfigError: A setting is missing or not supported.
-        """
+        """Reads the settings of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and later."""
         settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
         side = settings.image("patch_size", 14) * settings.image("merge_size", 2)
         least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", cls.default_pixels[0])
@@ -63,50 +59,45 @@ class QwenVLProcessor(ImageProcessor):
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height that an image is resized to."""
+        """Returns width and height after resizing."""
         return size_within((width, height), self.side, self.min_pixels, self.max_pixels)
 
     def views(self, image: Image) -> np.ndarray:
-        """See `ImageProcessor`."""
         return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
 
     def grid(self, width: int, height: int) -> tuple[int, int] | None:
-        """See `ImageProcessor`."""
         width, height = self.target_size(width, height)
         return height // self.side, width // self.side
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        """See `ImageProcessor`."""
         count = math.prod(each // self.side for each in self.target_size(width, height))
         return [self.placeholder_id] * count, list(range(count))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainRopeProcessor(QwenVLProcessor):
-    """Those of EXAONE 4.5 and LFM3-VL, where the text's RoPE counts the tokens of images like any others."""
+    """Images and videos of EXAONE 4.5 and LFM3-VL, whose text RoPE counts their tokens like any others."""
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
-        """See `QwenVLProcessor`; EXAONE 4.5 takes no videos."""
+        """Reads the settings; EXAONE 4.5 takes no videos."""
         read = super().read(settings, tokenizer)
         video = read.video
         as_text = dataclasses.replace(video, has_grid=False) if isinstance(video, Qwen3VideoProcessor) else None
         return dataclasses.replace(read, video=as_text)
 
     def grid(self, width: int, height: int) -> None:
-        """See `ImageProcessor`."""
         del width, height
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddleOcrProcessor(QwenVLProcessor):
-    """Those of PaddleOCR-VL: images that have no side of a merged patch are enlarged to one first."""
+    """Images of PaddleOCR-VL: sides smaller than a merged patch are enlarged to one first."""
 
     image_token = "<|IMAGE_PLACEHOLDER|>"
     default_pixels = 384 * 384, 1536 * 1536
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `QwenVLProcessor`."""
         if height < self.side:
             width, height = round(width * self.side / height), self.side
         if width < self.side:
@@ -116,14 +107,14 @@ class PaddleOcrProcessor(QwenVLProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVideoProcessor(VideoProcessor):
-    """Videos of Qwen2-VL and Qwen2.5-VL: all tokens follow each other, and RoPE counts their time, too.
+    """Videos of Qwen2-VL and Qwen2.5-VL: their tokens are contiguous, and RoPE also counts their time.
 
     Attributes:
-      resample: Pillow's number of the filter.
+      resample: Pillow's number of the resampling filter.
       side: Pixels of a side of a merged patch.
-      num_frames: Of a view; the last frame fills the last one.
-      min_pixels, max_pixels: Of a frame.
-      times_per_second: What RoPE counts in a second; None: views.
+      num_frames: Frames of a view; the last view repeats the last frame.
+      min_pixels, max_pixels: Bounds of the pixels of a frame.
+      times_per_second: RoPE's units of time per second; None counts one per view.
     """
 
     resample: int
@@ -134,17 +125,14 @@ class QwenVideoProcessor(VideoProcessor):
     times_per_second: float | None = None
 
     def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
-        """See `VideoProcessor`."""
         del num_frames
         return size_within((width, height), self.side, self.min_pixels, self.max_pixels)
 
     def least_tokens(self, num_frames: int, width: int, height: int) -> int:
-        """See `VideoProcessor`."""
         columns, rows = (each // self.side for each in self.target_size(num_frames, width, height))
         return -(-num_frames // self.num_frames) * rows * columns
 
     def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
-        """See `VideoProcessor`."""
         views = np.stack(list(self._views(frames, size)))
         step = 1.0
         if self.times_per_second is not None:
@@ -155,7 +143,7 @@ class QwenVideoProcessor(VideoProcessor):
         return [ViewGroup(views, tokens, list(range(count)), grid=self._grid(size), times=times)]
 
     def _views(self, frames: Iterable[Image], size: tuple[int, int]) -> Iterable[np.ndarray]:
-        """Each uint8 [height, width, 3 * num_frames]."""
+        """Yields views uint8 [height, width, 3 * num_frames]."""
         resized = (np.asarray(frame.resize(size, resample=self.resample)) for frame in frames)
         for together in _groups(resized, self.num_frames):
             filled = [*together, *[together[-1]] * (self.num_frames - len(together))]
@@ -165,19 +153,19 @@ class QwenVideoProcessor(VideoProcessor):
         return size[1] // self.side, size[0] // self.side
 
     def _num_tokens(self, size: tuple[int, int]) -> int:
-        """Of a view."""
+        """Returns the number of tokens of a view."""
         return math.prod(self._grid(size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VideoProcessor(QwenVideoProcessor):
-    """Videos of Qwen3-VL and later, and of LFM3-VL: before each view, its time is written as text.
+    """Videos of Qwen3-VL and later, and of LFM3-VL: the prompt has the time of each view as text before it.
 
     Attributes:
-      min_pixels, max_pixels: Of all frames together.
-      start_id, end_id: The tokens around what stands for an image or a view.
-      encode: From text to tokens.
-      has_grid: Whether RoPE counts rows and columns.
+      min_pixels, max_pixels: Bounds of the pixels of all frames together.
+      start_id, end_id: Tokens around an image or a view.
+      encode: Tokenizes text.
+      has_grid: True if RoPE counts rows and columns.
     """
 
     start_id: int
@@ -186,14 +174,13 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
     has_grid: bool = True
 
     def span(self, token_ids: Sequence[int], place: int) -> Span:
-        """See `VideoProcessor`; each view has the tokens around it, which the placeholder has once."""
+        """Returns the placeholder with the tokens around it if any, since each view gets its own."""
         around = list(token_ids[max(place - 1, 0) : place + 2])
         if around == [self.start_id, self.placeholder_id, self.end_id]:
             return Span(place - 1, place + 2)
         return Span(place, place + 1)
 
     def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
-        """See `VideoProcessor`."""
         if min(width, height) < self.side:
             grow = max(self.side / height, self.side / width)
             width, height = int(width * grow), int(height * grow)
@@ -202,7 +189,6 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         return size_within((width, height), self.side, *bounds, frames=num_frames, compared_frames=compared)
 
     def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
-        """See `VideoProcessor`."""
         parts: list[ViewGroup | list[int]] = []
         of_views = _groups(seconds.of_frames, self.num_frames)
         count = self._num_tokens(size)
@@ -217,7 +203,7 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
 
 
 def _groups(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """So many after each other at a time; the last ones may be fewer."""
+    """Yields groups of `size` items in order; the last group may be smaller."""
     rest = iter(items)
     while group := list(itertools.islice(rest, size)):
         yield group
@@ -226,13 +212,13 @@ def _groups(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
 def _read_video(
     settings: ProcessorSettings, tokenizer: Tokenizer, bounds: tuple[int, tuple[int, int]]
 ) -> QwenVideoProcessor | None:
-    """What prepares videos; None where the tokenizer has no token for them.
+    """Returns the processor of videos; None if the tokenizer has no token for videos.
 
     Args:
-      settings: The files'.
-      tokenizer: The model's.
-      bounds: Pixels of a side of a merged patch, and the fewest and most of an image, which are those of a video where
-        the files say nothing of videos.
+      settings: Settings in the files.
+      tokenizer: Tokenizer of the model.
+      bounds: Pixels of a side of a merged patch, and the bounds of an image's pixels, which apply to videos if the
+        files have no settings of videos.
 
     Raises:
       ConfigError: A setting is not supported.

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 
 from jaxis.errors import RequestError
 from jaxis.server.context import Parts, ServerParts
-from jaxis.server.http.body import StrictJSONRoute
 from jaxis.server.http.openapi import TEXT_ERRORS, error_responses
+from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.response_schema import ResponseObject
 from jaxis.server.openai.stored.database import Database, Kind, Page
 from jaxis.server.openai.stored.schema import (

@@ -1,0 +1,56 @@
+"""Settings that config.json lists layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+
+
+def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
+    """Returns the layer's entry in config.json's list; None without such a list, or if the entry is null.
+
+    The list may be longer than the model: more entries are those of layers that predict later tokens.
+
+    Args:
+      config: Config of the model.
+      key: Name of the list.
+      layer_index: Index from 0.
+
+    Raises:
+      ConfigError: The value is no list, or has fewer entries than the model has layers.
+    """
+    values = config.get(key)
+    if values is None:
+        return None
+    num_layers: int = config["num_hidden_layers"]
+    if not isinstance(values, list) or len(values) < num_layers:
+        raise ConfigError(
+            f"{config.source} has {key}={values!r}, expected a list of {num_layers} entries, one for each layer: "
+            "correct the file"
+        )
+    return values[layer_index]
+
+
+def settings_of_layer(config: HFConfig, layer_index: int) -> HFConfig:
+    """Returns the layer's object in `per_layer_config`, of later versions of the reference; empty without one.
+
+    Args:
+      config: Config of the model.
+      layer_index: Index from 0; in config.json, indices may begin with zeros.
+
+    Raises:
+      ConfigError: `per_layer_config` has something else.
+    """
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        return HFConfig({})
+    if not isinstance(by_layer, HFConfig) or not all(key.isdecimal() for key in by_layer):
+        raise ConfigError(f"per_layer_config in {config.source} is not an object with an object for each layer's index")
+    settings = next((by_layer[key] for key in by_layer if int(key) == layer_index), HFConfig({}))
+    if not isinstance(settings, HFConfig):
+        raise ConfigError(
+            f"per_layer_config in {config.source} has {settings!r} for layer {layer_index}, expected an object"
+        )
+    return settings

@@ -1,0 +1,51 @@
+"""Conversion of an answer's text to a message with tool calls and reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxis.inference.conversation import Message, Role
+from jaxis.outputs import RequestOutput
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.parsing.output_parser import OutputParser, parse_output
+from jaxis.parsing.parser_events import ToolCall, derived_call_id, is_generated
+from jaxis.parsing.tool_parsers.tools import function_tools
+
+
+def parse_answer(
+    parsers: ModelParsers, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None, row_id: str
+) -> tuple[Message, str | None]:
+    """Returns the message of an output with one completion, and its finish reason.
+
+    Args:
+      parsers: Parsers of the model.
+      output: The whole output.
+      tools: Functions that were offered; without any, calls stay in the text.
+      row_id: Id of the row, from which calls get ids that are the same in every run.
+    """
+    [completion] = output.outputs
+    parser = OutputParser(
+        parsers.tool if tools else None,
+        parsers.reasoning,
+        tools=function_tools(tools or ()),
+        prompt=output.prompt or "",
+    )
+    parsed = parse_output(parser, completion.text)
+    calls = [call_fields(call, f"{row_id}:{number}") for number, call in enumerate(parsed.tool_calls)]
+    message = Message(
+        Role.ASSISTANT,
+        parsed.content or (None if calls else ""),
+        tool_calls=calls or None,
+        reasoning_content=parsed.reasoning or None,
+    )
+    return message, "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
+
+
+def call_fields(call: ToolCall, seed: str) -> dict[str, Any]:
+    """Returns a call in OpenAI's format. An id that the model did not write depends only on the seed."""
+    return {
+        "id": derived_call_id(seed) if is_generated(call.id) else call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

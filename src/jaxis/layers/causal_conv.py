@@ -1,0 +1,72 @@
+"""Short convolution of each channel over the tokens of a sequence."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.causal_conv import causal_conv
+from jaxis.kernels.native_constants import MAX_CONV_WIDTH
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import StateArray
+
+
+class CausalConv(JaxModule):
+    """`y[t] = activation(sum_j weight[:, 0, j] * x[t - W + 1 + j] + bias)`; x is zero before a sequence begins.
+
+    The state is the last W - 1 inputs.
+
+    Args:
+      scope: The layer's scope.
+      num_channels: C.
+      width: W.
+      use_bias: True for a `bias` [C].
+      activation: "silu", or None for none.
+      dtype: Type of the weight and the bias; None means the model's.
+
+    Raises:
+      ConfigError: W is not 2 to MAX_CONV_WIDTH.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_channels: int,
+        width: int,
+        *,
+        use_bias: bool,
+        activation: str | None,
+        dtype: DTypeLike | None = None,
+    ) -> None:
+        if not 2 <= width <= MAX_CONV_WIDTH:
+            raise ConfigError(f"a convolution over {width} tokens is not supported: 2 to {MAX_CONV_WIDTH} are")
+        self.num_channels, self.width, self.activation = num_channels, width, activation
+        init, dtype = nnx.initializers.lecun_normal(), scope.dtype if dtype is None else dtype
+        self.weight = make_parameter(scope.rngs, init, (num_channels, 1, width), dtype, axes=("heads", None, None))
+        self.bias = None
+        if use_bias:
+            self.bias = make_parameter(scope.rngs, nnx.initializers.zeros, (num_channels,), dtype, axes=("heads",))
+
+    @property
+    def state_array(self) -> StateArray:
+        """Specification of the state that the engine allocates for the layer."""
+        return StateArray((self.width - 1, self.num_channels), (None, "heads"))
+
+    def __call__(
+        self, state: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """Returns the updated state and [T, C], for a state [num_slots, W - 1, C] or None, and x [T, C]."""
+        return causal_conv(
+            x,
+            self.weight[...][:, 0],
+            None if self.bias is None else self.bias[...],
+            state,
+            metadata.state_slots if state is not None else None,
+            metadata.query_start_loc,
+            metadata.request_distribution[2],
+            activation=self.activation,
+        )
