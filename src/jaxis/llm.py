@@ -19,7 +19,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
-from jaxis.engine.execution.adapters import VariantsInUseError
+from jaxis.engine.execution.adapters import AdaptersInUseError
 from jaxis.engine.live_weights import Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
@@ -683,7 +683,7 @@ class LLM(PoolingMethods):
                         adapter=b"" if adapter is None else digest_of(adapter.lora_path),
                         inputs=prompt.inputs,
                     )
-                except VariantsInUseError:
+                except AdaptersInUseError:
                     if all(request.finished for request in queued):
                         raise  # others' requests use them
                     return

@@ -116,7 +116,9 @@ def test_a_folder_that_is_no_checkout(tmp_path: Path):
 def test_the_command_that_it_prints_runs_tests(tmp_path: Path):
     for folder in ("src/jaxis/models", "tests"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path / "pyproject.toml")
+    (tmp_path / "tests" / "data").mkdir()
+    for name in ("pyproject.toml", "tests/data/families.yaml"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
     made = new_model("NewThing2", "llama", tmp_path)
     command = [sys.executable, *shlex.split(made.check)[1:], "--collect-only", "-q"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -91,7 +91,8 @@ def terminal(cli_environment, chat_model, ctrl_c):
 
 def test_a_chat_on_a_terminal(terminal, tmp_path, cli_home):
     long_context = ("--hf-overrides", '{"max_position_embeddings": 16384}', "--repetition-penalty", "1.3")
-    chat = terminal(*long_context)
+    unfiltered = ("--temperature", "1", "--top-p", "1", "--top-k", "0")  # an end is unlikely then
+    chat = terminal(*long_context, *unfiltered)
 
     # Ctrl-C at the prompt clears the line, and the chat goes on.
     chat.type("half a li" + CTRL_C)

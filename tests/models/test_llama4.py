@@ -65,9 +65,6 @@ def test_other_tensors_and_keys_are_errors_still(conditional_folder, tmp_path):
     (tmp_path / "key").mkdir()
     with pytest.raises(ConfigError, match="keys that Llama4ForConditionalGeneration does not know: audio_config"):
         LLM(changed_folder(conditional_folder, tmp_path / "key", audio_config={"a": 1}), **SETTINGS)
-    (tmp_path / "tied").mkdir()
-    with pytest.raises(ConfigError, match="have different tie_word_embeddings"):
-        LLM(changed_folder(conditional_folder, tmp_path / "tied", tie_word_embeddings=True), **SETTINGS)
 
 
 def test_an_unknown_layer_type_is_refused(tmp_path):

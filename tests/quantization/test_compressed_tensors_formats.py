@@ -121,7 +121,7 @@ def test_a_quantized_head_of_a_tied_model_is_named(sources, tmp_path):
     )
     folder = variant(tmp_path / "tied", stored, tie_word_embeddings=True)
     with pytest.raises(
-        CheckpointError, match=r"'lm_head.weight_scale', of a quantized head, but .*=true; set it to false"
+        CheckpointError, match=r"'lm_head.weight_scale' is of a quantized head, but .*tie_word_embeddings"
     ):
         load(folder)
 

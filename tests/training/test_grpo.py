@@ -225,7 +225,7 @@ def test_the_plain_forward_pass_is_noticed_or_corrected(here):
         ({"reward_functions": ["letter_rewards:missing"]}, "has no function 'missing'"),
         ({"per_device_train_batch_size": 3}, "a step has 6 answers .* no whole number of groups"),
         ({"grpo": {"temperature": 0}}, "temperature=0 makes all answers of a group alike"),
-        ({"grpo": {"top_p": 0}}, "training.grpo.top_p=0 must be more than 0"),
+        ({"grpo": {"top_p": 0}}, "training.grpo.top_p=0 makes all answers of a group alike"),
         ({"grpo": {"top_k": 5}, "forward_pass": "plain"}, "need training.forward_pass=engine"),
         ({"grpo": {"repetition_penalty": 1.1}}, "repetition_penalty"),
         ({"grpo": {"on_mismatch": "shrug"}}, "on_mismatch='shrug' must be one of error, correct, ignore"),

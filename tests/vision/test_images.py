@@ -226,7 +226,9 @@ def test_answers_go_on_between_the_slices_of_an_image(llm, monkeypatch):
     llm._add(queued, [llm._tokenize(running, "the prompt")], [long], None, [None])
     while not queued[0].completions[0].sequence.output_token_ids:
         llm._step()
-    llm._add(queued, [llm._tokenize(prompt_of(image), "the prompt")], [SHORT], None, [None])
+    with_image = []
+    llm._add(with_image, [llm._tokenize(prompt_of(image), "the prompt")], [SHORT], None, [None])
+    queued += with_image
     dispatched = []
     while not queued[1].finished:
         llm._step()

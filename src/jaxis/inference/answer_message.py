@@ -7,9 +7,10 @@ from typing import Any
 
 from jaxis.inference.conversation import Message, Role
 from jaxis.outputs import RequestOutput
+from jaxis.parsing.call_ids import derived_call_id, is_generated
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
-from jaxis.parsing.parser_events import ToolCall, derived_call_id, is_generated
+from jaxis.parsing.parser_events import ToolCall
 from jaxis.parsing.tool_parsers.tools import function_tools
 
 

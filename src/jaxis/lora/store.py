@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from jaxis.engine.execution.adapters import VariantsInUseError
+from jaxis.engine.execution.adapters import AdaptersInUseError
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, RequestError
@@ -140,7 +140,7 @@ class AdapterStore:
     def _forget_one(self) -> None:
         unused = next((each for each in self._known if not self._unfinished[each] and each not in self._kept), None)
         if unused is None:
-            raise VariantsInUseError(
+            raise AdaptersInUseError(
                 f"all of max_cpu_loras={self._max_known} adapters are in use: raise it, or unload one"
             )
         self.remove(unused)

@@ -108,8 +108,8 @@ class Eagle3Head(JaxModule, LoadableWithIterator):
         _check_config(outer, config)
         names = _names_in_file(vllm_config)
         size, vocab_size = config["hidden_size"], config["vocab_size"]
-        draft_vocab_size = outer.get("draft_vocab_size", vocab_size)
-        self.target_size: int = outer.get("target_hidden_size", size)
+        draft_vocab_size = outer.get("draft_vocab_size") or vocab_size
+        self.target_size: int = outer.get("target_hidden_size") or size
         self._layer_ids = _listed_layers(outer)
         self.embed_tokens = embedding(scope / "embed_tokens") if "embed_tokens.weight" in names else None
         self.fc = linear(scope / "fc", NUM_TARGET_LAYERS * self.target_size, size, axes=("embed", None))

@@ -19,8 +19,8 @@ HEAD = "head"
 """The part of a model that is `compute_logits`. Adapters that change it have programs of their own."""
 
 
-class VariantsInUseError(ConfigError):
-    """As many adapters are known as can be, and sequences use all of them."""
+class AdaptersInUseError(ConfigError):
+    """Raised if `max_cpu_loras` adapters are known and sequences use all of them."""
 
 
 class Adapters(Places, Protocol):
@@ -99,7 +99,7 @@ class Adapters(Places, Protocol):
         With `keep`, it stays until it is removed; otherwise it may be forgotten when there are too many.
 
         Raises:
-          VariantsInUseError: Too many are known, and in use.
+          AdaptersInUseError: Too many are known, and in use.
         """
         ...
 
