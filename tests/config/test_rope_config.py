@@ -25,6 +25,7 @@ CASES = {
     "linear, old name of the type": {**BASE, "rope_scaling": {"type": "linear", "factor": 4}},
     "linear, both names": {**BASE, "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 4.0}},
     "dynamic": {**BASE, "rope_theta": 50000.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "ntk": {**BASE, "rope_theta": 20000.0, "rope_scaling": {"type": "ntk", "factor": 4.0}},
     "yarn as Qwen documents it": {
         **QWEN_3,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},

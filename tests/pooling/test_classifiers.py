@@ -17,9 +17,12 @@ from jaxis.kernels import native
 from jaxis.pooling.classifier_settings import read_classifier_settings
 from tests.support.encoder_checkpoints import (
     CLASSIFIERS,
+    NTK,
     SIZES,
+    save_as_published,
     save_classifier,
     save_tokenizer,
+    slowed,
     texts,
     texts_with_padding,
 )
@@ -106,6 +109,16 @@ def reranker(tmp_path_factory):
 def llm(reranker):
     with LLM(reranker[0], show_progress=False) as llm:
         yield llm
+
+
+def test_gtes_own_format_says_the_same(tmp_path):
+    model = save_classifier(tmp_path, "GteForSequenceClassification", num_labels=3)
+    save_as_published(tmp_path, ["NewForSequenceClassification"], 20_000.0, NTK)
+    slowed(model.gte, 20_000.0, 4.0)
+    with LLM(tmp_path, show_progress=False, dtype="float32") as llm:
+        expected = [logits_of(model, token_ids) for token_ids in texts(8)]
+        found = probabilities(llm, texts(8), use_activation=False)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND * np.abs(expected).max())
 
 
 QUERIES = ["w1 w2 w3", "w9", "w4 w4 w4 w4"]

@@ -14,12 +14,15 @@ from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.kernels import native
 from tests.support.encoder_checkpoints import (
     FAMILIES,
+    NTK,
     POOLING,
     SIZES,
     reference,
+    save_as_published,
     save_model,
     save_pooling,
     save_tokenizer,
+    slowed,
     texts,
     texts_with_padding,
 )
@@ -74,6 +77,37 @@ def test_nomics_own_config_says_the_same(tmp_path):
     with LLM(tmp_path, show_progress=False) as llm:
         expected = [reference(model, token_ids, "mean") for token_ids in texts(5)]
         np.testing.assert_allclose(vectors(llm, texts(5)), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("theta", "scaling", "num_types"), [(20_000.0, NTK, 1), (500_000.0, {**NTK, "factor": 2.0}, 0), (10_000.0, None, 2)]
+)
+def test_gtes_own_format_says_the_same(theta, scaling, num_types, tmp_path):
+    model = save_model(tmp_path, "GteModel", type_vocab_size=num_types)
+    save_pooling(tmp_path, "cls")
+    save_as_published(tmp_path, ["NewModel", "NewForTokenClassification"], theta, scaling)
+    slowed(model, theta, scaling["factor"] if scaling else 1.0)
+    with LLM(tmp_path, show_progress=False) as llm:
+        expected = [reference(model, token_ids, "cls") for token_ids in texts()]
+        np.testing.assert_allclose(vectors(llm, texts()), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rope_scaling": {**NTK, "mixed_b": 0.6}}, "mixed_b"),
+        ({"position_embedding_type": "absolute"}, "position_embedding_type"),
+        ({"layer_norm_type": "rms_norm"}, "layer_norm_type"),
+        ({"logn_attention_scale": True}, "logn_attention_scale"),
+        ({"pack_qkv": False}, "pack_qkv"),
+    ],
+)
+def test_what_gtes_own_format_has_besides_is_named(changes, named, tmp_path):
+    save_model(tmp_path, "GteModel")
+    save_pooling(tmp_path)
+    save_as_published(tmp_path, ["NewModel"], 20_000.0, NTK, **changes)
+    with pytest.raises(ConfigError, match=named):
+        LLM(tmp_path, show_progress=False)
 
 
 @pytest.mark.sampled(3)

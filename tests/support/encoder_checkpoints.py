@@ -8,6 +8,7 @@ import random
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(195))]
@@ -117,6 +118,34 @@ def _save(folder, model_class, config):
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model
+
+
+NTK = {"type": "ntk", "factor": 4.0}
+
+
+def slowed(base, theta, factor):
+    """Has the reference rotate by the frequencies of https://kexue.fm/archives/9706."""
+    size = SIZES["hidden_size"] // SIZES["num_attention_heads"]
+    pairs = torch.arange(size // 2, dtype=torch.float64)
+    base.rotary_emb.inv_freq = (factor ** (-2 / size) * (theta * factor) ** (-2 * pairs / size)).float()
+
+
+def save_as_published(folder, architectures, theta, scaling, **changes):
+    """Renames what a folder of transformers' GTE has as its makers publish it."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"architectures": architectures, "model_type": "new", "rope_theta": theta, "rope_scaling": scaling}
+    config |= {"auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}, "pack_qkv": True}
+    config |= {"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "unpad_inputs": False}
+    config |= {"use_memory_efficient_attention": False, "logn_attention_scale": False, "logn_attention_clip1": False}
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    tensors = load_file(folder / "model.safetensors")
+    assert "encoder.layer.0.attention.qkv_proj.weight" in {name.removeprefix("gte.") for name in tensors}
+    base = {f"new.{name.removeprefix('gte.')}": each for name, each in tensors.items() if "classifier" not in name}
+    # Encoders have a head that weighs tokens, too.
+    head = {"classifier.weight": np.zeros((1, 64), np.float32), "classifier.bias": np.zeros(1, np.float32)}
+    head |= {name: each for name, each in tensors.items() if "classifier" in name}
+    save_file(base | head, folder / "model.safetensors")
 
 
 def texts(count=40):

@@ -26,7 +26,7 @@ _PARITY = Path("tests/data/families.yaml")
 
 
 @dataclass(frozen=True)
-class NewModel:
+class CopiedModel:
     """The created files.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Source:
     prefix: str  # of its classes
 
 
-def new_model(name: str, like: str, root: Path) -> NewModel:
+def new_model(name: str, like: str, root: Path) -> CopiedModel:
     """Writes a family into a checkout of jaxis.
 
     Args:
@@ -85,7 +85,7 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
         "python tools/reference_keys.py (now: which keys of config.json its reference reads)",
         "python -m tools.supported_models (at the end: its row in docs/models.md)",
     )
-    return NewModel(architecture, list(changes), check, steps)
+    return CopiedModel(architecture, list(changes), check, steps)
 
 
 def _find(like: str) -> _Source:

@@ -13,7 +13,7 @@ from typing import Any
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+ROPE_TYPES = ("default", "linear", "dynamic", "ntk", "llama3", "yarn", "longrope", "proportional")
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 ROPE_ALIASES = {
@@ -32,7 +32,7 @@ class RopeConfig:
       theta: Base of the frequencies.
       partial_rotary_factor: Share of the head dimension that is rotated (proportional: by angles other than 0).
       max_position_embeddings: The context length that the config declares, in tokens.
-      factor: Factor by which the context is stretched (linear, dynamic, llama3, yarn, longrope, proportional).
+      factor: Factor by which the context is stretched (linear, dynamic, ntk, llama3, yarn, longrope, proportional).
       original_max_position_embeddings: Context length of pretraining, in tokens (llama3, yarn, longrope).
       attention_factor: Multiplies cosine and sine; None where the config leaves it to the rope type's own formula
         (yarn, longrope).
@@ -115,7 +115,7 @@ def rope_config(
         "max_position_embeddings": config.get("max_position_embeddings"),
         "factor": reader.optional("factor") if rope_type == "proportional" else None,
     }
-    if rope_type in ("linear", "dynamic", "llama3"):
+    if rope_type in ("linear", "dynamic", "ntk", "llama3"):
         settings["factor"] = reader.number("factor")
     if rope_type == "dynamic":
         settings["max_position_embeddings"] = config["max_position_embeddings"]
@@ -231,6 +231,8 @@ class _Reader:
         rope_type = ROPE_ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
         if rope_type not in ROPE_TYPES:
             raise self._fault(f"has the rope_type {rope_type!r}", f"one of {', '.join(ROPE_TYPES)}")
+        if rope_type == "ntk":
+            self.section.expect("mixed_b", None)  # another divisor for each pair
         return rope_type
 
     def get(self, key: str, default: object = None) -> Any:

@@ -151,6 +151,11 @@ def _rope_of_type(config: RopeConfig, head_dim: int, max_model_len: int, interle
     match config.rope_type:
         case "linear":
             return RotaryEmbedding(_floats(1.0 / powers / _given(config.factor)), interleaved=interleaved)
+        case "ntk":
+            # https://kexue.fm/archives/9706: a larger base, and each pair slower by that base's share of one pair.
+            factor = _given(config.factor)
+            powers = np.power(np.float32(config.theta * factor), exponents) * np.float32(factor ** (2 / rotary_dim))
+            return RotaryEmbedding(_floats(1.0 / powers), interleaved=interleaved)
         case "dynamic":
             return DynamicNTKRotaryEmbedding(
                 _floats(1.0 / powers),

@@ -14,6 +14,8 @@ _CLASSES = {
     "GteModel": "gte",
     "ModernBertForSequenceClassification": "modernbert",
     "ModernBertModel": "modernbert",
+    "NewForSequenceClassification": "gte",
+    "NewModel": "gte",
     "NomicBertForSequenceClassification": "nomic_bert",
     "NomicBertModel": "nomic_bert",
     "RobertaForSequenceClassification": "bert",

@@ -1,8 +1,9 @@
-"""GTE (arXiv:2407.19669): BERT with rotary positions and a gated feed-forward block, as transformers has it."""
+"""GTE (arXiv:2407.19669): BERT with rotary positions and a gated feed-forward block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,10 +22,12 @@ _PACKED = "mlp.up_gate_proj.weight"
 class GteLayer(RotaryBertLayer):
     """As `RotaryBertLayer`, with biases."""
 
+    default_theta: ClassVar[float] = 160_000.0
+
     def __init__(self, scope: LayerScope) -> None:
         self.self_attn = GroupedQueryAttention(
             scope / "self_attn",
-            rope_settings=rope_config(scope.config, default_theta=160_000.0),
+            rope_settings=rope_config(scope.config, default_theta=self.default_theta),
             packed_qkv=True,
             qkv_bias=True,
             o_bias=True,
@@ -37,7 +40,7 @@ class GteLayer(RotaryBertLayer):
 
 
 class GteModel(NomicBertModel):
-    """gte-multilingual and gte-v1.5, converted to transformers' format."""
+    """gte-multilingual and gte-v1.5 in transformers' format, and snowflake-arctic-embed-m-v2.0."""
 
     renames = (
         ("embeddings.word_embeddings", "embed_tokens"),
@@ -49,7 +52,7 @@ class GteModel(NomicBertModel):
         ("attn_ln", "post_attention_layernorm"),
         ("mlp_ln", "post_mlp_layernorm"),
     )
-    unused = ("pooler.", "lm_head.", "embeddings.position_ids")
+    unused = ("pooler.", "classifier.", "lm_head.", "embeddings.position_ids")
     prefixes = ("new.", "gte.")
     default_token_types = 1
     layer_class = GteLayer
@@ -57,6 +60,16 @@ class GteModel(NomicBertModel):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         """See `NomicBertModel.check_config`."""
+        for key, expected in (
+            ("position_embedding_type", "rope"),
+            ("layer_norm_type", "layer_norm"),
+            ("pack_qkv", True),
+            ("logn_attention_scale", False),
+        ):
+            config.expect(key, expected)
+        config.ignore("logn_attention_clip1", because="scores are not scaled by the length")
+        for key in ("unpad_inputs", "use_memory_efficient_attention"):
+            config.ignore(key, because="it chooses how the same is computed")
         config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
@@ -69,6 +82,24 @@ class GteForSequenceClassification(with_first_token_head(GteModel)):
 
     renames = (*GteModel.renames, ("pooler", "score"), ("classifier", "score.out_proj"))
     unused = ("lm_head.", "embeddings.position_ids")
+
+
+class NewLayer(GteLayer):
+    """As `GteLayer`, with the default of its makers' configuration."""
+
+    default_theta = 10_000.0
+
+
+class NewModel(GteModel):
+    """gte-multilingual and gte-v1.5 as their makers publish them."""
+
+    layer_class = NewLayer
+
+
+class NewForSequenceClassification(with_first_token_head(NewModel)):
+    """gte-multilingual-reranker as its makers publish it."""
+
+    renames, unused = GteForSequenceClassification.renames, GteForSequenceClassification.unused
 
 
 def _unpacked(weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
