@@ -22,6 +22,7 @@ WANTED = {
     "vocab.json": b"{}",
     "merges.txt": b"",
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "preprocessor_config.json": b"{}",
     "processor_config.json": b"{}",
     "model.safetensors": WEIGHTS,
@@ -43,6 +44,8 @@ UNWANTED = {
     "original/consolidated.00.pth": b"x",
     "onnx/model.safetensors": WEIGHTS,
     "onnx/tokenizer.json": b"{}",
+    "tokenizer/vocab.json": b"{}",
+    "original/model.safetensors.index.json": b"{}",
     "modeling_custom.py": b"raise SystemExit",
     "model-Q4.gguf": b"x",
 }

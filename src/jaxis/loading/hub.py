@@ -19,7 +19,7 @@ from jaxis.loading.hub_name import HubName, choose_gguf, parse_hub_name
 Result = TypeVar("Result")
 
 _MODULES = "modules.json"  # of sentence-transformers
-# fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
+# fnmatch patterns: a `*` also crosses `/`, so what they match in subfolders (onnx/, ...) must be excluded explicitly.
 _ALLOW = [
     "config.json",
     PARAMS,
@@ -38,6 +38,7 @@ _ALLOW = [
     "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
     "processor_config.json",
@@ -47,7 +48,8 @@ _ALLOW = [
     "*.safetensors",
     "*.safetensors.index.json",
 ]
-_IGNORE = ["*/*", "consolidated*"]
+_IN_SUBFOLDERS = ["*/*.safetensors*", "tokenizer*/*"]
+_IGNORE = [*_IN_SUBFOLDERS, "consolidated*"]
 # Files of the modules after a repository's model, which are in folders.
 _OF_MODULES = ["*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors"]
 # Files of a repository in Mistral's own format alone.
@@ -101,7 +103,7 @@ def resolve_model(
     if (folder / _MODULES).is_file():
         folder = download.snapshot(_OF_MODULES, [])
     if is_mistral_format(folder):
-        folder = download.snapshot([*_ALLOW, *_MISTRAL], _IGNORE[:1])
+        folder = download.snapshot([*_ALLOW, *_MISTRAL], _IN_SUBFOLDERS)
     has_weights = any(folder.glob("*.safetensors")) or (folder / "config.json").exists()
     return folder if has_weights else download.gguf(wanted)
 
