@@ -28,6 +28,7 @@ FLOORS = (
     "engine.client",
     "engine",
     "engine.drafting engine.hosts engine.kv_store lora vision",
+    "engine.embedded_inputs",
     "engine.execution engine.kv_events",
     "engine.grammar engine.kv_connector",
     "engine.scheduling",

@@ -16,10 +16,10 @@ from typing import Any, Literal, Unpack, cast
 import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.client.engine_change import PAUSED
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
-from jaxis.engine.execution.adapters import AdaptersInUseError
 from jaxis.engine.live_weights import Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
@@ -30,6 +30,8 @@ from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.lora import LoRARequest
+from jaxis.lora.feature import adapters_of
+from jaxis.lora.store import AdaptersInUseError
 from jaxis.outputs import Logprob, RequestOutput
 from jaxis.pooling.embedder import open_embedder
 from jaxis.pooling.kind import Runner, check_runner, is_made_for_pooling
@@ -223,7 +225,7 @@ class LLM(PoolingMethods):
         Raises:
           ConfigError, CheckpointError: The adapter's files cannot be read.
         """
-        if lora_request is None or self.tokenizer is None or (adapters := self._generator.adapters) is None:
+        if lora_request is None or self.tokenizer is None or (adapters := adapters_of(self._engine.runner)) is None:
             return self.tokenizer
         source = adapters.chat_template_of(lora_request.lora_path)
         return self.tokenizer if source is None else with_template(self.tokenizer, source)
@@ -231,8 +233,9 @@ class LLM(PoolingMethods):
     @functools.cached_property
     def images(self) -> PromptImages | None:
         """Puts images into prompts; None: the model takes none."""
-        if self._built is None or (inputs := self._engine.runner.inputs) is None:
+        if self._built is None or (feature := self._engine.runner.feature("inputs")) is None:
             return None
+        inputs = feature.encoder
         return PromptImages.of_model(inputs.files, self.tokenizer, inputs.max_inputs, self.max_model_len)
 
     @property
@@ -496,11 +499,11 @@ class LLM(PoolingMethods):
         with interrupt_deferred():
             if mode == "abort":
                 self._engine.abort_all()
-            self._engine.is_paused = True
+            self._engine.holds.add(PAUSED)
 
     def resume(self) -> None:
         """Lets requests run again after `pause`."""
-        self._engine.is_paused = False
+        self._engine.holds.discard(PAUSED)
 
     def sleep(self, level: int = 1) -> None:
         """Frees the memory of the KV cache, and of the weights, until `wake_up`. Open streams go on after that.
@@ -701,14 +704,15 @@ class LLM(PoolingMethods):
         adapters = [lora_request] * len(prompts) if isinstance(lora_request, LoRARequest) else lora_request
         if len(adapters) != len(prompts):
             raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
-        if self._generator.adapters is None and any(adapters):
+        if adapters_of(self._engine.runner) is None and any(adapters):
             raise RequestError("lora_request needs LLM(..., enable_lora=True)")
         return adapters
 
     def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
         """The digest of an adapter, as its files are now."""
-        assert self._generator.adapters is not None
-        return self._generator.adapters.add(self._generator.adapters.read(folder))
+        adapters = adapters_of(self._engine.runner)
+        assert adapters is not None
+        return adapters.add(adapters.read(folder))
 
     def _ends_of(self, adapter: LoRARequest) -> frozenset[int]:
         """What ends answers in the chat template that an adapter brings."""
@@ -723,9 +727,9 @@ class LLM(PoolingMethods):
                     self._engine.abort_request(request.request_id)
 
     def _check_runs(self) -> None:
-        if self._engine.is_paused:
+        if PAUSED in self._engine.holds:
             raise EngineError("this LLM is paused: call resume first")
-        if self._engine.asleep:
+        if self._engine.holds:
             raise EngineError("this LLM sleeps: call wake_up first")
 
     def _check_open(self) -> None:

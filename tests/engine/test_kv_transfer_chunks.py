@@ -65,10 +65,7 @@ def blocks_of(llm, tokens):
         priority=0,
         client=None,
         cache_salt=None,
-        adapter=b"",
         grammar=None,
-        reads_prediction=False,
-        inputs=(),
     )
     blocks = llm.engine.scheduler.block_manager
     digests = blocks.prompt_digests(request.completions[0].sequence)

@@ -29,8 +29,6 @@ class FakeEngine:
     eos_token_ids = frozenset()
     num_preemptions = prefix_cache_queries = prefix_cache_hits = 0
     speculation = NoSpeculation()
-    is_paused = False
-    weights_version = 0
 
     def __init__(self):
         self.grammar_compiler = None
@@ -45,12 +43,12 @@ class FakeEngine:
             num_ranks=1,
             num_stages=1,
             last_compile_wait=None,
-            adapters=None,
-            inputs=None,
+            feature=lambda _: None,
             models=[JaxModule()],
         )
         self.before_step = lambda: None
         self.steps = 0
+        self.holds = set()
         self.requests = {}
 
     @property
@@ -59,7 +57,7 @@ class FakeEngine:
 
     @property
     def has_work(self):
-        return bool(self.requests) and not self.is_paused
+        return bool(self.requests) and not self.holds
 
     def settle(self):
         return []
@@ -70,9 +68,7 @@ class FakeEngine:
         rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
-    def add_request(
-        self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, adapter, grammar, inputs=()
-    ):
+    def add_request(self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, grammar, **_):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if prompt_token_ids == [13]:
@@ -120,7 +116,6 @@ def fake_built_engine():
         engine=FakeEngine(),
         default_sampling_params=SamplingParams(),
         fingerprint="",
-        weights=types.SimpleNamespace(fingerprint=""),
+        weights=types.SimpleNamespace(fingerprint="", versions=types.SimpleNamespace(current=0)),
         hosts=NO_OTHER_HOSTS,
-        adapters=None,
     )

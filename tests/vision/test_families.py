@@ -100,7 +100,7 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     images = [random_image(*size, seed=i) for i, size in enumerate(SIZES[:count])]
     prepared = family.prepared(images)
     inputs = family.model_inputs(prepared)
-    encoder = llm.engine.runner.inputs
+    encoder = llm.engine.runner.feature("inputs").encoder
     prompt = {"prompt": text_of([family.placeholder] * count), "multi_modal_data": {"image": images}}
     put = llm.images.put(llm._tokenize(prompt["prompt"], "the prompt"), images)
     with torch.no_grad():

@@ -45,7 +45,7 @@ def bits(output):
 
 
 def encoder(llm):
-    return llm.engine.runner.inputs
+    return llm.engine.runner.feature("inputs").encoder
 
 
 def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(llm):

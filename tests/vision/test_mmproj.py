@@ -114,7 +114,7 @@ def test_a_model_in_gguf_sees_what_it_sees_in_safetensors(family, folder, mmproj
     found = []
     for model, given in ((folder, {}), (path, {"mmproj": str(mmproj)})):
         with LLM(str(model), kv_cache_memory="4MiB", show_progress=False, **ENGINE, **given) as llm:
-            encoder = llm.engine.runner.inputs
+            encoder = llm.engine.runner.feature("inputs").encoder
             put = llm.images.put(llm._tokenize(prompt["prompt"], "the prompt"), images)
             encoder.hold(put.inputs)
             rows = np.concatenate([encoder.rows(each, llm.engine.runner.programs) for each in put.inputs])

@@ -56,7 +56,7 @@ def test_a_video_is_seen_as_the_reference_sees_it(family, reference):
         expanded = TEXT.replace("<video>", written).replace("<image>", family.replace(of_image, 0))
         assert list(put.token_ids) == llm.tokenizer.encode(expanded)
         *videos, _ = put.inputs
-        encoder = llm.engine.runner.inputs
+        encoder = llm.engine.runner.feature("inputs").encoder
         encoder.hold(videos)
         ours = np.concatenate([encoder.rows(item, llm.engine.runner.programs) for item in videos])
         encoder.let_go(videos)

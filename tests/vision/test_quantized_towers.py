@@ -38,7 +38,7 @@ def prompt_of(family, seed):
 
 
 def embeddings(llm, prompt):
-    item, encoder = llm._tokenize(prompt, "the prompt").inputs[0], llm.engine.runner.inputs
+    item, encoder = llm._tokenize(prompt, "the prompt").inputs[0], llm.engine.runner.feature("inputs").encoder
     encoder.hold([item])
     rows = np.array(encoder.rows(item, llm.engine.runner.programs))
     encoder.let_go([item])
@@ -61,7 +61,7 @@ def test_an_answer_is_the_same_alone_and_among_others(family, folder):
     prompts = [prompt_of(family, 10 * i) for i in range(4)]
     with opened(folder, vision_quantization="int8", enable_prefix_caching=False) as llm:
         together = [bits(output) for output in llm.generate(prompts, PARAMS)]
-        llm.engine.runner.inputs._unused.clear()
+        llm.engine.runner.feature("inputs").encoder._unused.clear()
         assert [bits(llm.generate([prompt], PARAMS)[0]) for prompt in prompts] == together
 
 

@@ -24,7 +24,7 @@ def test_random_requests_answer_as_alone_and_leave_nothing(count, tmp_path, monk
     params = {n: SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, logprobs=0) for n in MAX_TOKENS}
     monkeypatch.setattr("jaxis.vision.encoder_memory._CACHE_BYTES", 8_000)  # of one or two images
     with LLM(str(tmp_path), kv_cache_memory="168KiB", show_progress=False, **ENGINE) as llm:
-        encoder = llm.engine.runner.inputs
+        encoder = llm.engine.runner.feature("inputs").encoder
 
         def prompt(text, chosen):
             data = {"image": [images[i] for i in chosen]}

@@ -26,7 +26,7 @@ def test_a_tower_is_compared_and_a_wrong_one_differs(folder):
     sizes = {"max_num_batched_tokens": 48, "block_size": 16, "max_model_len": 256, "kv_cache_memory": "2MiB"}
     with LLM(str(folder), dtype="float32", show_progress=False, **sizes) as llm:
         right = check_images(llm, answer, GATES["float32"])
-        encoder = llm.engine.runner.inputs
+        encoder = llm.engine.runner.feature("inputs").encoder
         # Those that are not packed: norms, biases and the kernels of patches.
         encoder.arrays = [array if array.dtype == "uint8" else array * 1.01 for array in encoder.arrays]
         encoder._unused.clear()

@@ -193,7 +193,7 @@ def test_a_video_is_seen_as_the_reference_sees_it(family, reference, llm, count,
         features = model.model.get_video_features(patches, torch.tensor([grid]))
     levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
     wanted = np.concatenate([np.concatenate([each.numpy() for each in level]) for level in levels], axis=1)
-    videos, encoder = [item for item in put.inputs if item.shape[3] == 6], llm.engine.runner.inputs
+    videos, encoder = [item for item in put.inputs if item.shape[3] == 6], llm.engine.runner.feature("inputs").encoder
     encoder.hold(videos)
     ours = np.concatenate([encoder.rows(item, llm.engine.runner.programs) for item in videos])
     encoder.let_go(videos)
@@ -246,11 +246,11 @@ def test_a_video_answers_alike_alone_among_others_and_from_the_cache(family, llm
     assert (alone[0] == alone[1]) == (family.name == "Qwen2-VL")
     llm.engine.reset_prefix_cache()
     assert list(map(bits, llm.generate(requests, SHORT, progress=False))) == alone
-    encoded = llm.engine.runner.inputs.num_encoded
+    encoded = llm.engine.runner.feature("inputs").encoder.num_encoded
     [again] = llm.generate([requests[0]], SHORT)
     assert again.num_cached_tokens >= len(again.prompt_token_ids) - 16
     assert bits(again) == alone[0]
-    assert llm.engine.runner.inputs.num_encoded == encoded
+    assert llm.engine.runner.feature("inputs").encoder.num_encoded == encoded
 
 
 def test_conversations_have_videos_in_the_forms_of_clients(llm):

@@ -40,6 +40,12 @@ class ModelConfig:
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
     enable_return_routed_experts: bool = False
 
+    @property
+    def parameter_defaults(self) -> dict[str, Any]:
+        """Values of sampling parameters for requests that leave them at None."""
+        returns_experts = {"return_routed_experts": True} if self.enable_return_routed_experts else {}
+        return returns_experts | ({"logprobs_mode": self.logprobs_mode} if self.logprobs_mode != "raw_logprobs" else {})
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:

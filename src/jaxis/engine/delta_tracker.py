@@ -65,7 +65,7 @@ class DeltaTracker:
         if not told or request.finished:
             return None
         completion = request.completions[0]
-        if completion.has_versions:
+        if completion.records:
             return None
         token_ids = completion.sequence.output_token_ids[self._num_taken[0] :]
         self._num_taken[0] += len(token_ids)

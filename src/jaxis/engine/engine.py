@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import abc, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.engine.drafting.make import make_speculation
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
-from jaxis.engine.execution.input_encoder import InputEncoder
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.grammar.compiler import GrammarCompiler
@@ -24,14 +24,12 @@ from jaxis.engine.grammar.request_grammars import RequestGrammars
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.request_factory import RequestFactory
-from jaxis.engine.routed_experts import RoutedLayers
 from jaxis.engine.scheduling.data_ranks import add_all
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
 from jaxis.engine.unfinished_requests import UnfinishedRequests
 from jaxis.errors import EngineError, RequestError
-from jaxis.outputs import FIRST_VERSION, RequestOutput
-from jaxis.prompts import EmbeddedInput
+from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -59,9 +57,7 @@ class LLMEngine:
       connector: Connector to blocks beyond the devices; other threads may use a part of it.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
       speculation: Maker of drafts.
-      weights_version: Version of the weights; FIRST_VERSION until they are updated.
-      is_paused: True if requests wait until it is False again.
-      asleep: Parts, "weights" and "kv_cache", that are currently released from device memory.
+      holds: Reasons why no step may run, such as "paused"; requests wait until there is none.
 
     Args:
       vllm_config: The engine's configuration.
@@ -69,7 +65,7 @@ class LLMEngine:
       tokenizer: Tokenizer of the checkpoint; None if it has none.
       eos_token_ids: Tokens that end a sequence.
       connector: Connector to blocks beyond the devices; None: there are no such blocks.
-      inputs: Encoder of image and video inputs; None if prompts have tokens only.
+      features: Features of requests (see `RequestFeature`).
     """
 
     def __init__(
@@ -80,25 +76,24 @@ class LLMEngine:
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
         connector: KVConnector | None = None,
-        inputs: InputEncoder | None = None,
+        features: abc.Sequence[RequestFeature] = (),
     ) -> None:
         self.vllm_config = vllm_config
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
-        self.runner = Runner(vllm_config, programs, connector, inputs)
+        self.runner = Runner(vllm_config, programs, connector, features)
         self.connector = self.runner.connector
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         model_type = vllm_config.model_config.hf_config.get("model_type")
         self._grammars = RequestGrammars(self.grammar_compiler, model_type)
         self.num_preemptions = 0
-        self.weights_version: str | int = FIRST_VERSION
-        self.is_paused = False
-        self.asleep: frozenset[str] = frozenset()
+        self.holds: set[str] = set()
         self.speculation = make_speculation(
             vllm_config.speculative_config,
             self.runner,
             lambda *of: self.scheduler.ranks[0].block_manager.extend(*of),
+            tokenizer,
         )
         self._factory = RequestFactory(
             tokenizer,
@@ -106,9 +101,8 @@ class LLMEngine:
             vocab_size=self.runner.vocab_size,
             max_model_len=self.max_model_len,
             seed=vllm_config.model_config.seed,
-            logprobs_mode=vllm_config.model_config.logprobs_mode,
-            returns_experts=vllm_config.model_config.enable_return_routed_experts,
-            routed_layers=RoutedLayers(self.runner.models, self.runner.num_stages),
+            defaults=vllm_config.model_config.parameter_defaults,
+            features=self.runner.features,
         )
         self._reset_state()
 
@@ -119,7 +113,7 @@ class LLMEngine:
     @property
     def has_work(self) -> bool:
         """True if there is a step to run."""
-        return self.has_unfinished and not self.is_paused and not self.asleep
+        return self.has_unfinished and not self.holds
 
     @property
     def prefix_cache_queries(self) -> int:
@@ -141,9 +135,8 @@ class LLMEngine:
         priority: int = 0,
         client: str | None = None,
         cache_salt: str | None = None,
-        adapter: bytes = b"",
-        inputs: tuple[EmbeddedInput, ...] = (),
         grammar: Grammar | None = None,
+        **asked: Any,
     ) -> Request:
         """Queues a request for `params.n` completions of a prompt.
 
@@ -155,10 +148,9 @@ class LLMEngine:
           priority: Priority; the lower value is served first.
           client: Client of the request; clients share the tokens of steps equally (see `FairShares`).
           cache_salt: Salt of the prefix cache; only requests with the same salt share blocks.
-          adapter: Digest of the adapter (see `Adapters`); b"" is none.
-          inputs: Embedded inputs, such as images, in the order of their places in the prompt.
-          grammar: Compiled `params.structured_outputs`, with `params.thinking_token_budget`; None compiles it here,
-            which may take seconds.
+          grammar: Compiled `params.structured_outputs` and what else ends up in a grammar (see `RequestGrammars`); None
+            compiles it here, which may take seconds.
+          asked: Arguments of features, by their names; one that is empty asks for nothing.
 
         Returns:
           The request, which `step` advances.
@@ -170,11 +162,9 @@ class LLMEngine:
         prompt_token_ids = self._factory.checked_prompt(prompt_token_ids, spare=0 if params.max_tokens == 1 else 1)
         self._factory.check_needs_no_tokenizer(params)
         self.connector.check(params)
-        if adapter:
-            if self.runner.adapters is None:
-                raise RequestError("this engine has no adapters")
-            self.runner.adapters.check(adapter)
-        self._check_inputs(inputs, len(prompt_token_ids))
+        features = self._features_asked(asked)
+        for feature in features:
+            feature.check(asked[feature.name], len(prompt_token_ids))
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if grammar is None:
@@ -187,18 +177,16 @@ class LLMEngine:
             priority=priority,
             client=client,
             cache_salt=cache_salt,
-            adapter=adapter,
-            inputs=inputs,
             grammar=grammar,
-            reads_prediction=self.speculation.reads_predictions,
         )
-        add_all(self.scheduler, [completion.sequence for completion in request.completions])
-        if self.weights_version != FIRST_VERSION:
-            _begin_version(request, self.weights_version)
+        sequences = [completion.sequence for completion in request.completions]
+        for feature in features:
+            for sequence in sequences:
+                feature.mark(sequence, asked[feature.name])
+        add_all(self.scheduler, sequences)
         self._requests.add(request)
-        self.connector.request_added(request.completions[0].sequence)
-        if params.prediction:
-            self.speculation.prepare(self.scheduler.num_running + 1)
+        self.connector.request_added(sequences[0])
+        self.speculation.added(sequences, self.scheduler.num_running)
         return request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -234,7 +222,7 @@ class LLMEngine:
         """Reads the tokens of the steps in flight and dispatches no further step. Returns and raises as `step` does."""
         return self._take(self._settle)
 
-    def set_models(self, models: abc.Sequence[JaxModule], weights: bytes, version: str | int) -> None:
+    def set_models(self, models: abc.Sequence[JaxModule], weights: bytes) -> None:
         """Replaces the weights. Unfinished requests go on with the new ones, and their known tokens are computed again.
 
         No step may be in flight: call `settle` first.
@@ -242,7 +230,6 @@ class LLMEngine:
         Args:
           models: Models of this host's pipeline stages.
           weights: Unique digest of the weights; blocks of other weights are no longer found.
-          version: Version of the tokens that are sampled from now on.
 
         Raises:
           ConfigError: The weights have other shapes or types; nothing has changed.
@@ -251,29 +238,6 @@ class LLMEngine:
         self.scheduler.recompute_all()
         self.scheduler.block_manager.set_weights(weights)
         self.connector.step_done()
-        self.weights_version = version
-        for request in self._requests:
-            _begin_version(request, version)
-
-    def sleep(self, level: int) -> None:
-        """Frees the caches, and moves the weights to host memory (level 1) or drops them (level 2).
-
-        Unfinished requests wait, and are computed again later. No step may be in flight: call `settle` first.
-        """
-        self.scheduler.recompute_all()
-        self.reset_prefix_cache()
-        for stage in self.runner.executor.stages:
-            stage.sleep(level)
-        self.asleep = frozenset({"weights", "kv_cache"})
-
-    def wake_up(self, part: str) -> None:
-        """Restores a part: "weights" from host memory, unless new ones were set, or "kv_cache", which is empty."""
-        if part == "kv_cache":
-            self.runner.recover()
-        else:
-            for stage in self.runner.executor.stages:
-                stage.context.model.wake_up()
-        self.asleep -= {part}
 
     def _take(self, run: abc.Callable[[], list[Request]]) -> list[Request]:
         try:
@@ -305,30 +269,15 @@ class LLMEngine:
         self._discard_inflight()
         return self._factory.checked_prompt(token_ids, spare=0)
 
-    def _check_inputs(self, inputs: abc.Sequence[EmbeddedInput], num_prompt_tokens: int) -> None:
-        """Raises a RequestError for inputs that cannot be encoded, overlap, or lie outside of the prompt."""
-        encoder = self.runner.inputs
-        if inputs and encoder is None:
-            raise RequestError("this engine's prompts have tokens only")
-        stop = 0
-        for item in inputs:
-            rows = item.rows
-            if (
-                item.start < stop
-                or item.stop > num_prompt_tokens
-                or not rows
-                or not 0 <= rows[0] <= rows[-1] < item.num_tokens
-            ):
-                raise RequestError("an input of the prompt lies outside of it, or in another one")
-            stop = item.stop
-            most = self.vllm_config.scheduler_config.max_num_batched_tokens
-            if item.is_bidirectional and item.num_tokens > most:
-                raise RequestError(
-                    f"an input of the prompt has {item.num_tokens} tokens, which one step computes, and a step has "
-                    f"at most {most}: start with a larger max_num_batched_tokens"
-                )
-            if encoder is not None:
-                encoder.check(item)
+    def _features_asked(self, asked: abc.Mapping[str, Any]) -> list[RequestFeature]:
+        """Returns the features that a request's arguments ask for; raises a RequestError for one that is not here."""
+        found: list[RequestFeature] = []
+        for name, value in asked.items():
+            if value:
+                if (feature := self.runner.feature(name)) is None:
+                    raise RequestError(f"the request has {name!r}, which this engine was started without")
+                found.append(feature)
+        return found
 
     def close(self) -> None:
         """Frees the device memory; the engine cannot be used afterwards."""
@@ -350,7 +299,7 @@ class LLMEngine:
     def _reset_state(self) -> None:
         self.scheduler = self.runner.make_scheduler()
         self.connector.begin(self.scheduler)
-        self._requests = UnfinishedRequests(self.runner.inputs)
+        self._requests = UnfinishedRequests(self.runner.features)
         self._inflight: deque[DispatchedStep] = deque()
         self._last_step_ended = 0.0
         self.speculation.reset()
@@ -411,10 +360,10 @@ class LLMEngine:
         num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # sequences of one stage's step
         drafts = self.speculation.propose(self._requests.sampling, num_running)
         output = self.scheduler.schedule(drafts)
-        self.runner.encode(self.scheduler.awaited_inputs)
+        for feature in self.runner.features:
+            waits = output is None and not self._inflight
+            feature.prepare(self.scheduler.awaited_spans, waits=waits)
         if output is None:
-            if not self._inflight and self.scheduler.awaited_inputs:
-                self.runner.wait_for_inputs()  # all sequences wait for them
             return None
         self.num_preemptions += len(output.preempted)
         return output
@@ -443,14 +392,15 @@ class LLMEngine:
         return list(touched.values())
 
     def _note_read_tokens(self, step: DispatchedStep) -> None:
-        """Applies a step's results about prompt tokens: log-probabilities and chosen experts."""
+        """Applies a step's results about the tokens that it read: log-probabilities, and what features observe."""
         for index, prompt_logprobs in step.prompt_logprobs:
             entry = step.output.scheduled[index]
             if self._requests.has(entry.sequence):
                 self._requests.completion(entry.sequence).add_prompt_logprobs(entry.start, prompt_logprobs)
-        for entry, expert_ids in step.experts.of_entries() if step.experts is not None else ():
-            if self._requests.has(entry.sequence):
-                self._requests.completion(entry.sequence).add_routed_experts(entry.start, expert_ids)
+        for observation in step.observed:
+            for entry, seen in observation.of_entries():
+                if self._requests.has(entry.sequence):
+                    observation.feature.take(self._requests.completion(entry.sequence), entry.start, seen)
 
     def _add_token(
         self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int
@@ -481,8 +431,3 @@ class LLMEngine:
             output = self._inflight.popleft().output
             for _ in self.scheduler.update(output, [()] * len(output.scheduled)):
                 pass
-
-
-def _begin_version(request: Request, version: str | int) -> None:
-    for completion in request.completions:
-        completion.begin_version(version)

@@ -18,16 +18,20 @@ from jaxis.config.quantization_files import CONFIG
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_config import make_vllm_config
+from jaxis.engine.execution.feature import Completion, RequestFeature
 from jaxis.engine.fingerprint import checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import OpenedModel
 from jaxis.engine.output_processor import Request
+from jaxis.engine.scheduling import sequence as scheduling
+from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import huge_pages
 from jaxis.layers.module import JaxModule
 from jaxis.loading.given_tensors import GivenTensors, GivenWeights
 from jaxis.loading.open_checkpoint import TensorListing, open_checkpoint, read_config_values
+from jaxis.outputs import FIRST_VERSION, CompletionOutput
 
 Weights: TypeAlias = str | os.PathLike[str] | GivenWeights | JaxModule
 """Folder of a checkpoint; tensors by their names in a checkpoint; or a model with loaded weights.
@@ -36,6 +40,7 @@ Such a model must be as the engine itself would load it. Its arrays are not copi
 """
 
 PARTS = ("weights", "kv_cache")
+"""Parts of an engine that can sleep; one that does is among the engine's `holds`."""
 # Keys of config.json that do not change a model's results.
 _IRRELEVANT = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
 
@@ -55,11 +60,64 @@ class NewWeights:
     folder: Path | None
 
 
+class TokenVersions:
+    """The versions of the weights that a completion's tokens were sampled by."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[int, str | int]] = []
+
+    def begin(self, version: str | int, num_tokens: int) -> None:
+        """Marks tokens after the first `num_tokens` as sampled by weights of this version."""
+        self._begun.append((num_tokens, version))
+
+    def report(self, output: CompletionOutput, sequence: scheduling.Sequence, start: int) -> None:
+        """Writes the versions of the output tokens from `start` on."""
+        versions: list[str | int] = [FIRST_VERSION] * len(sequence.output_token_ids)
+        for first, version in self._begun:
+            versions[first:] = [version] * (len(versions) - first)
+        output.weight_versions = versions[start:]
+
+
+class WeightVersions(RequestFeature):
+    """The version of an engine's weights, which completions report once it is not the first.
+
+    Attributes:
+      current: Version of the weights; FIRST_VERSION until they are updated.
+    """
+
+    def __init__(self) -> None:
+        self.current: str | int = FIRST_VERSION
+        self._unfinished: dict[SequenceId, Completion] = {}
+
+    def begin(self) -> None:
+        self._unfinished.clear()
+
+    def added(self, completion: Completion) -> None:
+        self._unfinished[completion.sequence.seq_id] = completion
+        if self.current != FIRST_VERSION:
+            self._mark(completion)
+
+    def ended(self, completion: Completion) -> None:
+        self._unfinished.pop(completion.sequence.seq_id, None)
+
+    def change(self, version: str | int) -> None:
+        """Marks the tokens that are sampled from now on."""
+        self.current = version
+        for completion in self._unfinished.values():
+            self._mark(completion)
+
+    def _mark(self, completion: Completion) -> None:
+        record = completion.records.setdefault("versions", TokenVersions())
+        assert isinstance(record, TokenVersions)
+        record.begin(self.current, len(completion.sequence.output_token_ids))
+
+
 class LiveWeights:
     """Changes the weights of an engine, between two steps.
 
     Attributes:
       fingerprint: Current fingerprint of the engine, as from `engine_fingerprint`; it changes with the weights.
+      versions: Version of the weights, a feature of the engine.
 
     Args:
       engine: The engine.
@@ -68,6 +126,7 @@ class LiveWeights:
       meshes: Meshes of its pipeline stages.
       first: Weights of the engine's start; None: those of the checkpoint.
       fingerprint: Fingerprint of the engine with the weights of its checkpoint.
+      versions: Version of the weights, a feature of the engine.
     """
 
     def __init__(
@@ -78,13 +137,15 @@ class LiveWeights:
         meshes: Sequence[jax.sharding.Mesh],
         first: NewWeights | None,
         fingerprint: str,
+        versions: WeightVersions,
     ) -> None:
+        self.versions = versions
         self._engine, self._args, self._opened, self._meshes = engine, args, opened, meshes
         self._folder = opened.path if first is None else first.folder
         self._first_fingerprint = self.fingerprint = fingerprint
         self._num_updates = 0
         if first is not None:
-            self._put(first, engine.weights_version)
+            self._put(first, versions.current)
 
     def update(self, weights: Weights, version: str | int | None = None) -> list[Request]:
         """Reads weights and gives them to the engine, as `read` and `put` do."""
@@ -141,10 +202,15 @@ class LiveWeights:
         if level not in (1, 2):
             raise RequestError(f"level={level!r} must be 1 or 2")
         check_can_change(self._args)
-        if self._engine.runner.adapters is not None:
-            raise ConfigError("an engine with enable_lora cannot sleep: its adapters lie beside its weights")
-        requests = self._engine.settle() if not self._engine.asleep else []
-        self._engine.sleep(level)
+        for feature in self._engine.runner.features:
+            if feature.keeps_awake:
+                raise ConfigError(feature.keeps_awake)
+        requests = self._engine.settle() if not self._engine.holds & {*PARTS} else []
+        self._engine.scheduler.recompute_all()
+        self._engine.reset_prefix_cache()
+        for stage in self._engine.runner.executor.stages:
+            stage.sleep(level)
+        self._engine.holds |= {*PARTS}
         return requests
 
     def wake_up(self, parts: Collection[str] | None = None) -> None:
@@ -162,16 +228,23 @@ class LiveWeights:
         if unknown := set(wanted) - set(PARTS):
             raise RequestError(f"there is no part {min(unknown)!r} to wake up: {', '.join(PARTS)}")
         for part in PARTS:
-            if part not in wanted or part not in self._engine.asleep:
-                continue
-            if part == "weights" and self._engine.runner.executor.stages[0].context.model.is_dropped:
-                if self._folder is None:
-                    raise EngineError("the weights were given by the caller and dropped: give others by update_weights")
-                self._put(self.read(self._folder), self._engine.weights_version)
-            self._engine.wake_up(part)
+            if part in wanted and part in self._engine.holds:
+                self._wake_weights() if part == "weights" else self._engine.runner.recover()
+                self._engine.holds.discard(part)
+
+    def _wake_weights(self) -> None:
+        stages = self._engine.runner.executor.stages
+        if stages[0].context.model.is_dropped:
+            if self._folder is None:
+                raise EngineError("the weights were given by the caller and dropped: give others by update_weights")
+            self._put(self.read(self._folder), self.versions.current)
+        for stage in stages:
+            stage.context.model.wake_up()
 
     def _put(self, new: NewWeights, version: str | int) -> None:
-        self._engine.set_models(new.loaded.models, new.digest, version)
+        self._engine.set_models(new.loaded.models, new.digest)
+        if version != FIRST_VERSION:
+            self.versions.change(version)
         # Flax leaves reference cycles that hold the old arrays. Without a collection, these could outlive the next
         # update.
         gc.collect(1)

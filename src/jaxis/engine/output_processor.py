@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxis.engine.execution.feature import Record
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.routed_experts import RoutedExperts
 from jaxis.engine.scheduling.sequence import Sequence
+from jaxis.engine.token_scores import TokenScores, logprob_entry
 from jaxis.errors import JaxisError
-from jaxis.outputs import FIRST_VERSION, CompletionOutput, Logprob, RequestOutput
-from jaxis.sampling_params import ALL_LOGPROBS, RAW_LOGPROBS, SamplingParams
+from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -96,13 +97,13 @@ class CompletionState:
       request: The request that it belongs to.
       sequence: Its tokens, as the scheduler sees them.
       sampling: Its parameters, as the sampler sees them.
+      records: What features record of its tokens, by name.
 
     Args:
       request: The request that it belongs to.
       sequence: Its tokens, as the scheduler sees them.
       sampling: Its parameters, as the sampler sees them.
       tokenizer: The checkpoint's tokenizer, if it has one.
-      expert_id_type: Type of the expert ids that are returned; None if there are no experts.
     """
 
     def __init__(
@@ -111,21 +112,14 @@ class CompletionState:
         sequence: Sequence,
         sampling: SequenceSampling,
         tokenizer: Tokenizer | None,
-        expert_id_type: type[np.uint8 | np.uint16] | None = None,
     ) -> None:
         self.request = request
         self.sequence = sequence
         self.sampling = sampling
         self._index = sequence.seq_id.index
         self._tokenizer = tokenizer
-        self._logprobs: list[dict[int, Logprob]] = []
-        self._cumulative_logprob = 0.0
-        mode = request.params.logprobs_mode or RAW_LOGPROBS
-        has_mass = request.params.logprobs is not None and mode.startswith("processed")
-        self._kept_mass: list[float] | None = [] if has_mass else None
-        self._experts = RoutedExperts() if request.params.return_routed_experts else None
-        self._expert_id_type = expert_id_type
-        self._versions: list[tuple[int, str | int]] = []
+        self.records: dict[str, Record] = {}
+        self._scores = None if request.params.logprobs is None else TokenScores(request.params, tokenizer)
         self._stop: str | None = None
         self._detokenizer: IncrementalDetokenizer | None = None
         params = request.params
@@ -150,12 +144,8 @@ class CompletionState:
           The stop string that the text now contains, if any.
         """
         params = self.request.params
-        if params.logprobs is not None and logprobs is not None:
-            entry = self._entry(token_id, logprobs, row, params.logprobs)
-            self._logprobs.append(entry)
-            self._cumulative_logprob += entry[token_id].logprob
-            if self._kept_mass is not None and logprobs.kept_mass is not None:
-                self._kept_mass.append(float(logprobs.kept_mass[row]))
+        if self._scores is not None and logprobs is not None:
+            self._scores.add(token_id, logprobs, row)
         if self._detokenizer is None:
             return None
         ended_by_token = self.sequence.status.finish_reason == "stop"
@@ -172,21 +162,8 @@ class CompletionState:
         for row in range(len(logprobs.logprobs)):
             position = start + row + 1
             token_id = self.request.prompt_token_ids[position]
-            self.request.prompt_logprobs[position] = self._entry(token_id, logprobs, row, num_wanted)
-
-    def add_routed_experts(self, start: int, expert_ids: np.ndarray) -> None:
-        """Records the experts, [T, layers with experts, k], of the tokens at positions `start`, `start + 1`, ..."""
-        if self._experts is not None and self._expert_id_type is not None:
-            self._experts.put(start, expert_ids.astype(self._expert_id_type))
-
-    def begin_version(self, version: str | int) -> None:
-        """Marks tokens that are added from now on as sampled by weights of this version."""
-        self._versions.append((len(self.sequence.output_token_ids), version))
-
-    @property
-    def has_versions(self) -> bool:
-        """True if the versions of its tokens are reported."""
-        return bool(self._versions)
+            entry = logprob_entry(token_id, logprobs, row, num_wanted, self._tokenizer)
+            self.request.prompt_logprobs[position] = entry
 
     def finish(self, stop: str | None = None) -> None:
         """Ends the completion: releases text that was held back in case a stop string followed."""
@@ -203,49 +180,22 @@ class CompletionState:
 
     def tokens_since(self, start: int) -> CompletionOutput:
         """Returns the completion from output token `start` on, without text; `cumulative_logprob` is of all tokens."""
-        wants_logprobs = self.request.params.logprobs is not None
-        return CompletionOutput(
+        output = CompletionOutput(
             index=self._index,
             token_ids=self.sequence.output_token_ids[start:],
-            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
-            logprobs=self._logprobs[start:] if wants_logprobs else None,
-            kept_mass=None if self._kept_mass is None else self._kept_mass[start:],
             finish_reason="stop" if self._stop is not None else self.sequence.status.finish_reason,
             stop_reason=self._stop if self._stop is not None else self.sequence.stop_reason,
             num_accepted_predictions=self.sequence.num_accepted_predictions,
             num_rejected_predictions=self.sequence.num_rejected_predictions,
             num_drafts=self.sequence.num_drafts,
             num_accepted_drafts=self.sequence.num_accepted_drafts,
-            routed_experts=self._routed_experts(),
-            weight_versions=self._versions_since(start) if self._versions else None,
         )
-
-    def _versions_since(self, start: int) -> list[str | int]:
-        """Returns the versions of the output tokens from `start` on."""
-        versions: list[str | int] = [FIRST_VERSION] * len(self.sequence.output_token_ids)
-        for first, version in self._versions:
-            versions[first:] = [version] * (len(versions) - first)
-        return versions[start:]
-
-    def _routed_experts(self) -> np.ndarray | None:
-        if self._experts is None or not self.sequence.status.finished or not self.sequence.output_token_ids:
-            return None
-        num_tokens = self.sequence.num_prompt_tokens + len(self.sequence.output_token_ids)
-        return self._experts.between(self.request.params.routed_experts_prompt_start, num_tokens - 1)
+        if self._scores is not None:
+            self._scores.report(output, start)
+        for record in self.records.values():
+            record.report(output, self.sequence, start)
+        return output
 
     def new_text(self) -> str:
         """Returns text that became final since the last call."""
         return self._detokenizer.delta() if self._detokenizer is not None else ""
-
-    def _entry(
-        self, token_id: int, logprobs: TokenLogprobs[np.ndarray], row: int, num_wanted: int
-    ) -> dict[int, Logprob]:
-        """Returns the given token first, then the `num_wanted` most likely, or all."""
-        top_ids = logprobs.top_ids[row] if num_wanted == ALL_LOGPROBS else logprobs.top_ids[row][:num_wanted]
-        entry = {token_id: (float(logprobs.logprobs[row]), int(logprobs.ranks[row]))}
-        for rank, other in enumerate(top_ids.tolist(), start=1):
-            entry.setdefault(other, (float(logprobs.top_logprobs[row, rank - 1]), rank))
-        if self._tokenizer is None:
-            return {id_: Logprob(logprob, rank) for id_, (logprob, rank) in entry.items()}
-        text = self._tokenizer.token_text
-        return {id_: Logprob(logprob, rank, text(id_)) for id_, (logprob, rank) in entry.items()}

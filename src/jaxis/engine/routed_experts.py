@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
-from jaxis.errors import RequestError
-from jaxis.layers.module import JaxModule
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.feature import Completion, RequestFeature
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
+from jaxis.engine.scheduling.sequence import Sequence
+from jaxis.errors import ConfigError, RequestError
 from jaxis.layers.routing import JaxRouter
 from jaxis.models.common.decoder import CausalLM
+from jaxis.outputs import CompletionOutput
 from jaxis.sampling_params import SamplingParams
 
 
@@ -32,49 +34,70 @@ class RoutedExperts:
             self._rows = grown
         self._rows[start:stop] = rows
 
-    def between(self, start: int, stop: int) -> np.ndarray:
-        """Returns the experts of positions from `start` to before `stop`, all of which must have been put."""
-        return self._rows[start:stop].copy()
+    def report(self, output: CompletionOutput, sequence: Sequence, start: int) -> None:
+        """Writes the experts of all computed tokens, once the completion has ended."""
+        del start
+        params = sequence.sampling_params
+        if sequence.status.finished and sequence.output_token_ids:
+            output.routed_experts = self._rows[params.routed_experts_prompt_start : sequence.num_tokens - 1].copy()
 
 
-class RoutedLayers:
-    """The layers of a model that have experts.
-
-    Attributes:
-      dtype: Type for the ids of their experts; None if there are none, or not all layers are on this host's devices.
-      why_not: Reason in that case.
+class RoutedExpertsFeature(RequestFeature):
+    """Requests for the experts that the model's routers choose.
 
     Args:
-      models: Models of this host's pipeline stages.
-      num_stages: Number of all stages.
+      executor: Executor of the model.
+      is_default: True if requests that do not say return the experts of their tokens.
+
+    Raises:
+      ConfigError: `is_default` is true for a model without experts.
     """
 
-    def __init__(self, models: Iterable[JaxModule], num_stages: int) -> None:
-        routers = [
-            module.routing
-            for model in models
-            if isinstance(model, CausalLM)
-            for _, module in model.decoder.named_modules()
-            if isinstance(module, JaxRouter)
-        ]
-        self.dtype: type[np.uint8 | np.uint16] | None = None
-        self.why_not = "the model has no experts"
-        if num_stages > 1:
-            self.why_not = "the model's layers are divided among pipeline stages"
-        elif len({routing.num_experts_per_token for routing in routers}) > 1:
-            self.why_not = "the model's layers have different numbers of experts a token"
-        elif routers:
-            largest = max(routing.num_experts for routing in routers)
-            self.dtype = np.uint8 if largest <= 2**8 else np.uint16
+    observer = "experts"
 
-    def check(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Raises a RequestError if a request wants experts that cannot be returned."""
+    def __init__(self, executor: Executor, *, is_default: bool) -> None:
+        self._dtype, self._why_not = _type_of_ids(executor)
+        if is_default and self._dtype is None:
+            raise ConfigError(f"enable_return_routed_experts has no use, because {self._why_not}: leave it out")
+
+    def check_params(self, params: SamplingParams, num_prompt_tokens: int) -> None:
         if not params.return_routed_experts:
             return
-        if self.dtype is None:
-            raise RequestError(f"cannot be given, because {self.why_not}: leave it out", param="return_routed_experts")
+        if self._dtype is None:
+            raise RequestError(f"cannot be given, because {self._why_not}: leave it out", param="return_routed_experts")
         if params.routed_experts_prompt_start > num_prompt_tokens:
             raise RequestError(
                 f"={params.routed_experts_prompt_start} must not exceed the prompt's {num_prompt_tokens} tokens",
                 param="routed_experts_prompt_start",
             )
+
+    def added(self, completion: Completion) -> None:
+        if completion.sequence.sampling_params.return_routed_experts:
+            completion.records[self.observer] = RoutedExperts()
+
+    def observes(self, entry: ScheduledSequence) -> bool:
+        return bool(entry.sequence.sampling_params.return_routed_experts)
+
+    def take(self, completion: Completion, start: int, seen: np.ndarray) -> None:
+        """Takes the experts, [T, layers with experts, k], of the tokens at positions `start`, `start + 1`, ..."""
+        record = completion.records.get(self.observer)
+        if isinstance(record, RoutedExperts) and self._dtype is not None:
+            record.put(start, seen.astype(self._dtype))
+
+
+def _type_of_ids(executor: Executor) -> tuple[type[np.uint8 | np.uint16] | None, str]:
+    """Returns the type for the ids of a model's experts; None, and the reason, if they cannot be returned."""
+    routers = [
+        module.routing
+        for stage in executor.stages
+        if isinstance(model := stage.context.model.model, CausalLM)
+        for _, module in model.decoder.named_modules()
+        if isinstance(module, JaxRouter)
+    ]
+    if executor.num_stages > 1:
+        return None, "the model's layers are divided among pipeline stages"
+    if not routers:
+        return None, "the model has no experts"
+    if len({routing.num_experts_per_token for routing in routers}) > 1:
+        return None, "the model's layers have different numbers of experts a token"
+    return np.uint8 if max(routing.num_experts for routing in routers) <= 2**8 else np.uint16, ""

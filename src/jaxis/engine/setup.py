@@ -19,19 +19,20 @@ from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_config import check_quant_method, make_vllm_config
-from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.extra_memory import ExtraContents, ExtraMemory
+from jaxis.engine.execution.extra_memory import ExtraMemory
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.extra_memory_setup import cache_bytes_beside, make_extra_memory
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, note_unapplied, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
-from jaxis.engine.live_weights import LiveWeights, Weights, read_weights
+from jaxis.engine.live_weights import LiveWeights, Weights, WeightVersions, read_weights
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
+from jaxis.engine.routed_experts import RoutedExpertsFeature
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
@@ -56,7 +57,6 @@ class BuiltEngine:
       engine: The engine.
       default_sampling_params: Sampling parameters that its checkpoint recommends.
       hosts: The other hosts that run its model.
-      adapters: Adapters that requests may use; None: requests have none.
       weights: Weights of the engine, which can be replaced.
     """
 
@@ -64,7 +64,6 @@ class BuiltEngine:
     default_sampling_params: SamplingParams
     weights: LiveWeights
     hosts: HostGroup = NO_OTHER_HOSTS
-    adapters: Adapters | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -177,8 +176,11 @@ def _build_engine(
         executor = loaded.executor(cache_bytes_beside(extra_memory, args, loaded))
     else:
         executor = _leading_executor(args, loaded, followers)
-    contents = extra_memory.fill(executor, progress.note)
-    _note_parts(hf_config, contents, notes, progress)
+    features = extra_memory.fill(executor, progress.note)
+    _note_parts(hf_config, features, notes, progress)
+    versions = WeightVersions()
+    returns_experts = loaded.vllm_config.model_config.enable_return_routed_experts
+    features += [RoutedExpertsFeature(executor, is_default=returns_experts), versions]
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
     ends = end_of_turn(tokenizer, progress, is_given=is_given)
@@ -188,13 +190,13 @@ def _build_engine(
         tokenizer=tokenizer,
         eos_token_ids=ends | eos_token_ids_of(generation, hf_config, tokenizer),
         connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
-        inputs=contents.inputs,
+        features=features,
     )
-    live = LiveWeights(engine, args, opened, meshes, first, fingerprint)
+    live = LiveWeights(engine, args, opened, meshes, first, fingerprint, versions)
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     if is_loaded_here:
         engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, contents.adapters)
+    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS)
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:
@@ -225,11 +227,13 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
         progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
 
 
-def _note_parts(hf_config: HFConfig, contents: ExtraContents, notes: Sequence[str], progress: ProgressDisplay) -> None:
+def _note_parts(
+    hf_config: HFConfig, features: Sequence[RequestFeature], notes: Sequence[str], progress: ProgressDisplay
+) -> None:
     """Notes the parts of the checkpoint that are left out, with the reasons."""
     for note in notes:
         progress.note(note)
-    if contents.inputs is None and hf_config.get_text_config() is not hf_config:
+    if not any(feature.takes_inputs for feature in features) and hf_config.get_text_config() is not hf_config:
         progress.note("only the text part of this model is served: prompts cannot have images or sound")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 
-from jaxis.engine.execution.input_encoder import InputEncoder
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
@@ -17,13 +18,13 @@ class UnfinishedRequests:
       sampling: Sampling parameters of each unfinished sequence.
 
     Args:
-      inputs: Encoder for image and video inputs; None if the model takes only text.
+      features: Features, which are told of completions that are added and that end.
     """
 
-    def __init__(self, inputs: InputEncoder | None = None) -> None:
-        self._inputs = inputs
-        if inputs is not None:
-            inputs.begin()
+    def __init__(self, features: Many[RequestFeature] = ()) -> None:
+        self._features = features
+        for feature in features:
+            feature.begin()
         self._requests: dict[str, Request] = {}
         self._completions: dict[SequenceId, CompletionState] = {}
         self.sampling: dict[SequenceId, SequenceSampling] = {}
@@ -42,8 +43,8 @@ class UnfinishedRequests:
         for completion in request.completions:
             self._completions[completion.sequence.seq_id] = completion
             self.sampling[completion.sequence.seq_id] = completion.sampling
-            if self._inputs is not None:
-                self._inputs.hold(completion.sequence.inputs)
+            for feature in self._features:
+                feature.added(completion)
         self._requests[request.request_id] = request
 
     def pop(self, request_id: str) -> Request | None:
@@ -62,8 +63,8 @@ class UnfinishedRequests:
     def end(self, completion: CompletionState) -> None:
         """Removes a completion that gets no more tokens."""
         ended = self._completions.pop(completion.sequence.seq_id, None)
-        if ended is not None and self._inputs is not None:
-            self._inputs.let_go(ended.sequence.inputs)
+        for feature in self._features if ended is not None else ():
+            feature.ended(completion)
         self.sampling.pop(completion.sequence.seq_id, None)
 
     def needs_newest_token(self, sequence: Sequence) -> bool:

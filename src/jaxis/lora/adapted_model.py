@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.engine.execution.adapters import HEAD
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
@@ -24,6 +23,8 @@ from jaxis.lora.adapter import Adapter, LowRankChange
 from jaxis.lora.expert_change import stack_and_part
 from jaxis.lora.expert_tables import ExpertTablesOf
 
+HEAD = "head"
+"""The part of a model that is `compute_logits`. Adapters that change it have programs of their own."""
 _MOST_HEADER_BYTES = 64 << 20
 
 

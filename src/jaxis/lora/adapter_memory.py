@@ -10,10 +10,12 @@ from jax.typing import DTypeLike
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.extra_memory import ExtraContents, ExtraMemory
+from jaxis.engine.execution.extra_memory import ExtraMemory
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
 from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
+from jaxis.lora.feature import AdapterFeature
 from jaxis.lora.store import AdapterStore
 
 
@@ -34,7 +36,7 @@ class AdapterMemory(ExtraMemory):
         """Returns the bytes of all places."""
         return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
 
-    def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
         """Creates the places, and loads the adapters that are named at the start."""
         args = self._args
         [stage] = executor.stages  # `check_combinations` refuses others
@@ -43,7 +45,6 @@ class AdapterMemory(ExtraMemory):
             sizes = args.max_loras, args.max_lora_rank, args.max_cpu_loras
             store = AdapterStore(stage.context.model, *sizes, root, self._targets)
             store.load_named(args.lora_modules or {})
-        stage.set_adapters(store)
         size = human_bytes(args.max_loras * store.bytes_per_place)
         note(f"adapters: {size} for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
-        return ExtraContents(adapters=store)
+        return [AdapterFeature(store)]

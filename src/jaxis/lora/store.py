@@ -11,16 +11,19 @@ from pathlib import Path
 
 import jax
 
-from jaxis.engine.execution.adapters import AdaptersInUseError
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
-from jaxis.errors import CheckpointError, RequestError
+from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.lora.adaptable import ALL_LINEAR
 from jaxis.lora.adapted_model import AdaptedModel, Changes, parts_of
 from jaxis.lora.adapter import digest_of, read_adapter
 from jaxis.lora.root import check_files_inside, find_adapter
 from jaxis.tokenizer.config import TEMPLATE_FILES
 from jaxis.tokenizer.template_choice import adapter_template
+
+
+class AdaptersInUseError(ConfigError):
+    """Raised if `max_cpu_loras` adapters are known and sequences use all of them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class LoadedAdapter:
     Attributes:
       digest: SHA-256 of the files.
       changes: Changes by module name in the model.
-      parts: Kinds of its changes; see `Adapters.parts_of`.
+      parts: Kinds of its changes; see `AdapterStore.parts_of`.
       generation: Generation of the weights that the changes were computed for; see `AdaptedModel`.
     """
 
@@ -41,7 +44,7 @@ class LoadedAdapter:
 
 
 class AdapterStore:
-    """Implementation of `Adapters`. An adapter is identified by the digest of its files.
+    """The adapters of an engine, and their places in its model; each is known by the digest of its files.
 
     Attributes:
       named: Name, folder and digest of each adapter loaded at the start.
@@ -113,6 +116,13 @@ class AdapterStore:
         return adapter_template(folder)
 
     def add(self, read: LoadedAdapter, *, keep: bool = False) -> bytes:
+        """Makes an adapter known, given the result of `read`; returns its digest.
+
+        With `keep`, it stays until it is removed; otherwise it may be forgotten when there are too many.
+
+        Raises:
+          AdaptersInUseError: Too many are known, and in use.
+        """
         if read.digest not in self._known:
             if self._max_known is not None and len(self._known) >= self._max_known:
                 self._forget_one()
@@ -130,6 +140,7 @@ class AdapterStore:
         return dataclasses.replace(read, changes=self._model.rebased(read.changes), generation=self._model.generation)
 
     def remove(self, adapter: bytes) -> None:
+        """Forgets an adapter once the last sequence that has it has ended."""
         self._kept.discard(adapter)
         if self._unfinished[adapter]:
             self._removed.add(adapter)
@@ -147,26 +158,43 @@ class AdapterStore:
 
     @property
     def arrays(self) -> list[jax.Array]:
+        """The model's arrays with the changes of the adapters that have a place."""
         return self._model.arrays
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+        """Returns the model of a step, in which row t has the adapter at its place.
+
+        `arrays` are those of the attribute, or their tracers. `places` is i32 [T]; 0 for no adapter. `parts` are those
+        that the step's adapters change.
+        """
         return self._model.merge(arrays, places, parts)
 
     @property
     def head_arrays(self) -> list[jax.Array]:
+        """The part of `arrays` that `compute_logits` reads, if adapters change the head."""
         return self._model.head_arrays
 
     def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+        """Returns the model rebuilt from `head_arrays`; its `compute_logits` can be called.
+
+        `places`, i32 [S], are those of the rows whose logits are computed; 0 for no adapter.
+        """
         return self._model.merge_head(head_arrays, places, parts)
 
     def parts_of(self, adapter: bytes) -> frozenset[str]:
+        """Returns the parts that an adapter changes beyond those that all change, such as HEAD.
+
+        Steps without such adapters have other programs.
+        """
         return self._known[adapter].parts
 
     def check(self, adapter: bytes) -> None:
+        """Raises a RequestError for an unknown adapter."""
         if adapter not in self._known:
             raise RequestError("the request's adapter is not loaded any more: load it again")
 
     def rebase(self, base: ModelArrays) -> None:
+        """Gives the model other weights, of the same shapes and types."""
         self._model.rebase(base)
         for digest, adapter in self._known.items():
             if adapter.parts:
@@ -180,6 +208,7 @@ class AdapterStore:
         return PlaceUse(self._model.num_places, tuple(self._running), waiting)
 
     def place_of(self, adapter: bytes) -> int:
+        """Returns the place, from 1 on, of an adapter that has one; 0 for b""."""
         return 1 + self._places[adapter] if adapter else 0
 
     def begin(self) -> None:

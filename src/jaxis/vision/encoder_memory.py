@@ -17,9 +17,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.embedded_inputs.feature import EmbeddedInputs
 from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.extra_memory import ExtraContents, ExtraMemory
+from jaxis.engine.execution.extra_memory import ExtraMemory
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.model_arrays import bytes_on_devices
 from jaxis.engine.execution.program_context import ProgramContext, jit
 from jaxis.engine.execution.program_key import Compiled, RunsOn
@@ -88,7 +90,7 @@ class EncoderMemory(ExtraMemory):
         # As if each device had all of it.
         return weight_bytes(tower, np.dtype(dtype).itemsize)
 
-    def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
         """See `ExtraMemory`."""
         [stage] = executor.stages  # `encoder_memory` gives others none
         source = self._source
@@ -97,7 +99,7 @@ class EncoderMemory(ExtraMemory):
         tower = cast(VisionTower, loaded)
         encoder = ImageEncoder(tower, self._pixel_scale, self._max_inputs, stage.context, source.files)
         note(f"images: {human_bytes(encoder.num_bytes)} for the vision tower; see docs/images.md")
-        return ExtraContents(inputs=encoder)
+        return [EmbeddedInputs(encoder, self._config.scheduler_config.max_num_batched_tokens)]
 
 
 def encoder_memory(

@@ -45,7 +45,7 @@ def add(
     arrival: int = 0,
     priority: int = 0,
     client: str | None = None,
-    adapter: bytes = b"",
+    place: bytes = b"",
     **sampling: object,
 ) -> Sequence:
     """Queues a sequence whose prompt no other shares."""
@@ -60,7 +60,7 @@ def add(
         arrival=arrival,
         priority=priority,
         client=client,
-        adapter=adapter,
+        place=place,
     )
     scheduler.add_sequence(sequence)
     return sequence
@@ -148,29 +148,29 @@ class TestBatching:
 
 
 class OnePlace(NoPlaces):
-    """A place for one adapter at a time, which sequences of the adapter share."""
+    """One place at a time, which sequences with its key share."""
 
     def __init__(self) -> None:
         self.users: list[bytes] = []
 
-    def has_place(self, adapter: bytes) -> bool:
-        return not adapter or set(self.users) <= {adapter}
+    def has_place(self, place: bytes) -> bool:
+        return not place or set(self.users) <= {place}
 
-    def take(self, adapter: bytes) -> None:
-        assert self.has_place(adapter)
-        self.users += [adapter] * bool(adapter)
+    def take(self, place: bytes) -> None:
+        assert self.has_place(place)
+        self.users += [place] * bool(place)
 
-    def give_back(self, adapter: bytes) -> None:
-        if adapter:
-            self.users.remove(adapter)
+    def give_back(self, place: bytes) -> None:
+        if place:
+            self.users.remove(place)
 
 
 class TestPlaces:
     def test_what_needs_no_place_passes_what_waits_for_one_and_nothing_else_does(self) -> None:
         scheduler = make_scheduler(places=OnePlace())
-        first = add(scheduler, "a", 2, arrival=0, adapter=b"x", max_tokens=2)
-        add(scheduler, "b", 2, arrival=1, adapter=b"y", max_tokens=2)
-        add(scheduler, "c", 2, arrival=2, adapter=b"x", max_tokens=2)  # would keep the place from b
+        first = add(scheduler, "a", 2, arrival=0, place=b"x", max_tokens=2)
+        add(scheduler, "b", 2, arrival=1, place=b"y", max_tokens=2)
+        add(scheduler, "c", 2, arrival=2, place=b"x", max_tokens=2)  # would keep the place from b
         add(scheduler, "d", 2, arrival=3, max_tokens=4)
         add(scheduler, "e", 2, arrival=4, max_tokens=4)
         assert shape(run(scheduler)) == [("a", 0, 2, True), ("d", 0, 2, True), ("e", 0, 2, True)]
@@ -184,7 +184,7 @@ class TestPlaces:
         places = OnePlace()
         scheduler = make_scheduler(num_blocks=4, places=places)
         add(scheduler, "a", 8, arrival=0)
-        add(scheduler, "b", 4, arrival=1, adapter=b"x")
+        add(scheduler, "b", 4, arrival=1, place=b"x")
         while not run(scheduler).preempted:
             assert places.users == [b"x"]
         assert places.users == []
@@ -489,7 +489,7 @@ class TestInputs:
         run(scheduler)
         sequence = add(scheduler, "b", 30, arrival=1)
         parts = [EmbeddedInput(b"", start, 10, tuple(range(10)), (), b"", is_bidirectional=True) for start in (3, 15)]
-        sequence.inputs = tuple(parts)
+        sequence.spans = tuple(parts)
         assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 15, False)]
         assert shape(run(scheduler)) == [("a", 3, 1, True), ("b", 15, 15, True)]
 
@@ -500,21 +500,21 @@ class TestInputs:
         add(scheduler, "a", 2, arrival=0, max_tokens=5)
         run(scheduler)
         second = add(scheduler, "b", 12, arrival=1)
-        second.inputs = (EmbeddedInput(b"", 3, 5, tuple(range(5)), (), b""),)
+        second.spans = (EmbeddedInput(b"", 3, 5, tuple(range(5)), (), b""),)
         assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 3, False)]
         assert shape(run(scheduler)) == [("a", 3, 1, True)]
-        assert scheduler.awaited_inputs == [*second.inputs]
+        assert scheduler.awaited_spans == [*second.spans]
         ready.add(3)
         assert shape(run(scheduler)) == [("a", 4, 1, True), ("b", 3, 9, True)]
-        assert scheduler.awaited_inputs == []
+        assert scheduler.awaited_spans == []
         alone = make_scheduler(max_num_batched_tokens=16, is_ready=lambda _: False)
-        add(alone, "c", 12, arrival=0).inputs = second.inputs
+        add(alone, "c", 12, arrival=0).spans = second.spans
         assert shape(run(alone)) == [("c", 0, 12, True)]
 
     def test_an_input_waits_for_a_step_with_room_for_it(self) -> None:
         scheduler = make_scheduler(max_num_batched_tokens=10)
         add(scheduler, "a", 6, arrival=0, max_tokens=1)
         second = add(scheduler, "b", 12, arrival=1)
-        second.inputs = (EmbeddedInput(b"", 0, 9, tuple(range(9)), (), b"", is_bidirectional=True),)
+        second.spans = (EmbeddedInput(b"", 0, 9, tuple(range(9)), (), b"", is_bidirectional=True),)
         assert shape(run(scheduler)) == [("a", 0, 6, True)]
         assert shape(run(scheduler)) == [("b", 0, 10, False)]

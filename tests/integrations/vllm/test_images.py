@@ -87,7 +87,9 @@ def cases_with_images(number, seed):
 
 
 def encoder_of(llm):
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker._runner.runner.inputs
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker._runner.runner.feature(
+        "inputs"
+    ).encoder
 
 
 @pytest.mark.parametrize(

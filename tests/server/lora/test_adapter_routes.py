@@ -154,7 +154,7 @@ def test_a_request_that_runs_goes_on_with_an_adapter_that_is_unloaded(http, serv
         assert unload(http, "new").status_code == 200
         assert any("[DONE]" in line for line in lines)
     server.wait_until_idle()
-    assert len(server.engine._engine._built.engine.runner.adapters._known) == 2
+    assert len(server.engine._engine._built.engine.runner.feature("adapter").store._known) == 2
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ def test_files_that_are_no_adapters_are_refused_in_a_line(http, root):
 
 
 def test_the_metric_names_the_adapters_of_running_and_of_waiting_requests(http, built, monkeypatch):
-    digests = {name: digest for name, _, digest in built.adapters.named}
+    digests = {name: digest for name, _, digest in built.engine.runner.feature("adapter").store.named}
     use = PlaceUse(2, (digests["poet"], bytes(32)), (digests["poet"], digests["clerk"]))
     monkeypatch.setattr(AsyncLLMEngine, "stats", lambda _: EngineStats(places=use))
     text = http.get("/metrics").text

@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+PAUSED = "paused"
+"""Reason among an engine's `holds` while it is paused."""
+
 PauseMode = Literal["abort", "wait", "keep"]
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from jaxis.engine.client.engine_change import EngineChange
-    from jaxis.engine.execution.adapters import Adapters
     from jaxis.engine.grammar.compiler import GrammarCompiler
     from jaxis.engine.grammar.matcher import Grammar
     from jaxis.engine.setup import BuiltEngine
@@ -85,7 +84,7 @@ class EngineInfo:
 
         engine = built.engine
         config, blocks = engine.vllm_config, engine.scheduler.block_manager
-        inputs = engine.runner.inputs
+        inputs = None if (feature := engine.runner.feature("inputs")) is None else feature.encoder
         num_parameters, weight_type = model_size(*engine.runner.models)
         trained_len = config.model_config.hf_config.get("max_position_embeddings")
         return cls(
@@ -102,7 +101,7 @@ class EngineInfo:
             num_parameters=num_parameters + built.hosts.num_parameters,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
-            adapters=None if built.adapters is None else _named(built.adapters),
+            adapters=None if (lora := engine.runner.feature("adapter")) is None else _named(lora.store),
             logprobs_mode=config.model_config.logprobs_mode,
             num_devices=config.parallel_config.tensor_parallel_size
             * engine.runner.num_ranks
@@ -211,7 +210,7 @@ class RequestState:
     first_scheduled_time: float | None
 
 
-def _named(adapters: Adapters) -> tuple[NamedAdapter, ...]:
+def _named(adapters: Any) -> tuple[NamedAdapter, ...]:
     return tuple(
         NamedAdapter(name, source, digest, adapters.chat_template_of(source)) for name, source, digest in adapters.named
     )

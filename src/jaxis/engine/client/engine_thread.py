@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxis.engine.client.engine_change import EngineChange, Pause, Resume, Sleep, UpdateWeights, WakeUp
+from jaxis.engine.client.engine_change import PAUSED, EngineChange, Pause, Resume, Sleep, UpdateWeights, WakeUp
 from jaxis.engine.client.engine_client import (
     AdapterLoad,
     ChangeDone,
@@ -30,7 +30,6 @@ from jaxis.errors import EngineError, JaxisError, RequestError
 from jaxis.host.threads import Deadline, run_in_daemon
 
 if TYPE_CHECKING:
-    from jaxis.engine.execution.adapters import Adapters
     from jaxis.engine.output_processor import Request
     from jaxis.engine.setup import BuiltEngine
 
@@ -110,10 +109,16 @@ class EngineThread:
     def describe(self) -> None:
         self._commands.put(lambda: self._post(EngineOutputs(states=[*map(_state, self._running.values())])))
 
+    @property
+    def _adapters(self) -> Any:
+        """The adapters of requests; None if there are none."""
+        feature = self._engine.runner.feature("adapter")
+        return None if feature is None else feature.store
+
     def load_adapter(self, call_id: int, source: str) -> None:
         """Reads an adapter in the caller's thread, and makes it known between two steps."""
         try:
-            adapters = self._engine.runner.adapters
+            adapters = self._adapters
             if adapters is None:
                 raise RequestError("this engine has no adapters")
             read, template = adapters.read(source), adapters.chat_template_of(source)
@@ -123,7 +128,7 @@ class EngineThread:
             self._commands.put(functools.partial(self._add_adapter, adapters, call_id, read, template))
 
     def unload_adapter(self, adapter: bytes) -> None:
-        if (adapters := self._engine.runner.adapters) is not None:
+        if (adapters := self._adapters) is not None:
             self._commands.put(functools.partial(adapters.remove, adapter))
 
     def change(self, call_id: int, change: EngineChange) -> None:
@@ -257,7 +262,7 @@ class EngineThread:
         else:
             self._running[new.request_id] = _RunningRequest(DeltaTracker(request), new.final_only)
 
-    def _add_adapter(self, adapters: Adapters, call_id: int, read: Any, chat_template: str | None) -> None:
+    def _add_adapter(self, adapters: Any, call_id: int, read: Any, chat_template: str | None) -> None:
         try:
             load = AdapterLoad(call_id, adapters.add(read, keep=True), chat_template=chat_template)
         except JaxisError as error:
@@ -276,21 +281,21 @@ class EngineThread:
             self._post_change(call_id)
 
     def _post_change(self, call_id: int, error: Exception | None = None) -> None:
-        done = ChangeDone(call_id, self._weights.fingerprint, self._engine.weights_version, error)
+        done = ChangeDone(call_id, self._weights.fingerprint, self._weights.versions.current, error)
         self._post(EngineOutputs(changes=[done]))
 
     def _pause(self, *, abort: bool) -> None:
         if abort:
             for request_id in list(self._running):
                 self._abort(request_id)
-        self._engine.is_paused = True
+        self._engine.holds.add(PAUSED)
 
     def _end_pauses(self) -> None:
-        self._engine.is_paused = True
+        self._engine.holds.add(PAUSED)
         self._let_go([None] * len(self._pauses))
 
     def _resume(self) -> None:
-        self._engine.is_paused = False
+        self._engine.holds.discard(PAUSED)
         self._let_go([EngineError("the engine was resumed before it was paused")] * len(self._pauses))
 
     def _let_go(self, errors: list[Exception | None]) -> None:
@@ -351,7 +356,7 @@ class EngineThread:
             kv_tiers=self._engine.connector.stats,
             drafts=None if (drafts := self._engine.speculation.counts) is None else drafts.copy(),
             ranks=tuple(RankStats(rank.num_running, rank.block_manager.usage) for rank in ranks if len(ranks) > 1),
-            places=None if (adapters := self._engine.runner.adapters) is None else adapters.use,
+            places=None if (adapters := self._adapters) is None else adapters.use,
         )
 
     def _post(self, new: EngineOutputs) -> None:

@@ -8,11 +8,14 @@ from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig
 from jaxis.engine.drafting.chooser import DraftChooser
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.drafting.prediction import prediction_token_ids
 from jaxis.engine.drafting.speculation import Drafter, NoSpeculation, Speculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.kernels.paged_cache import PagedCache
+from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer import Tokenizer
 
 # Approximate time of compiling the programs for one size of step.
 COMPILE_SECONDS = 1.0
@@ -21,7 +24,10 @@ LEAST_STEP_SECONDS = 0.005
 
 
 def make_speculation(
-    config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
+    config: SpeculativeConfig | None,
+    runner: Runner,
+    extend_blocks: Callable[[Sequence, int, int], bool],
+    tokenizer: Tokenizer | None = None,
 ) -> NoSpeculation:
     """Returns the object that makes drafts as configured.
 
@@ -29,6 +35,7 @@ def make_speculation(
       config: The user's configuration; None: n-gram lookup where it is on by default.
       runner: Runner of the steps with drafts.
       extend_blocks: The scheduler's `BlockManager.extend`.
+      tokenizer: Tokenizer of predictions that are texts.
     """
     compile_seconds = least_step_seconds = 0.0
     if config is None and is_on_by_default(runner):
@@ -54,7 +61,11 @@ def make_speculation(
         compile_seconds=compile_seconds,
         least_step_seconds=least_step_seconds,
     )
-    return Speculation(drafter, chooser, max_drafts=config.num_speculative_tokens)
+
+    def read_prediction(params: SamplingParams) -> list[int]:
+        return prediction_token_ids(params, tokenizer, runner.vocab_size, runner.max_model_len)
+
+    return Speculation(drafter, chooser, max_drafts=config.num_speculative_tokens, read_prediction=read_prediction)
 
 
 def is_on_by_default(runner: Runner) -> bool:

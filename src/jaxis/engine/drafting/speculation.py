@@ -8,7 +8,7 @@ counts only if the model samples the same token.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -19,6 +19,7 @@ from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.sampling_params import SamplingParams
 
 
 class DraftRequest(NamedTuple):
@@ -66,19 +67,17 @@ class NoSpeculation:
 
     Attributes:
       counts: Counters of drafts; None if none are made.
-      reads_predictions: True if a request's `prediction` is read.
     """
 
     counts: DraftCounts | None = None
-    reads_predictions = False
 
     def wants_newest_tokens(self, output: SchedulerOutput, num_running: int) -> bool:
         """Returns whether the step after `output` should have drafts, for which the tokens of `output` must be read."""
         del output, num_running
         return False
 
-    def prepare(self, num_running: int) -> None:
-        """Compiles the programs for the first drafts of a sequence, which is among the next `num_running`."""
+    def added(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
+        """Reads the prediction of a request that was queued while so many sequences ran, if it has one."""
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
@@ -130,13 +129,20 @@ class Speculation(NoSpeculation):
       drafter: Maker of the guesses.
       chooser: Chooser of their numbers.
       max_drafts: Most drafts of a sequence in a step.
+      read_prediction: Function that returns the tokens of a request's prediction; by default, none is read.
     """
 
     counts: DraftCounts
-    reads_predictions = True
 
-    def __init__(self, drafter: Drafter, chooser: DraftChooser, *, max_drafts: int) -> None:
-        self.drafter, self.chooser = drafter, chooser
+    def __init__(
+        self,
+        drafter: Drafter,
+        chooser: DraftChooser,
+        *,
+        max_drafts: int,
+        read_prediction: Callable[[SamplingParams], list[int]] = lambda _: [],
+    ) -> None:
+        self.drafter, self.chooser, self._read_prediction = drafter, chooser, read_prediction
         self.counts = DraftCounts()
         self._max_drafts = max_drafts
         self._sequences: dict[SequenceId, _Drafting] = {}
@@ -151,8 +157,13 @@ class Speculation(NoSpeculation):
         guessed = [each.guessed for each in self._ready.values() if each.sequence.status is SequenceStatus.RUNNING]
         return bool(guessed) and any(self.chooser.choose(guessed, num_running))
 
-    def prepare(self, num_running: int) -> None:
-        self.chooser.prepare(Guessed(self._max_drafts), num_running)
+    def added(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
+        """Reads the prediction, and compiles the programs for the first drafts beside `num_running` sequences."""
+        if sequences[0].sampling_params.prediction:
+            token_ids = self._read_prediction(sequences[0].sampling_params)
+            for sequence in sequences:
+                sequence.prediction_token_ids = token_ids
+            self.chooser.prepare(Guessed(self._max_drafts), num_running + 1)
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, SamplerOutput
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
@@ -20,22 +21,24 @@ SamplingStates = Mapping[SequenceId, SequenceSampling]
 
 
 @dataclass(frozen=True)
-class StepExperts:
-    """The experts that the routers of a step chose.
+class Observation:
+    """What a feature's observer saw in a step.
 
     Attributes:
-      expert_ids: uint16 [T, layers with experts, k], T padded, of all data ranks.
-      first_rows: Each entry that asked for its experts, with its first row.
+      feature: The feature.
+      values: [T, ...], T padded, of all data ranks.
+      first_rows: Each observed entry, with its first row.
     """
 
-    expert_ids: jax.Array
+    feature: RequestFeature
+    values: jax.Array
     first_rows: AbstractSequence[tuple[ScheduledSequence, int]]
 
     def of_entries(self) -> Iterator[tuple[ScheduledSequence, np.ndarray]]:
-        """Yields each entry with the experts of its tokens, [T, layers with experts, k]; waits for the device."""
-        expert_ids = np.asarray(self.expert_ids)
+        """Yields each entry with the values of its tokens; waits for the device."""
+        values = np.asarray(self.values)
         for entry, first in self.first_rows:
-            yield entry, expert_ids[first : first + entry.num_tokens]
+            yield entry, values[first : first + entry.num_tokens]
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class DispatchedStep:
         no sequence samples in the step.
       prompt_logprobs: For entries that asked for them: the entry's index and the log-probabilities of its chunk's next
         tokens.
-      experts: Experts of the step's tokens; None if no entry asked for them.
+      observed: What observers saw.
     """
 
     output: SchedulerOutput
     sampled: SamplerOutput | None
     prompt_logprobs: AbstractSequence[tuple[int, TokenLogprobs[np.ndarray]]]
-    experts: StepExperts | None = None
+    observed: AbstractSequence[Observation] = ()
 
     def token_ids(self) -> list[list[int]]:
         """Returns each entry's sampled tokens, [num_rows]; meaningless if it does not sample. Waits for the device."""
@@ -111,7 +114,7 @@ class ForwardedStep:
     output: SchedulerOutput
     prompt_logprobs: AbstractSequence[tuple[int, TokenLogprobs[np.ndarray]]]
     run_sampler: Callable[[SamplingStates], SamplerOutput]
-    experts: StepExperts | None = None
+    observed: AbstractSequence[Observation] = ()
 
     def sample(self, sampling: SamplingStates) -> DispatchedStep:
         """Sends the step's sampler to the devices; the next step can be forwarded after that.
@@ -121,4 +124,4 @@ class ForwardedStep:
         sampled = None
         if any(entry.samples for entry in self.output.scheduled):
             sampled = self.run_sampler(sampling)
-        return DispatchedStep(self.output, sampled, self.prompt_logprobs, self.experts)
+        return DispatchedStep(self.output, sampled, self.prompt_logprobs, self.observed)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.cache_specs import num_draft_caches
 from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.kv_cache import CachePlan
@@ -122,12 +121,10 @@ class DeviceExecutor:
         Raises:
           ConfigError: The weights have other shapes or types; nothing has changed.
         """
-        old, adapters = self.context.model, self.context.adapters
+        old = self.context.model
         with jax.set_mesh(self.context.mesh):
             arrays = ModelArrays(model, old.hidden_states, has_head=self.stage.is_last)
             old.check_alike(arrays)
-            if adapters is not None:
-                adapters.rebase(arrays)
         self.state.context = dataclasses.replace(self.context, model=arrays)
 
     def sleep(self, level: int) -> None:
@@ -135,10 +132,6 @@ class DeviceExecutor:
         self.state.caches = []
         self.state.forget_hidden()
         self.context.model.sleep(level)
-
-    def set_adapters(self, adapters: Adapters) -> None:
-        """Gives the model adapters, before the first program that needs them is compiled."""
-        self.state.context = dataclasses.replace(self.context, adapters=adapters)
 
     @property
     def num_stages(self) -> int:

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 from jax.typing import DTypeLike
 
-from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.input_encoder import InputEncoder
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
-
-
-@dataclass(frozen=True)
-class ExtraContents:
-    """The contents of extra memory once it is filled.
-
-    Attributes:
-      adapters: The adapters that requests may have; None for none.
-      inputs: Encoder of the embedded inputs of prompts; None for none.
-    """
-
-    adapters: Adapters | None = None
-    inputs: InputEncoder | None = None
 
 
 class ExtraMemory:
@@ -62,10 +47,13 @@ class ExtraMemory:
             )
         return nbytes
 
-    def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
-        """Allocates the memory, which the caches have left free; `note` shows a line to the user."""
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
+        """Allocates the memory, which the caches have left free, and returns the features that it serves.
+
+        `note` shows a line to the user.
+        """
         del executor, note
-        return ExtraContents()
+        return []
 
 
 class JoinedMemory(ExtraMemory):
@@ -78,9 +66,5 @@ class JoinedMemory(ExtraMemory):
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
         return sum(memory.bytes_beside(model, dtype) for memory in self._memories)
 
-    def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
-        contents = [memory.fill(executor, note) for memory in self._memories]
-        return ExtraContents(
-            next((each.adapters for each in contents if each.adapters is not None), None),
-            next((each.inputs for each in contents if each.inputs is not None), None),
-        )
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
+        return [feature for memory in self._memories for feature in memory.fill(executor, note)]

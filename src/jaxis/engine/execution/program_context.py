@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.kv_cache import CacheStruct
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.rank_programs import RankPrograms
 from jaxis.engine.execution.step_inputs import StepInputs
+from jaxis.engine.execution.step_part import HeadPart
 from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.kernels.platform import target_platform
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes
@@ -37,7 +37,6 @@ class ProgramContext:
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: Size of the vocabulary (V).
       stage: This part of the model.
-      adapters: The model's adapters; None if there are none.
     """
 
     model: ModelArrays
@@ -48,31 +47,27 @@ class ProgramContext:
     vocab_size: int
     num_draft_caches: int = 0
     stage: Stage = WHOLE
-    adapters: Adapters | None = None
 
     def arrays_of(self, shape: StepShape) -> list[jax.Array]:
         """Returns the arrays that the model's program takes for a step of this shape."""
-        return self.model.arrays if not shape.has_adapters or self.adapters is None else self.adapters.arrays
+        return next((part.arrays for part in shape.parts if part.arrays is not None), self.model.arrays)
 
     def merge(self, arrays: list[jax.Array], shape: StepShape, step: StepInputs) -> GenerativeModel:
         """Returns, inside a program, the model of a step, rebuilt from `arrays_of`."""
-        if shape.adapter_parts is None or step.places is None or self.adapters is None:
-            return self.model.merge(arrays)
-        return self.adapters.merge(arrays, step.places, shape.adapter_parts)
+        for part in shape.parts:
+            if part.arrays is not None:
+                return part.model(arrays, step.fields, shape)
+        return self.model.merge(arrays)
 
-    def head_arrays_of(self, adapter_parts: frozenset[str] | None) -> list[jax.Array]:
-        """Returns the arrays of a program of logits: the adapters' if there are parts, otherwise the model's."""
-        if adapter_parts is None or self.adapters is None:
-            return self.model.head_arrays
-        return self.adapters.head_arrays
+    def head_arrays_of(self, head: HeadPart | None) -> list[jax.Array]:
+        """Returns the arrays of a program of logits."""
+        return self.model.head_arrays if head is None else head.arrays
 
     def merge_head(
-        self, head_arrays: list[jax.Array], adapter_parts: frozenset[str] | None, places: Sequence[jax.Array]
+        self, head_arrays: list[jax.Array], head: HeadPart | None, rows: Sequence[jax.Array]
     ) -> GenerativeModel:
-        """Returns, inside a program, the model rebuilt from `head_arrays_of`; `places` has its rows' places, if any."""
-        if adapter_parts is None or self.adapters is None:
-            return self.model.merge_head(head_arrays)
-        return self.adapters.merge_head(head_arrays, places[0], adapter_parts)
+        """Returns, inside a program, the model rebuilt from `head_arrays_of`; `rows` has the part's operand, if any."""
+        return self.model.merge_head(head_arrays) if head is None else head.model(head_arrays, rows[0])
 
     @functools.cached_property
     def ranks(self) -> RankPrograms:

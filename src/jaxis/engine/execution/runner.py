@@ -9,15 +9,14 @@ next step, and are copied to the host when asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxis.engine.execution.adapters import HEAD
 from jaxis.engine.execution.compiled_features import CompiledFeatures
-from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, StepExperts
-from jaxis.engine.execution.input_encoder import InputEncoder
+from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, Observation, SamplingStates
+from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
@@ -25,22 +24,23 @@ from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_samplin
 from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.step_inputs import pack_step
-from jaxis.engine.execution.step_logits import StepLogits, first_rows, parts_of_head, places_of_rows, token_rows
+from jaxis.engine.execution.step_logits import StepLogits, first_rows, token_rows
+from jaxis.engine.execution.step_part import StepParts, head_of
 from jaxis.engine.execution.step_programs import (
     ForwardKey,
     GreedyStepKey,
     SampleKey,
     WholeKey,
 )
-from jaxis.engine.execution.step_shapes import NO_INPUTS, InputFields, StepShape, StepShapes
+from jaxis.engine.execution.step_shapes import StepShape, StepShapes
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
-from jaxis.engine.scheduling.sequence import SequenceId
-from jaxis.prompts import EmbeddedInput
+from jaxis.engine.scheduling.sequence import PromptSpan, SequenceId
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class Runner:
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: Size of the vocabulary (V).
-      adapters: The model's adapters; None if there are none.
-      inputs: Encoder of prompts' embedded inputs; None if prompts have tokens only.
+      features: Features of requests (see `RequestFeature`).
       newest: The step that was dispatched last, while the devices have its hidden states; otherwise None.
       inflight_rows: For each sequence that the newest step samples from, the row of its sampled token.
       on_step_logits: Callback for verification, with each step's output and its tokens' logits, float32 [T, V]. None,
@@ -90,7 +89,7 @@ class Runner:
         vllm_config: VllmConfig,
         programs: Programs,
         connector: KVConnector | None = None,
-        inputs: InputEncoder | None = None,
+        features: Sequence[RequestFeature] = (),
     ) -> None:
         self.vllm_config, self.programs = vllm_config, programs
         self.executor = executor = programs.executor
@@ -100,8 +99,9 @@ class Runner:
         last = executor.stages[-1]
         plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
         self.num_stages, self._is_native = executor.num_stages, last.is_native
-        self.adapters, self.inputs = last.context.adapters, inputs
-        self._embedding_size = 0 if inputs is None else inputs.embedding_size
+        self.features = tuple(features)
+        for feature in self.features:
+            feature.attach(programs)
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -114,7 +114,7 @@ class Runner:
         )
         self._weights = b""
         self._ranks: list[Scheduler] = []
-        self._step_logits = StepLogits(programs, self.vocab_size, self.adapters)
+        self._step_logits = StepLogits(programs, self.vocab_size)
         self._forget_last_step()
         self._ended_sampling = SequenceSampling(
             SamplingParams(temperature=0.0),
@@ -150,18 +150,18 @@ class Runner:
         """The last wait of a step for a program; None if no step has waited."""
         return self.programs.last_wait
 
-    def precompile(self, num_tokens: int, *, greedy: bool, adapter_parts: frozenset[str] | None = None) -> None:
+    def precompile(self, num_tokens: int, *, greedy: bool, parts: StepParts = ()) -> None:
         """Starts compiling, in the background, the programs for a step of this many tokens, one for each sequence.
 
-        `greedy` means that all sequences take the most likely tokens, with nothing else asked for. `adapter_parts` is
-        that of `StepShape`.
+        `greedy` means that all sequences take the most likely tokens, with nothing else asked for. `parts` are those of
+        `StepShape`.
         """
-        shape = self.step_shape(num_tokens, adapter_parts=adapter_parts)
-        if greedy and adapter_parts is None and self._can_be_one_program(num_tokens):
+        shape = self.step_shape(num_tokens, parts=parts)
+        if greedy and not parts and self._can_be_one_program(num_tokens):
             self.programs.precompile(GreedyStepKey(shape))
             return
         self.programs.precompile(ForwardKey(shape))
-        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), parts_of_head(adapter_parts)))
+        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), head_of(parts)))
 
     def padded(self, num_rows: int) -> int:
         """Returns the number of rows that this many rows are padded to."""
@@ -185,31 +185,27 @@ class Runner:
                 programs.precompile(key)
         return all(map(programs.has, keys))
 
-    def step_shape(
-        self,
-        num_tokens: int,
-        num_rows: int = 1,
-        adapter_parts: frozenset[str] | None = None,
-        inputs: InputFields = NO_INPUTS,
-    ) -> StepShape:
+    def step_shape(self, num_tokens: int, num_rows: int = 1, parts: StepParts = ()) -> StepShape:
         """Returns the smallest compiled shape for this many tokens, `num_rows` of them followed by a sampled one."""
-        of_layers = None if adapter_parts is None else adapter_parts - {HEAD}
-        return self._step_shapes.of(num_tokens, num_rows, of_layers, inputs)
+        return self._step_shapes.of(num_tokens, num_rows, parts)
+
+    def feature(self, name: str) -> Any:
+        """Returns the feature that reads the request argument `name`; None if there is none."""
+        return next((feature for feature in self.features if feature.name == name), None)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
         if self._can_be_one_program(output.num_tokens) and self._is_plain(output):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
-            wants_more = _has_prompt_logprobs(entry) or _wants_experts(entry)
+            wants_more = _has_prompt_logprobs(entry) or bool(self._observing(output))
             if state is not None and state.takes_argmax and entry.samples and not wants_more:
                 return self._greedy_step(output)
         return self.forward(output).sample(sampling)
 
     def _is_plain(self, output: SchedulerOutput) -> bool:
         """Returns whether only tokens go into the step, and only the next ones come out."""
-        has_inputs = InputFields.of(output, self._embedding_size) != NO_INPUTS
-        return self.on_step_logits is None and self._adapter_parts(output) is None and not has_inputs
+        return self.on_step_logits is None and not self._parts(output.scheduled)
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
         # The model and the sampler can be one program only if one stage has both.
@@ -233,36 +229,37 @@ class Runner:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         self._check_is_sampled()
-        parts = self._adapter_parts(output)
-        inputs = InputFields.of(output, self._embedding_size)
-        shape = self.step_shape(output.num_tokens, output.num_rows, parts, inputs)
+        parts = self._parts(output.scheduled)
+        shape = self.step_shape(output.num_tokens, output.num_rows, parts)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
-            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, adapter_parts=parts)
-        wants_experts = any(map(_wants_experts, output.scheduled))
-        packed, expert_ids = self._forward(output, shape, returns_experts=wants_experts)
+            in_decodes = tuple(each for part in parts if (each := part.in_decodes) is not None)
+            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, parts=in_decodes)
+        observing = self._observing(output)
+        packed, observed = self._forward(output, shape, tuple(feature.observer for feature in observing))
         self.newest = NewestStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
             rows = token_rows(output, shape.num_tokens)
-            places = places_of_rows(self.adapters, [(entry, entry.num_tokens) for entry in output.scheduled], len(rows))
-            self.on_step_logits(output, self._step_logits.of_rows(shape.num_tokens, rows, parts_of_head(parts), places))
+            head, entries = head_of(parts), [(entry, entry.num_tokens) for entry in output.scheduled]
+            of_head = None if head is None else head.rows(entries, len(rows))
+            self.on_step_logits(output, self._step_logits.of_rows(shape.num_tokens, rows, head, of_head))
         prompt_logprobs = []
         if any(map(_has_prompt_logprobs, output.scheduled)):
             prompt_logprobs = [
-                (i, self._step_logits.prompt_logprobs(shape.num_tokens, entry, first_row))
+                (i, self._prompt_logprobs(shape.num_tokens, entry, first_row))
                 for i, (entry, first_row) in enumerate(first_rows(output, shape.num_tokens))
                 if _has_prompt_logprobs(entry)
             ]
-        experts = None
-        if wants_experts:
-            rows = [each for each in first_rows(output, shape.num_tokens) if _wants_experts(each[0])]
-            experts = StepExperts(expert_ids, rows)
+        observations = []
+        for feature, values in zip(observing, observed, strict=True):
+            rows = [each for each in first_rows(output, shape.num_tokens) if feature.observes(each[0])]
+            observations.append(Observation(feature, values, rows))
         sampler = functools.partial(self._sample, output, shape.num_rows)
-        return ForwardedStep(output, prompt_logprobs, sampler, experts)
+        return ForwardedStep(output, prompt_logprobs, sampler, observations)
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
@@ -314,8 +311,8 @@ class Runner:
                 max_model_len=self.max_model_len,
                 num_stages=self.num_stages,
                 shares=shares,
-                places=self.adapters,
-                is_ready=self.input_is_ready,
+                places=next((feature.places for feature in self.features if feature.places is not None), None),
+                is_ready=self._is_ready,
             )
             for connector in self.connector.block_connectors(self.num_ranks)
         ]
@@ -337,6 +334,8 @@ class Runner:
         """
         for stage, model in zip(self.executor.stages, models, strict=True):
             stage.set_model(model)
+        for feature in self.features:
+            feature.weights_changed(self.executor.stages)
         self._weights = weights
         self._forget_last_step()
 
@@ -361,43 +360,34 @@ class Runner:
         self._step_logits.num_replaced += 1
 
     def _forward(
-        self, output: SchedulerOutput, shape: StepShape, *, returns_experts: bool = False
-    ) -> tuple[np.ndarray, Any]:
-        """Dispatches the model; returns the packed step and the program's result."""
+        self, output: SchedulerOutput, shape: StepShape, observers: tuple[str, ...] = ()
+    ) -> tuple[np.ndarray, list[Any]]:
+        """Dispatches the model; returns the packed step and the observers' values."""
         self.connector.step_dispatching(output)
         packed = self._pack(output, shape)
         self._step_logits.num_replaced += 1
         self.newest = None
-        returned = self.programs.run(ForwardKey(shape, returns_experts), packed)
+        returned = self.programs.run(ForwardKey(shape, observers), packed)
         self.connector.step_dispatched(output)
         return packed, returned
 
-    def _adapter_parts(self, output: SchedulerOutput) -> frozenset[str] | None:
-        adapters = {entry.sequence.adapter for entry in output.scheduled if entry.sequence.adapter}
-        if not adapters or self.adapters is None:
-            return None
-        return frozenset().union(*map(self.adapters.parts_of, adapters))
+    def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, row: int) -> TokenLogprobs[np.ndarray]:
+        return self._step_logits.prompt_logprobs(num_padded, entry, row, head_of(self._parts([entry])))
+
+    def _parts(self, entries: Iterable[ScheduledSequence]) -> StepParts:
+        """Returns what features add to a step with these entries."""
+        parts = (feature.part(entries) for feature in self.features)
+        return tuple(part for part in parts if part is not None)
+
+    def _observing(self, output: SchedulerOutput) -> list[RequestFeature]:
+        """Returns the features that observe the model in this step."""
+        return [each for each in self.features if each.observer and any(map(each.observes, output.scheduled))]
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
-        place_of = None if self.adapters is None else self.adapters.place_of
-        return _joined(
-            [pack_step(rank, shape, self.inflight_rows, place_of, self._embeddings) for rank in output.ranks]
-        )
+        return _joined([pack_step(rank, shape, self.inflight_rows) for rank in output.ranks])
 
-    def input_is_ready(self, item: EmbeddedInput) -> bool:
-        return self.inputs is None or self.inputs.is_ready(item)
-
-    def encode(self, awaited: Sequence[EmbeddedInput]) -> None:
-        if self.inputs is not None and awaited:
-            self.inputs.go_on(awaited, self.programs)
-
-    def wait_for_inputs(self) -> None:
-        if self.inputs is not None:
-            self.inputs.wait()
-
-    def _embeddings(self, item: EmbeddedInput) -> np.ndarray:
-        assert self.inputs is not None  # no request without an encoder has inputs
-        return self.inputs.rows(item, self.programs)
+    def _is_ready(self, span: PromptSpan) -> bool:
+        return all(feature.is_ready(span) for feature in self.features)
 
     def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""
@@ -433,25 +423,18 @@ class Runner:
     def _run_sampler(
         self, output: SchedulerOutput, num_rows: int, features: SamplerFeatures, parameters: np.ndarray | None
     ) -> SamplerOutput:
-        parts = parts_of_head(self._adapter_parts(output))
-        places = []
-        if parts is not None:
-            places = [
-                places_of_rows(self.adapters, [(entry, entry.num_rows) for entry in rank.scheduled], num_rows)
-                for rank in output.ranks
-            ]
-            places = [_joined(places)]
-        return self.programs.run(SampleKey(num_rows, features, parts), parameters, *places)
+        head = head_of(self._parts(output.scheduled))
+        of_head = []
+        if head is not None:
+            entries = [[(entry, entry.num_rows) for entry in rank.scheduled] for rank in output.ranks]
+            of_head = [_joined([head.rows(of_rank, num_rows) for of_rank in entries])]
+        return self.programs.run(SampleKey(num_rows, features, head), parameters, *of_head)
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
     """Returns whether the step's logits are also needed for log-probabilities of the prompt."""
     sequence = entry.sequence
     return sequence.sampling_params.prompt_logprobs is not None and entry.start + 1 < sequence.num_prompt_tokens
-
-
-def _wants_experts(entry: ScheduledSequence) -> bool:
-    return bool(entry.sequence.sampling_params.return_routed_experts)
 
 
 def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:

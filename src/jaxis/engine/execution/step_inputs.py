@@ -5,7 +5,7 @@ One vector makes one transfer per step instead of one per field. The layout depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,13 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.engine.execution.step_shapes import NO_INPUTS, STATE_FIELDS, StepShape
+from jaxis.engine.execution.step_shapes import STATE_FIELDS, StepShape
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, SequenceId
 from jaxis.kernels.state_slots import StateSlots
-from jaxis.layers.attention_metadata import AttentionMetadata, BidirectionalTokens
-from jaxis.models.common.interfaces import LayerAdditions
-from jaxis.prompts import EmbeddedInput, rope_positions
+from jaxis.layers.attention_metadata import AttentionMetadata
 
 NOT_IN_FLIGHT = -1
 Array = TypeVar("Array", np.ndarray, jax.Array)
@@ -35,40 +33,16 @@ class StepInputs:
       attention_metadata: Metadata for the model.
       logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last row,
         and with drafts, also the row before each of them.
-      places: i32 [T], the place of each token's adapter; None if there are no adapters.
-      is_embedded: bool [T], true for tokens with embeddings of their own; None for no such tokens.
-      embeddings: float32 [T, E], these tokens' embeddings; [T, E * (1 + n)] if the first n layers get additions.
+      fields: All fields of the packed vector, by name.
     """
 
     input_ids: jax.Array
     attention_metadata: AttentionMetadata
     logits_rows: jax.Array
-    places: jax.Array | None = None
-    is_embedded: jax.Array | None = None
-    embeddings: jax.Array | None = None
-
-    def embed(self, embed: Callable[[jax.Array], jax.Array]) -> jax.Array | None:
-        """Returns the embeddings [T, E] of all tokens, `embed` computing the usual ones; None if all are usual."""
-        if self.is_embedded is None or self.embeddings is None:
-            return None
-        others = embed(self.input_ids)
-        own = self.embeddings[:, : others.shape[-1]]
-        return jnp.where(self.is_embedded[:, None], own.astype(others.dtype), others)
-
-    def layer_additions(self, hidden_size: int) -> LayerAdditions | None:
-        """Returns the part of `embeddings` to add after the first layers of a model with this E; None for nothing."""
-        if self.is_embedded is None or self.embeddings is None or self.embeddings.shape[-1] == hidden_size:
-            return None
-        return LayerAdditions(self.is_embedded, self.embeddings[:, hidden_size:])
+    fields: Mapping[str, jax.Array]
 
 
-def pack_step(
-    output: SchedulerOutput,
-    shape: StepShape,
-    inflight_rows: Mapping[SequenceId, int],
-    place_of: Callable[[bytes], int] | None = None,
-    embeddings_of: Callable[[EmbeddedInput], np.ndarray] | None = None,
-) -> np.ndarray:
+def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[SequenceId, int]) -> np.ndarray:
     """Packs a step into one int32 vector.
 
     Args:
@@ -76,8 +50,6 @@ def pack_step(
       shape: Shape at least as large as the step.
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
-      place_of: Function that returns an adapter's place, if the shape has adapters.
-      embeddings_of: Function that returns an input's embeddings, float32 [rows, E], if the shape has inputs.
     """
     # Lists, not arrays: a step is packed while the devices run the one before, with caches full of weights, and every
     # small NumPy operation then takes some microseconds from the threads of a CPU.
@@ -112,75 +84,9 @@ def pack_step(
         for i, field in enumerate(STATE_FIELDS.values()):
             slots = [entry.state[i] for entry in output.scheduled if entry.state is not None]
             packed[shape.fields[field]] = slots + [NO_SLOT] * (shape.num_seqs - num_seqs)
-    if shape.has_adapters and place_of is not None:
-        begin = shape.fields["places"].start
-        packed[begin : begin + num_seqs] = [place_of(entry.sequence.adapter) for entry in output.scheduled]
-    if shape.inputs != NO_INPUTS and embeddings_of is not None:
-        _pack_inputs(output, shape, embeddings_of, packed)
+    for part in shape.parts:
+        part.pack(output, shape, packed)
     return packed
-
-
-def _pack_inputs(
-    output: SchedulerOutput, shape: StepShape, embeddings_of: Callable[[EmbeddedInput], np.ndarray], packed: np.ndarray
-) -> None:
-    if shape.inputs.embedding_size:
-        _pack_embeddings(output, shape, embeddings_of, packed)
-    if shape.inputs.has_bidirectional:
-        _pack_bidirectional(output, shape, packed)
-    if shape.inputs.has_rope_positions:
-        _pack_rope_positions(output, shape, packed)
-
-
-def _pack_embeddings(
-    output: SchedulerOutput, shape: StepShape, embeddings_of: Callable[[EmbeddedInput], np.ndarray], packed: np.ndarray
-) -> None:
-    is_embedded = packed[shape.fields["is_embedded"]]
-    embeddings = packed[shape.fields["embeddings"]].view(np.float32).reshape(shape.num_tokens, -1)
-    first_row = 0
-    for entry in output.scheduled:
-        for item in entry.inputs:
-            here = item.rows_between(entry.start, entry.start + entry.num_tokens)
-            rows = np.asarray(item.rows[here], np.int64) + (first_row + item.start - entry.start)
-            if rows.size:
-                is_embedded[rows] = 1
-                embeddings[rows] = embeddings_of(item)[here]
-        first_row += entry.num_tokens
-
-
-def _pack_rope_positions(output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
-    positions = packed[shape.fields["rope_positions"]].reshape(3, -1)
-    first_row = 0
-    for entry in output.scheduled:
-        stop = entry.start + entry.num_tokens
-        positions[:, first_row : first_row + entry.num_tokens] = rope_positions(
-            entry.sequence.inputs, entry.start, stop
-        )
-        first_row += entry.num_tokens
-
-
-def _pack_bidirectional(output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
-    """Cuts the rows into segments at the beginning and end of each input whose tokens see each other."""
-    fields = {name: packed[field] for name, field in shape.fields.items()}
-    requests: list[int] = []
-    ends: list[int] = []
-    row_stops = [0]
-    for request, entry in enumerate(output.scheduled):
-        start, stop = entry.start, entry.start + entry.num_tokens
-        first_row = row_stops[-1] - start
-        cuts = {stop}
-        for item in entry.inputs:
-            if item.is_bidirectional:
-                first, last = max(item.start, start), min(item.stop, stop)
-                fields["is_bidirectional"][first_row + first : first_row + last] = 1
-                cuts |= {first, last} - {start}
-        ends += sorted(cuts)
-        requests += [request] * len(cuts)
-        row_stops += [first_row + cut for cut in sorted(cuts)]
-    fields["segment_requests"][: len(ends)] = requests
-    fields["segment_ends"][: len(ends)] = ends
-    fields["segment_starts"][:] = row_stops[-1]
-    fields["segment_starts"][: len(row_stops)] = row_stops
-    fields["num_segments"][:] = len(ends)
 
 
 def _input_tokens(output: SchedulerOutput, inflight_rows: Mapping[SequenceId, int]) -> tuple[list[int], list[int]]:
@@ -224,53 +130,21 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
     tables = tuple(_block_tables(fields, shape, i) for i in range(len(shape.spans)))
     inflight_rows = fields["inflight_rows"][:rows]
     head = jnp.where(inflight_rows >= 0, last_tokens[inflight_rows], fields["input_ids"][:rows])
-    return StepInputs(
-        input_ids=jnp.concatenate([head, fields["input_ids"][rows:]]),
-        attention_metadata=AttentionMetadata(
-            input_positions=fields["positions"],
-            block_tables=tables[0] if tables else None,
-            seq_lens=fields["seq_lens"],
-            query_start_loc=fields["query_start_loc"],
-            request_distribution=fields["request_distribution"],
-            spans=shape.spans,
-            other_block_tables=tables[1:],
-            state_slots=StateSlots(**{name: fields[field] for name, field in STATE_FIELDS.items()})
-            if shape.has_states
-            else None,
-            bidirectional=_bidirectional_tokens(fields) if shape.inputs.has_bidirectional else None,
-            rope_positions=fields["rope_positions"].reshape(3, -1) if shape.inputs.has_rope_positions else None,
-        ),
-        logits_rows=fields["logits_rows"],
-        places=_places_of_tokens(fields, shape) if shape.has_adapters else None,
-        **_embeddings_of_tokens(fields, shape),
+    metadata = AttentionMetadata(
+        input_positions=fields["positions"],
+        block_tables=tables[0] if tables else None,
+        seq_lens=fields["seq_lens"],
+        query_start_loc=fields["query_start_loc"],
+        request_distribution=fields["request_distribution"],
+        spans=shape.spans,
+        other_block_tables=tables[1:],
+        state_slots=StateSlots(**{name: fields[field] for name, field in STATE_FIELDS.items()})
+        if shape.has_states
+        else None,
     )
-
-
-def _embeddings_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> dict[str, jax.Array]:
-    if not shape.inputs.embedding_size:
-        return {}
-    embeddings = jax.lax.bitcast_convert_type(fields["embeddings"], jnp.float32)
-    return {
-        "is_embedded": fields["is_embedded"] != 0,
-        "embeddings": embeddings.reshape(shape.num_tokens, -1),
-    }
-
-
-def _bidirectional_tokens(fields: Mapping[str, jax.Array]) -> BidirectionalTokens:
-    return BidirectionalTokens(
-        is_bidirectional=fields["is_bidirectional"] != 0,
-        requests=fields["segment_requests"],
-        seq_lens=fields["segment_ends"],
-        query_start_loc=fields["segment_starts"],
-        num_segments=fields["num_segments"][0],
-    )
-
-
-def _places_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> jax.Array:
-    """Returns the place of each token's sequence, i32 [T]; 0 for padding."""
-    starts, tokens = fields["query_start_loc"], jnp.arange(shape.num_tokens, dtype=jnp.int32)
-    sequences = jnp.searchsorted(starts[1:], tokens, side="right")
-    return jnp.where(tokens < starts[-1], fields["places"][jnp.minimum(sequences, shape.num_seqs - 1)], 0)
+    for part in shape.parts:
+        metadata = part.metadata(metadata, fields)
+    return StepInputs(jnp.concatenate([head, fields["input_ids"][rows:]]), metadata, fields["logits_rows"], fields)
 
 
 def _block_tables(fields: Mapping[str, jax.Array], shape: StepShape, index: int) -> jax.Array:

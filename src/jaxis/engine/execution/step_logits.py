@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from jaxis.engine.execution.adapters import HEAD, Adapters
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.sampling_batch import scoring_batch
 from jaxis.engine.execution.sampling_packer import SamplingPacker
+from jaxis.engine.execution.step_part import HeadPart
 from jaxis.engine.execution.step_programs import LOGITS_CHUNK_ROWS, LogitsKey
 from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
@@ -23,47 +23,50 @@ class StepLogits:
       num_replaced: Number of times that the runner has replaced the hidden states.
     """
 
-    def __init__(self, programs: Programs, vocab_size: int, adapters: Adapters | None) -> None:
-        self._programs, self._vocab_size, self._adapters = programs, vocab_size, adapters
+    def __init__(self, programs: Programs, vocab_size: int) -> None:
+        self._programs, self._vocab_size = programs, vocab_size
         self.num_replaced = 0
 
     def of_rows(
         self,
         num_padded: int,
         rows: np.ndarray,
-        adapter_parts: frozenset[str] | None = None,
-        places: np.ndarray | None = None,
+        head: HeadPart | None = None,
+        of_head: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns logits, float32 [len(rows), V]; the arguments are those of `in_chunks`."""
-        return np.concatenate(list(self.in_chunks(num_padded, rows, adapter_parts, places)))
+        return np.concatenate(list(self.in_chunks(num_padded, rows, head, of_head)))
 
     def in_chunks(
         self,
         num_padded: int,
         rows: np.ndarray,
-        adapter_parts: frozenset[str] | None = None,
-        places: np.ndarray | None = None,
+        head: HeadPart | None = None,
+        of_head: np.ndarray | None = None,
     ) -> Iterator[np.ndarray]:
         """Yields logits of these rows of the hidden states in parts of up to LOGITS_CHUNK_ROWS rows.
 
-        `num_padded` is the number of all rows. `adapter_parts` are those of `LogitsKey`; `places` are those of the
-        rows' adapters.
+        `num_padded` is the number of all rows. `head` is that of `LogitsKey`; `of_head` is its
+        operand for the rows.
 
         Raises:
           RuntimeError: The hidden states were replaced before the last part was taken.
         """
-        key, num_replaced = LogitsKey(num_padded, targets=False, adapter_parts=adapter_parts), self.num_replaced
+        key, num_replaced = LogitsKey(num_padded, targets=False, head=head), self.num_replaced
         for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
             if self.num_replaced != num_replaced:
                 raise RuntimeError("another step ran before the last of the logits were taken")
-            of_rows = [] if adapter_parts is None or places is None else [_chunk(places[start:])]
+            of_rows = [] if of_head is None else [_chunk(of_head[start:])]
             logits = self._programs.run(key, _chunk(rows[start:].astype(np.int32)), *of_rows)
             yield np.asarray(logits)[: len(rows) - start]
 
-    def prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
+    def prompt_logprobs(
+        self, num_padded: int, entry: ScheduledSequence, first_row: int, head: HeadPart | None
+    ) -> TokenLogprobs[np.ndarray]:
         """Returns log-probabilities of the prompt token after each of the entry's prompt tokens.
 
-        The entry's step left the `num_padded` hidden states, of which `first_row` is the entry's first.
+        The entry's step left the `num_padded` hidden states, of which `first_row` is the entry's first. `head` is the
+        change of the head for the entry, if any.
         """
         targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
         features, parameters = None, []
@@ -71,33 +74,14 @@ class StepLogits:
             batch = scoring_batch(entry.sequence.sampling_params, LOGITS_CHUNK_ROWS, self._vocab_size)
             features = batch.features
             parameters = [SamplingPacker(self._vocab_size).pack([batch], LOGITS_CHUNK_ROWS, features)]
-        adapter, places = entry.sequence.adapter, []
-        parts = None if self._adapters is None or not adapter else parts_of_head(self._adapters.parts_of(adapter))
-        if parts is not None:
-            places = [places_of_rows(self._adapters, [(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
-        key = LogitsKey(num_padded, targets=True, features=features, adapter_parts=parts)
+        of_head = [] if head is None else [head.rows([(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
+        key = LogitsKey(num_padded, targets=True, features=features, head=head)
         chunks: list[TokenLogprobs[np.ndarray]] = []
         for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
-            scored = self._programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters, *places)
+            scored = self._programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters, *of_head)
             chunks.append(scored.each(np.asarray))
         return joined_logprobs(chunks, len(targets))
-
-
-def parts_of_head(adapter_parts: frozenset[str] | None) -> frozenset[str] | None:
-    """Returns the parts that programs of logits are compiled for; None if no adapter changes the head."""
-    return adapter_parts if adapter_parts is not None and HEAD in adapter_parts else None
-
-
-def places_of_rows(
-    adapters: Adapters | None, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int
-) -> np.ndarray:
-    """Returns adapter places, int32 [num_rows]: of each entry's sequence as often as it has rows, then 0."""
-    places = np.zeros(num_rows, np.int32)
-    if adapters is not None:
-        of_rows = [place for entry, n in entries for place in [adapters.place_of(entry.sequence.adapter)] * n]
-        places[: len(of_rows)] = of_rows
-    return places
 
 
 def first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:

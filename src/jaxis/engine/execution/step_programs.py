@@ -5,6 +5,7 @@ Each program takes the flat list of the model's arrays and rebuilds the model in
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,20 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.device_state import DeviceState
-from jaxis.engine.execution.expert_choices import expert_choices
 from jaxis.engine.execution.model_arrays import GenerativeModel
+from jaxis.engine.execution.observers import OBSERVERS
 from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
 from jaxis.engine.execution.program_key import Compiled, RunsOn
 from jaxis.engine.execution.sampler import SamplerOutput, sample, score, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
-from jaxis.engine.execution.step_inputs import StepInputs, unpack_step
+from jaxis.engine.execution.step_inputs import unpack_step
 from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.interfaces import JaxIntermediateTensors
-from jaxis.parallel.stages import Stage
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Rows whose logits are in memory at once when the logits of many rows are wanted.
@@ -38,7 +37,7 @@ class ForwardKey:
     """The model over a step; its hidden states stay on the devices.
 
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], those to sample from
-    [S, E], auxiliary hidden states, experts or None). The caches are donated; draft layers' caches are not among them.
+    [S, E], auxiliary hidden states, observed values). The caches are donated; draft layers' caches are not among them.
     The arrays apart, the values of several data ranks lie one after the other.
 
     Pipeline stages after the first take hidden states in the place of the last tokens. Those before the last return the
@@ -46,17 +45,17 @@ class ForwardKey:
 
     Attributes:
       shape: Shape that the step is padded to.
-      returns_experts: True if `run` returns the experts that routers choose; there is one stage then.
+      observers: Observers whose results `run` returns, keys of `OBSERVERS`; there is one stage then.
     """
 
     shape: StepShape
-    returns_experts: bool = False
+    observers: tuple[str, ...] = ()
 
     runs_on = RunsOn.EVERY_STAGE
 
     @property
     def result_tree(self) -> Any:
-        return 0 if self.returns_experts else None
+        return [0] * len(self.observers)
 
     @property
     def num_tokens(self) -> int:
@@ -71,21 +70,19 @@ class ForwardKey:
 
         def forward(
             arrays: list[jax.Array], caches: list[Any], given: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array], jax.Array | None]:
+        ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array], list[jax.Array]]:
             # Only the first stage takes tokens.
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
             model = context.merge(arrays, self.shape, step)
-            handed_on = _handed_on(context, given) | _embedded(step, model, stage)
-            experts = None
-            if self.returns_experts:
-                with expert_choices() as choices:
-                    caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **handed_on)
-                experts = jnp.stack(choices, axis=1).astype(jnp.uint16)
-            else:
-                caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **handed_on)
+            arguments = _handed_on(context, given)
+            for part in self.shape.parts if stage.is_first else ():
+                arguments |= part.arguments(model, step.input_ids, step.fields)
+            with contextlib.ExitStack() as stack:
+                observed = [stack.enter_context(OBSERVERS[name]()) for name in self.observers]
+                caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **arguments)
             rows = hidden[step.logits_rows] if stage.is_last else None
-            return caches, hidden, rows, aux if context.num_draft_caches else [], experts
+            return caches, hidden, rows, aux if context.num_draft_caches else [], [values() for values in observed]
 
         operands = (
             context.arrays_of(self.shape),
@@ -96,42 +93,41 @@ class ForwardKey:
             ranks.struct((self.shape.packed_size,), jnp.int32),
         )
         results = (shardings_of(context.model_caches), *[ranks.sharding] * 4)
-        # The host reads the experts of all ranks.
+        # The host reads the observed values of all ranks.
         shardings = (*results[:-1], context.replicated)
         run = ranks.over_ranks(forward, operands, results)
         return jit(run, donate_argnums=1, out_shardings=shardings).lower(*operands)
 
-    def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> jax.Array | None:
-        """Runs the model; returns None or, with `returns_experts`, uint16 [T of all ranks, layers with experts, k].
+    def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> list[jax.Array]:
+        """Runs the model; returns each observer's values, [T of all ranks, ...].
 
         `packed` has the vectors of `pack_step` of all data ranks, one after the other.
         """
         state.forget_hidden()
         ranks = state.context.ranks
-        caches, state.hidden, state.rows, state.aux, experts = program(
+        caches, state.hidden, state.rows, state.aux, observed = program(
             state.context.arrays_of(self.shape), state.model_caches, state.given, ranks.place(packed)
         )
         state.caches = [*caches, *state.draft_caches]
-        return experts
+        return observed
 
 
 @dataclass(frozen=True)
 class SampleKey:
     """Logits and sampling of S rows of the last hidden states: one for each sequence and one more for each draft.
 
-    (head arrays, hidden states [S, E], packed sampling arrays or None[, places]) -> (SamplerOutput, last tokens i32
-    [max R]). The arrays apart, the values of several data ranks lie one after the other.
+    (head arrays, hidden states [S, E], packed sampling arrays or None[, operand of `head`]) -> (SamplerOutput,
+    last tokens i32 [max R]). The arrays apart, the values of several data ranks lie one after the other.
 
     Attributes:
       num_rows: Number of rows (S).
       features: Features of the sampler.
-      adapter_parts: Parts of the model that sequences' adapters change, if these change the head; the program then
-        takes the places of the rows, i32 [S]. Otherwise None.
+      head: Change of the head; the program then takes its operand, i32 [S]. None for none.
     """
 
     num_rows: int
     features: SamplerFeatures
-    adapter_parts: frozenset[str] | None = None
+    head: Any = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "the sampler"
@@ -144,34 +140,34 @@ class SampleKey:
             parameters = ranks.struct((SamplingArrays.packed_size(num_rows, features),), jnp.int32)
 
         def run(
-            head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None, *places: jax.Array
+            head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None, *of_head: jax.Array
         ) -> tuple[SamplerOutput, jax.Array]:
-            model = context.merge_head(head_arrays, self.adapter_parts, places)
+            model = context.merge_head(head_arrays, self.head, of_head)
             if parameters is None:
                 return _sample_greedily(context, model, rows)
             arrays = SamplingArrays.unpack(parameters, num_rows, features)
             sampled = sample(context.replicate(model.compute_logits(rows)), arrays, features=features)
             return sampled, _last_tokens(context, sampled)
 
-        places = [] if self.adapter_parts is None else [ranks.struct((num_rows,), jnp.int32)]
-        head_arrays = context.head_arrays_of(self.adapter_parts)
-        operands = (head_arrays, context.hidden_struct(num_rows), parameters, *places)
+        of_head = [] if self.head is None else [ranks.struct((num_rows,), jnp.int32)]
+        head_arrays = context.head_arrays_of(self.head)
+        operands = (head_arrays, context.hidden_struct(num_rows), parameters, *of_head)
         # The host reads the tokens of all ranks, though it may have only one of the devices.
         shardings = (context.replicated, ranks.sharding)
         return jit(ranks.over_ranks(run, operands, ranks.sharding), out_shardings=shardings).lower(*operands)
 
     def run(
-        self, program: Compiled, state: DeviceState, parameters: np.ndarray | None, *places: np.ndarray
+        self, program: Compiled, state: DeviceState, parameters: np.ndarray | None, *of_head: np.ndarray
     ) -> SamplerOutput:
         """Returns the tokens that the sequences sampled, rank by rank.
 
-        `parameters` come from `SamplingPacker`; None if every sequence takes its most likely token. `places` are the
-        rows', int32 [S], if adapters change the head; otherwise there are none.
+        `parameters` come from `SamplingPacker`; None if every sequence takes its most likely token. `of_head` is the
+        operand of `head`, if any.
         """
         context = state.context
         placed = None if parameters is None else context.ranks.place(parameters)
-        of_rows = map(context.ranks.place, places)
-        head_arrays = context.head_arrays_of(self.adapter_parts)
+        of_rows = map(context.ranks.place, of_head)
+        head_arrays = context.head_arrays_of(self.head)
         sampled, state.last_tokens = program(head_arrays, state.rows, placed, *of_rows)
         state.rows = None
         if not context.num_draft_caches:
@@ -280,16 +276,16 @@ class WholeKey:
 class LogitsKey:
     """Logits of a chunk of rows of the newest hidden states, or their log-probabilities of given tokens.
 
-    (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]][, places]) -> float32
+    (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]][, operand of `head`]) -> float32
     [LOGITS_CHUNK_ROWS, V], or TokenLogprobs. Rows count through the hidden states of all data ranks. With `features`,
-    log-probabilities are those that the sampler returns for rows with these parameters. With `adapter_parts`, as in
-    `SampleKey`, the program takes the rows' places.
+    log-probabilities are those that the sampler returns for rows with these parameters. `head` is that of
+    `SampleKey`.
     """
 
     num_tokens: int
     targets: bool
     features: SamplerFeatures | None = None
-    adapter_parts: frozenset[str] | None = None
+    head: Any = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "logits of many rows"
@@ -297,14 +293,14 @@ class LogitsKey:
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
         ranks = context.ranks
 
-        def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, *places: jax.Array) -> jax.Array:
-            model = context.merge_head(head_arrays, self.adapter_parts, places)
+        def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, *of_head: jax.Array) -> jax.Array:
+            model = context.merge_head(head_arrays, self.head, of_head)
             return context.replicate(model.compute_logits(ranks.take(hidden, rows)))
 
         def logprobs(
-            head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array, *places: jax.Array
+            head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array, *of_head: jax.Array
         ) -> TokenLogprobs[jax.Array]:
-            return token_logprobs(logits(head_arrays, hidden, rows, *places), targets, num_logprobs=MAX_LOGPROBS)
+            return token_logprobs(logits(head_arrays, hidden, rows, *of_head), targets, num_logprobs=MAX_LOGPROBS)
 
         features = self.features
 
@@ -314,20 +310,20 @@ class LogitsKey:
             rows: jax.Array,
             targets: jax.Array,
             parameters: jax.Array,
-            *places: jax.Array,
+            *of_head: jax.Array,
         ) -> TokenLogprobs[jax.Array]:
             assert features is not None
             arrays = SamplingArrays.unpack(parameters, LOGITS_CHUNK_ROWS, features)
-            return score(logits(head_arrays, hidden, rows, *places), targets, arrays, features=features)
+            return score(logits(head_arrays, hidden, rows, *of_head), targets, arrays, features=features)
 
         rows = context.int32(LOGITS_CHUNK_ROWS)
         operands = (
-            context.head_arrays_of(self.adapter_parts),
+            context.head_arrays_of(self.head),
             context.hidden_struct(self.num_tokens),
             rows,
             *([rows] if self.targets else []),
             *([] if features is None else [context.int32(SamplingArrays.packed_size(LOGITS_CHUNK_ROWS, features))]),
-            *([] if self.adapter_parts is None else [rows]),
+            *([] if self.head is None else [rows]),
         )
         function = logits if not self.targets else logprobs if features is None else scores
         run = ranks.over_ranks(function, operands, context.replicated)
@@ -339,10 +335,9 @@ class LogitsKey:
         """Returns the logits of `rows`, int32 [LOGITS_CHUNK_ROWS], or their log-probabilities of given tokens.
 
         `more` begins with these tokens, int32 [LOGITS_CHUNK_ROWS], if log-probabilities are wanted; with `features`,
-        the rows' parameters by `SamplingPacker` follow; if adapters change the head, the rows' places, int32
-        [LOGITS_CHUNK_ROWS], come last.
+        the rows' parameters by `SamplingPacker` follow; the operand of `head`, if any, comes last.
         """
-        return program(state.context.head_arrays_of(self.adapter_parts), state.hidden, rows, *more)
+        return program(state.context.head_arrays_of(self.head), state.hidden, rows, *more)
 
     @property
     def result_tree(self) -> Any:
@@ -357,17 +352,6 @@ def _logprobs_tree(features: SamplerFeatures | None) -> TokenLogprobs[int]:
 def _handed_on(context: ProgramContext, hidden: jax.Array) -> dict[str, JaxIntermediateTensors]:
     """Returns the model's argument for the previous stage's hidden states, if there is a previous stage."""
     return {} if context.stage.is_first else {"intermediate_tensors": JaxIntermediateTensors(hidden_states=hidden)}
-
-
-def _embedded(step: StepInputs, model: GenerativeModel, stage: Stage) -> dict[str, Any]:
-    """Returns the model's arguments for embeddings, if some of the step's are not those of its tokens."""
-    if step.is_embedded is None or not stage.is_first:
-        return {}
-    embeds = step.embed(cast(CausalLM, model).decoder.embed)
-    if embeds is None:
-        return {}
-    additions = step.layer_additions(embeds.shape[-1])
-    return {"inputs_embeds": embeds} | ({} if additions is None else {"layer_additions": additions})
 
 
 def _sample_greedily(

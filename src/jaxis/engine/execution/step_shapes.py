@@ -6,52 +6,15 @@ import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.state_slots import StateStep
 
 SMALLEST_PADDED_TOKENS = 8  # a single token is not padded
-_BIDIRECTIONAL_FIELDS = ("is_bidirectional", "segment_requests", "segment_ends")
 # The packed fields of a StateStep, and of the kernels' StateSlots.
 STATE_FIELDS = {name: f"state_{name}" for name in StateStep._fields}
-
-
-@dataclass(frozen=True)
-class InputFields:
-    """The fields that the embedded inputs of prompts add to a step's vector.
-
-    Attributes:
-      embedding_size: Size of a token's embedding, with additions for layers, if an encoder computes some embeddings of
-        the step (see `EmbeddedInput`); otherwise 0.
-      has_bidirectional: True if tokens see later ones.
-      has_rope_positions: True if RoPE counts tokens by more than their position in the sequence.
-    """
-
-    embedding_size: int = 0
-    has_bidirectional: bool = False
-    has_rope_positions: bool = False
-
-    @classmethod
-    def of(cls, output: SchedulerOutput, embedding_size: int) -> InputFields:
-        """Returns the fields of a step; `embedding_size` is the encoder's, or 0 if there is none."""
-        if not embedding_size:
-            return NO_INPUTS
-        with_inputs = [entry for entry in output.scheduled if entry.sequence.inputs]
-        inside = [item for entry in with_inputs for item in entry.inputs]
-        return cls(
-            embedding_size if inside else 0,
-            any(item.is_bidirectional for item in inside),
-            any(
-                item.grid is not None and item.start < entry.start + entry.num_tokens
-                for entry in with_inputs
-                for item in entry.sequence.inputs
-            ),
-        )
-
-
-NO_INPUTS = InputFields()
 
 
 @dataclass(frozen=True)
@@ -67,9 +30,7 @@ class StepShape:
       has_states: True if there are layers with a recurrent state.
       samples_drafts: True if a token may be sampled after every row, as for entries with drafts, not just one for each
         sequence.
-      adapter_parts: Parts of the model that only some adapters change, see `Adapters.parts_of`; None if no sequence has
-        an adapter.
-      inputs: Fields that the embedded inputs of prompts add.
+      parts: What features add to the step (see `StepPart`).
     """
 
     num_tokens: int
@@ -79,12 +40,7 @@ class StepShape:
     spans: tuple[AttentionSpan, ...]
     has_states: bool = False
     samples_drafts: bool = False
-    adapter_parts: frozenset[str] | None = None
-    inputs: InputFields = NO_INPUTS
-
-    @property
-    def has_adapters(self) -> bool:
-        return self.adapter_parts is not None
+    parts: tuple[Any, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -112,15 +68,8 @@ class StepShape:
             sizes[f"first_blocks_{i}"] = self.num_seqs
         if self.has_states:
             sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
-        if self.has_adapters:
-            sizes["places"] = self.num_seqs
-        if size := self.inputs.embedding_size:
-            sizes |= {"is_embedded": self.num_tokens, "embeddings": self.num_tokens * size}
-        if self.inputs.has_bidirectional:
-            sizes |= dict.fromkeys(_BIDIRECTIONAL_FIELDS, self.num_tokens)
-            sizes |= {"segment_starts": self.num_tokens + 1, "num_segments": 1}
-        if self.inputs.has_rope_positions:
-            sizes["rope_positions"] = 3 * self.num_tokens
+        for part in self.parts:
+            sizes |= part.sizes(self)
         stops = itertools.accumulate(sizes.values())
         return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
@@ -157,20 +106,14 @@ class StepShapes:
         self._spans = tuple(spans)
         self._has_states = has_states
         self._compiles_fast = compiles_fast
-        self._shapes: dict[tuple[int, bool, frozenset[str] | None, InputFields], StepShape] = {}
+        self._shapes: dict[tuple[int, bool, tuple[Any, ...]], StepShape] = {}
 
-    def of(
-        self,
-        num_tokens: int,
-        num_rows: int = 1,
-        adapter_parts: frozenset[str] | None = None,
-        inputs: InputFields = NO_INPUTS,
-    ) -> StepShape:
+    def of(self, num_tokens: int, num_rows: int = 1, parts: tuple[Any, ...] = ()) -> StepShape:
         """Returns the smallest shape for this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, adapter_parts, inputs
+        key = padded, samples_drafts, parts
         if key not in self._shapes:
             sizes = padded, num_seqs, self._max_blocks, self._block_size
             self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, *key[1:])

@@ -401,7 +401,7 @@ class BlockManager:
         """Returns the digests of the first `num_blocks` blocks; each is computed once in the sequence's life."""
         digests = sequence.block_digests
         if len(digests) < num_blocks:
-            of_sequence = sequence.cache_salt, sequence.adapter
+            of_sequence = sequence.cache_salt, sequence.identity
             extend_digests(
                 digests,
                 num_blocks,
@@ -409,7 +409,7 @@ class BlockManager:
                 self.block_size,
                 *of_sequence,
                 weights=self.weights,
-                inputs=sequence.inputs,
+                spans=sequence.spans,
             )
         return digests[:num_blocks]
 

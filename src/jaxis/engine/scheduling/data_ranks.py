@@ -15,10 +15,9 @@ from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
-from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.scheduling.sequence import PromptSpan, Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import RequestError
-from jaxis.prompts import EmbeddedInput
 
 # Weight of one more sequence on a rank, in prompt tokens that are computed again on another rank. Every rank waits for
 # the rank with most sequences. Without this weight, all sequences with a common prefix would go to the one rank that
@@ -100,8 +99,8 @@ class DataRanksScheduler:
         return len(self._unassigned) + sum(rank.num_waiting for rank in self.ranks)
 
     @property
-    def awaited_inputs(self) -> list[EmbeddedInput]:
-        return [item for rank in self.ranks for item in rank.awaited_inputs]
+    def awaited_spans(self) -> list[PromptSpan]:
+        return [span for rank in self.ranks for span in rank.awaited_spans]
 
     def add_sequence(self, sequence: Sequence) -> None:
         if sequence.seq_id in self._unassigned or any(sequence.seq_id in rank for rank in self.ranks):

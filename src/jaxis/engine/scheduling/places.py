@@ -1,4 +1,4 @@
-"""The interface to adapter places: besides blocks, a sequence with an adapter needs a place for it to run."""
+"""The interface to places: besides blocks, some sequences need a place on the devices to run (see `Sequence.place`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class PlaceUse:
-    """Number of adapters that can run at once, and the adapters of the sequences that run and that wait."""
+    """Number of places, and the keys of the sequences that run and that wait."""
 
     num_places: int
     running: tuple[bytes, ...]
@@ -16,50 +16,50 @@ class PlaceUse:
 
 
 class Places(Protocol):
-    """Places for adapters. Sequences of one adapter share a place."""
+    """Places by key. Sequences with one key share a place; the key b"" needs none."""
 
     def begin(self) -> None:
         """Starts over for a new scheduler, none of whose sequences run; it replaces the one before."""
         ...
 
-    def join(self, adapter: bytes) -> None:
-        """Adds a waiting sequence of this adapter. It may need a place until it leaves."""
+    def join(self, key: bytes, /) -> None:
+        """Adds a waiting sequence with this key. It may need a place until it leaves."""
         ...
 
-    def leave(self, adapter: bytes) -> None:
+    def leave(self, key: bytes, /) -> None:
         """Removes a sequence that joined and has ended."""
         ...
 
-    def has_place(self, adapter: bytes) -> bool:
-        """Returns whether a sequence of this adapter could `take` a place now; True for b"", which needs none."""
+    def has_place(self, key: bytes, /) -> bool:
+        """Returns whether a sequence with this key could `take` a place now."""
         ...
 
-    def take(self, adapter: bytes) -> None:
-        """Gives a sequence that is about to run the place of its adapter."""
+    def take(self, key: bytes, /) -> None:
+        """Gives a sequence that is about to run the place of its key."""
         ...
 
-    def give_back(self, adapter: bytes) -> None:
+    def give_back(self, key: bytes, /) -> None:
         """Takes back the place of a sequence that no longer runs."""
         ...
 
 
 class NoPlaces:
-    """The `Places` of an engine without adapters."""
+    """The `Places` of an engine that has none."""
 
     def begin(self) -> None:
         pass
 
-    def join(self, adapter: bytes) -> None:
+    def join(self, key: bytes, /) -> None:
         pass
 
-    def leave(self, adapter: bytes) -> None:
+    def leave(self, key: bytes, /) -> None:
         pass
 
-    def has_place(self, adapter: bytes) -> bool:
-        return not adapter
+    def has_place(self, key: bytes, /) -> bool:
+        return not key
 
-    def take(self, adapter: bytes) -> None:
+    def take(self, key: bytes, /) -> None:
         pass
 
-    def give_back(self, adapter: bytes) -> None:
+    def give_back(self, key: bytes, /) -> None:
         pass

@@ -28,17 +28,16 @@ from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.fair_shares import FairShares, StepCapacity
 from jaxis.engine.scheduling.places import NoPlaces, Places
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
-from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.scheduling.sequence import PromptSpan, Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import ConfigError, RequestError
-from jaxis.prompts import EmbeddedInput
 
 
 class Scheduler:
     """Serves sequences by priority, then by the turn of their client (see `FairShares`), then by arrival.
 
     Each running decode gets its token. Prefills share the rest of the token budget. Waiting sequences are admitted,
-    strictly in order, while fewer than `max_num_seqs` run and there is budget, a place for their adapter, and blocks
+    strictly in order, while fewer than `max_num_seqs` run and there is budget, the place that they need, and blocks
     for all their tokens (see `BlockManager.admit`); among equals, running sequences come first.
 
     If a decode needs a block and none is free, the running sequence that arrived last is preempted: it gives up its
@@ -57,7 +56,7 @@ class Scheduler:
         num_stages: int = 1,
         shares: FairShares | None = None,
         places: Places | None = None,
-        is_ready: Callable[[EmbeddedInput], bool] = lambda _: True,
+        is_ready: Callable[[PromptSpan], bool] = lambda _: True,
     ) -> None:
         """Raises ConfigError if the sizes contradict each other.
 
@@ -69,9 +68,8 @@ class Scheduler:
           num_stages: Steps to keep in flight at once. If more than one, steps in flight have different sequences, each
             step takes its share of the decodes, and no sequence is scheduled while it has a token in flight.
           shares: Turns of clients, if several schedulers share them.
-          places: Places for running sequences' adapters; None if all sequences run the model itself.
-          is_ready: Function that returns whether the embeddings of an input are at hand. While they are not, other
-            sequences go on.
+          places: Places for sequences that need one to run; None if none does.
+          is_ready: Function that returns whether a span can be computed now. While it cannot, other sequences go on.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -95,11 +93,11 @@ class Scheduler:
         # preempt no sequence; so a sequence scheduled in this step is never preempted in it.
         self._running: list[Sequence] = []
         self._preempted_ids: list[SequenceId] = []
-        self._awaited: dict[bytes, EmbeddedInput] = {}  # by digest
+        self._awaited: dict[bytes, PromptSpan] = {}  # by digest
 
     @property
-    def awaited_inputs(self) -> list[EmbeddedInput]:
-        """The inputs that kept sequences out of the newest step, in the order in which they are needed."""
+    def awaited_spans(self) -> list[PromptSpan]:
+        """The spans that kept sequences out of the newest step, in the order in which they are needed."""
         return list(self._awaited.values())
 
     @property
@@ -144,7 +142,7 @@ class Scheduler:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         self.check(sequence)
         self._unfinished[sequence.seq_id] = sequence
-        self._places.join(sequence.adapter)
+        self._places.join(sequence.place)
         self._waiting.push(sequence)
 
     def check(self, sequence: Sequence) -> None:
@@ -387,13 +385,13 @@ class Scheduler:
     def _next_waiting(self) -> Sequence | None:
         """Returns the sequence to admit next.
 
-        A sequence whose adapter has no place is passed by sequences without adapters only. Otherwise it would never get
-        a place while newer sequences take those that become free.
+        A sequence that gets no place is passed only by sequences that need none. Otherwise it would never get a place
+        while newer sequences take those that become free.
         """
         sequence = self._waiting.head()
-        if sequence is None or self._places.has_place(sequence.adapter):
+        if sequence is None or self._places.has_place(sequence.place):
             return sequence
-        return self._waiting.head(without_adapter=True)
+        return self._waiting.head(without_place=True)
 
     def _admit_before(self, running: Sequence | None, budget: int, capacity: StepCapacity) -> Sequence | None:
         """Admits the next waiting sequence if it is to be served before `running`.
@@ -421,7 +419,7 @@ class Scheduler:
         num_tokens = min(sequence.num_tokens, start + budget)
         if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
             return None
-        self._places.take(sequence.adapter)
+        self._places.take(sequence.place)
         self._waiting.pop(sequence)
         bisect.insort(self._running, sequence, key=attrgetter("service_order"))
         sequence.status = SequenceStatus.RUNNING
@@ -459,19 +457,19 @@ class Scheduler:
         if sequence.state is not None and start < sequence.state.cut < stop:
             stop = sequence.state.cut
         has_others = len(self._running) > (sequence.status is SequenceStatus.RUNNING)
-        for item in sequence.inputs:
-            # Tokens that see each other are computed in one step. Other sequences do not wait for an input's encoding.
-            is_cut = item.is_bidirectional and item.start < stop < item.stop
-            waits = has_others and item.start < stop and start < item.stop and not self._is_ready(item)
+        for span in sequence.spans:
+            # Tokens that see each other are computed in one step. Other sequences do not wait for a span.
+            is_cut = span.is_bidirectional and span.start < stop < span.stop
+            waits = has_others and span.start < stop and start < span.stop and not self._is_ready(span)
             if waits:
-                self._awaited.setdefault(item.digest, item)
+                self._awaited.setdefault(span.digest, span)
             if is_cut or waits:
-                return max(item.start, start)
+                return max(span.start, start)
         return stop
 
     def _preempt(self, sequence: Sequence) -> None:
         self.block_manager.free(sequence)
-        self._places.give_back(sequence.adapter)
+        self._places.give_back(sequence.place)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
         self._preempted_ids.append(sequence.seq_id)
@@ -480,12 +478,12 @@ class Scheduler:
     def _finish(self, sequence: Sequence, status: SequenceStatus, stop_reason: int | str | None) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-            self._places.give_back(sequence.adapter)
+            self._places.give_back(sequence.place)
         sequence.status = status
         sequence.stop_reason = stop_reason
         self.block_manager.free(sequence)
         del self._unfinished[sequence.seq_id]
-        self._places.leave(sequence.adapter)
+        self._places.leave(sequence.place)
 
 
 def _is_decode(sequence: Sequence) -> bool:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxis.engine.scheduling.block_connector import NO_MOVES, BlockMoves
-from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+from jaxis.engine.scheduling.sequence import PromptSpan, Sequence, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
-from jaxis.prompts import EmbeddedInput
 
 
 class ScheduledSequence(NamedTuple):
@@ -43,10 +42,10 @@ class ScheduledSequence(NamedTuple):
         return self.start + self.num_tokens - len(self.draft_token_ids)
 
     @property
-    def inputs(self) -> Iterator[EmbeddedInput]:
-        """The inputs of the sequence's prompt that have tokens in the step."""
+    def spans(self) -> Iterator[PromptSpan]:
+        """The spans of the sequence's prompt that have tokens in the step."""
         stop = self.start + self.num_tokens
-        return (each for each in self.sequence.inputs if each.overlaps(self.start, stop))
+        return (each for each in self.sequence.spans if each.overlaps(self.start, stop))
 
     @property
     def num_rows(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from array import array
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from jaxis.prompts import EmbeddedInput
 from jaxis.sampling_params import SamplingParams
 
 
@@ -102,6 +101,30 @@ class SequenceState:
     drafted: DraftedStates | None = None
 
 
+class PromptSpan(Protocol):
+    """A span of a prompt whose keys and values depend on more than its tokens, such as an image.
+
+    Attributes:
+      digest: Digest of what they depend on.
+      start: Position of the first token.
+      stop: Position after the last token.
+      is_bidirectional: True if the tokens see each other, so that one step computes all of them.
+    """
+
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def is_bidirectional(self) -> bool: ...
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Returns whether it has tokens at positions from `start` to before `stop`."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence to generate. Two sequences are never equal, whatever they hold.
@@ -116,8 +139,9 @@ class Sequence:
       priority: Priority; the lower value is served first.
       client: Client that sent the request; clients share the tokens of steps equally. None is a client like any other.
       cache_salt: Salt of the prefix cache; only sequences with the same salt share blocks.
-      adapter: Digest of its LoRA adapter, on which keys and values depend; b"" for none.
-      inputs: Embedded inputs of its prompt, on which keys and values depend.
+      identity: Digest of what all its keys and values depend on besides the model and tokens; b"" for nothing.
+      place: Key of the place that it needs to run (see `Places`); b"" for none.
+      spans: Spans of its prompt whose keys and values depend on more than tokens, in order.
       prediction_token_ids: Expected content of the output; only drafting looks for its guesses there.
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
@@ -150,8 +174,9 @@ class Sequence:
     priority: int = 0
     client: str | None = None
     cache_salt: str | None = None
-    adapter: bytes = b""
-    inputs: tuple[EmbeddedInput, ...] = ()
+    identity: bytes = b""
+    place: bytes = b""
+    spans: tuple[PromptSpan, ...] = ()
     prediction_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -16,8 +16,8 @@ class WaitingQueue:
 
     def __init__(self, shares: FairShares) -> None:
         self._shares = shares
-        # Two heaps a client: sequences without and with an adapter. The turns of clients change with every step, the
-        # order within a heap never.
+        # Two heaps a client: sequences that need no place, and those that need one. The turns of clients change with
+        # every step, the order within a heap never.
         self._heaps: dict[tuple[str | None, bool], list[tuple[tuple[int, int], int, Sequence]]] = {}
         self._num_pushes = 0
 
@@ -27,12 +27,12 @@ class WaitingQueue:
         heap = self._heaps.setdefault(_key(sequence), [])
         heapq.heappush(heap, (sequence.service_order, self._num_pushes, sequence))
 
-    def head(self, *, without_adapter: bool = False) -> Sequence | None:
+    def head(self, *, without_place: bool = False) -> Sequence | None:
         """Returns the next unfinished sequence, which stays in the queue; None if there is none.
 
-        `without_adapter` skips sequences that have an adapter.
+        `without_place` skips sequences that need a place.
         """
-        keys = [key for key in self._heaps if not (without_adapter and key[1])]
+        keys = [key for key in self._heaps if not (without_place and key[1])]
         heads = [sequence for key in keys if (sequence := self._head_of(key)) is not None]
         return min(heads, key=self.order, default=None)
 
@@ -56,4 +56,4 @@ class WaitingQueue:
 
 
 def _key(sequence: Sequence) -> tuple[str | None, bool]:
-    return sequence.client, bool(sequence.adapter)
+    return sequence.client, bool(sequence.place)

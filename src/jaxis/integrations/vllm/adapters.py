@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Set
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxis.engine.execution.adapters import Adapters
 from jaxis.errors import ConfigError, EngineError, JaxisError
 from jaxis.integrations.vllm.contract import ADAPTER_REFUSED
+from jaxis.lora.store import AdapterStore
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -30,7 +30,7 @@ class AdapterTable:
       has_prefix_cache: True if vLLM's scheduler caches an adapter's results, under the adapter's name and path.
     """
 
-    def __init__(self, adapters: Adapters, max_loaded: int, *, has_prefix_cache: bool) -> None:
+    def __init__(self, adapters: AdapterStore, max_loaded: int, *, has_prefix_cache: bool) -> None:
         self._adapters, self._max_loaded, self._has_prefix_cache = adapters, max_loaded, has_prefix_cache
         self._loaded: OrderedDict[int, _Loaded] = OrderedDict()  # least recently used first
         self._pinned: set[int] = set()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from jaxis.engine.execution.input_encoder import InputEncoder
+from jaxis.engine.embedded_inputs.encoder import InputEncoder
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.errors import EngineError
 from jaxis.prompts import EmbeddedInput
@@ -84,7 +84,7 @@ class EncoderCache:
         """Raises EngineError for a step that needs an image which is not cached."""
         digests = {image.digest for image in self._held.values()}
         for entry in scheduled:
-            for image in entry.inputs:
+            for image in cast(Iterable[EmbeddedInput], entry.spans):
                 needed = image.rows[image.rows_between(entry.start, entry.start + entry.num_tokens)]
                 if needed and image.digest not in digests:
                     raise EngineError(

@@ -28,6 +28,7 @@ from jaxis.integrations.vllm.contract import check_step
 from jaxis.integrations.vllm.drafts import Drafts
 from jaxis.integrations.vllm.encoder_cache import EncoderCache
 from jaxis.integrations.vllm.requests import RequestTable, ScheduledRequest
+from jaxis.lora.feature import adapters_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,13 +54,14 @@ class ModelRunner:
     def __init__(self, runner: Runner, vllm_config: VllmConfig) -> None:
         self.runner = runner
         self.adapters: AdapterTable | None = None
-        if runner.adapters is not None and (lora := vllm_config.lora_config) is not None:
+        if (store := adapters_of(runner)) is not None and (lora := vllm_config.lora_config) is not None:
             self.adapters = AdapterTable(
-                runner.adapters,
+                store,
                 lora.max_cpu_loras or lora.max_loras,
                 has_prefix_cache=bool(vllm_config.cache_config.enable_prefix_caching),
             )
-        self.encoder_cache = None if runner.inputs is None else EncoderCache(runner.inputs)
+        inputs = runner.feature("inputs")
+        self.encoder_cache = None if inputs is None else EncoderCache(inputs.encoder)
         self.requests = RequestTable(
             vocab_size=runner.vocab_size,
             num_spans=len(runner.num_blocks),

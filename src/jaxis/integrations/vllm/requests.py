@@ -65,7 +65,7 @@ class RunningRequest:
 
     def go_on_from(self, earlier: RunningRequest) -> None:
         """Takes over state of a preempted request that the scheduler does not send."""
-        self.seed, self.error, self.sequence.adapter = earlier.seed, earlier.error, earlier.sequence.adapter
+        self.seed, self.error, self.sequence.place = earlier.seed, earlier.error, earlier.sequence.place
         self._prompt_logprobs = earlier._prompt_logprobs
 
     def add_tokens(self, token_ids: Sequence[int]) -> None:
@@ -182,7 +182,7 @@ class RequestTable:
             for request_id, number in num_tokens.items()
         ]
         if self._adapters is not None and scheduled:
-            self._adapters.place({each.entry.sequence.adapter for each in scheduled} - {NO_ADAPTER})
+            self._adapters.place({each.entry.sequence.place for each in scheduled} - {NO_ADAPTER})
         return sorted(scheduled, key=lambda each: (not each.is_decode, not each.entry.draft_token_ids))
 
     def sampler_waits(self, scheduled: ScheduledRequest) -> bool:
@@ -227,12 +227,12 @@ class RequestTable:
             request.go_on_from(known)
         elif new.lora_request is not None and self._adapters is not None:
             try:
-                request.sequence.adapter = self._adapters.begin(new.lora_request)
+                request.sequence.place = self._adapters.begin(new.lora_request)
             except JaxisError as error:
                 request.error = error
         if self._encoder_cache is not None:
             request.images = self._encoder_cache.read(new.mm_features)
-            request.sequence.inputs = tuple(image for _, image in request.images)
+            request.sequence.spans = tuple(image for _, image in request.images)
         self._requests[new.req_id] = request
         self._prepare_sampling(request)
 
@@ -250,13 +250,13 @@ class RequestTable:
             outputs = list(token_ids[sequence.num_prompt_tokens :])
             if is_resumed or outputs != sequence.output_token_ids:
                 # The scheduler may have dropped the last sampled token. If that is in flight, the old sequence gets it.
-                adapter, images = sequence.adapter, request.images
+                adapter, images = sequence.place, request.images
                 if self._encoder_cache is not None:
                     images = [(name, self._encoder_cache.with_pixels(image)) for name, image in images]
                 sequence = self._make_sequence(
                     sequence.seq_id, sequence.sampling_params, sequence.prompt_token_ids, outputs, table.block_ids
                 )
-                sequence.adapter, sequence.inputs = adapter, tuple(image for _, image in images)
+                sequence.place, sequence.spans = adapter, tuple(image for _, image in images)
                 self._requests[request_id] = request = replace(request, sequence=sequence, images=images)
                 self._prepare_sampling(request)
         sequence.num_computed_tokens = cached.num_computed_tokens[index]
@@ -300,7 +300,7 @@ class RequestTable:
     def _remove(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None and self._adapters is not None:
-            self._adapters.end(request.sequence.adapter)
+            self._adapters.end(request.sequence.place)
         if self._states is not None:
             self._states.give_back(request_id)
         self.sampling.pop(SequenceId(request_id), None)

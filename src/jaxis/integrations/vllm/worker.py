@@ -137,9 +137,9 @@ class JaxisWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Creates the caches, with as many blocks as vLLM's scheduler counts."""
         executor = self._loaded.executor(self._cache_bytes, num_blocks=kv_cache_config.num_blocks)
-        contents = self._extra_memory.fill(executor, logger.info)
+        features = self._extra_memory.fill(executor, logger.info)
         programs = Programs(executor, self._progress.compiling)
-        runner = Runner(self._loaded.vllm_config, programs, inputs=contents.inputs)
+        runner = Runner(self._loaded.vllm_config, programs, features=features)
         self._runner = ModelRunner(runner, self.vllm_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:

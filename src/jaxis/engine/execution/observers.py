@@ -1,12 +1,13 @@
-"""The experts that a model's routers choose, collected while a program is traced."""
+"""Observers of a model, which collect values while a program is traced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxis.layers.decoder_layer import LayerOutput
 from jaxis.layers.routing import routers_observed_by
@@ -14,8 +15,11 @@ from jaxis.models.common.decoder import layers_are_inlined, layers_run_by, run_l
 
 
 @contextmanager
-def expert_choices() -> Iterator[list[jax.Array]]:
-    """Collects the experts, i32 [T, k], that each router of the models called in the block chooses, in call order."""
+def _expert_choices() -> Iterator[Callable[[], jax.Array]]:
+    """Collects the experts that the routers of a model called in the block choose.
+
+    Yields a function that returns them after the call, uint16 [T, layers with experts, k].
+    """
     collected: list[jax.Array] = []
 
     def run(*operands: Any) -> LayerOutput:
@@ -24,7 +28,7 @@ def expert_choices() -> Iterator[list[jax.Array]]:
         return output
 
     with layers_run_by(run):
-        yield collected
+        yield lambda: jnp.stack(collected, axis=1).astype(jnp.uint16)
 
 
 def _with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
@@ -36,3 +40,7 @@ def _with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
 
 _as_call = jax.jit(_with_choices, static_argnums=0)
 _inline = jax.jit(_with_choices, static_argnums=0, inline=True)
+
+
+OBSERVERS: dict[str, Callable[[], AbstractContextManager[Callable[[], jax.Array]]]] = {"experts": _expert_choices}
+"""Observers by name. Each observes the model called in its block, and yields a function for the values [T, ...]."""

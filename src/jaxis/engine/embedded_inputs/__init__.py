@@ -1,0 +1,1 @@
+"""Embedded inputs of prompts, such as images: parts of a prompt whose embeddings an encoder computes."""
