@@ -209,7 +209,7 @@ class SimulatedEngine:
         assert not self.scheduler.has_unfinished
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.block_manager.num_free_blocks == self.block_manager.num_blocks
-        if self.block_manager.states is not None:
+        if self.block_manager.states.pools:
             self.block_manager.states.begin_step()  # which gives back what the step before held
             assert self.block_manager.states.pool.num_free_blocks == self.block_manager.states.pool.num_blocks
         for sequence in self.histories:
@@ -324,7 +324,7 @@ class SimulatedEngine:
 
     def _compute_states(self, output: SchedulerOutput) -> None:
         """Reads and writes the states. The sequences of a step run in no particular order."""
-        if self.block_manager.states is None:
+        if not self.block_manager.states.pools:
             assert all(entry.state is None for entry in output.scheduled)
             return
         read, written = Counter(), {}
@@ -403,7 +403,7 @@ class SimulatedEngine:
             self._check_pool(group)
         self._check_states()
         assert manager.num_free_blocks == sum(pool.num_free_blocks for pool in manager.pools)
-        pools = [*manager.pools, *([] if manager.states is None else [manager.states.pool])]
+        pools = [*manager.pools, *manager.states.pools]
         assert manager.usage == max(1 - pool.num_free_blocks / pool.num_blocks for pool in pools)
 
     def _check_seen_by_next(self, sequence: Sequence) -> None:
@@ -448,7 +448,7 @@ class SimulatedEngine:
     def _check_states(self) -> None:
         """Every slot belongs to the sequence that it should, and holds what it should."""
         states = self.block_manager.states
-        if states is None:
+        if not states.pools:
             return
         held = Counter(states._to_give_back)
         for sequence in self.histories:

@@ -265,8 +265,8 @@ class StoreConnector(KVConnector):
         if not self.store.saves_registered and not self.store.is_awaited:
             return
         for blocks, stored in self._ranks:
-            if self.store.saves_registered and blocks.states is not None:
-                for digest, slot in blocks.states.pool.registered_blocks():
+            for pool in blocks.states.pools if self.store.saves_registered else ():
+                for digest, slot in pool.registered_blocks():
                     stored.save(len(blocks.spans), digest, slot)
         self._transfer.finish([stored.take_moves().saves for _, stored in self._ranks])
 

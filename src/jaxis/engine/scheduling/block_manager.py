@@ -19,7 +19,7 @@ from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_pool import BlockPool
 from jaxis.engine.scheduling.prefix_search import PrefixSearch
 from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence
-from jaxis.engine.scheduling.state_slots import StateManager, StateStep
+from jaxis.engine.scheduling.state_slots import NoStates, StateManager, StateStep
 from jaxis.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class BlockManager:
       pools: The pool of each group.
       block_size: Tokens in a block (B).
       search: Search for the longest known prefix.
-      states: Manager of the slots of recurrent states; None if no layer has any.
+      states: Manager of the slots of recurrent states, if layers have any.
       enable_prefix_caching: True if blocks are registered and looked up.
       connector: Connector that keeps or follows blocks beyond the device.
       weights: Name of the weights that compute the blocks, on which digests depend; b"" for the first weights.
@@ -107,12 +107,12 @@ class BlockManager:
             raise ValueError("layers with full context must be the first group")
         self.connector, self.weights = connector, weights
         self.pools = tuple(BlockPool(number, group, connector) for group, number in enumerate(num_blocks.values()))
-        self.states = None
+        self.states: NoStates = NoStates()
         if num_state_slots is not None:
             state_pool = BlockPool(num_state_slots, len(num_blocks), connector)
             self.states = StateManager(state_pool, block_size, enable_prefix_caching)
-        self._all_pools = self.pools if self.states is None else (*self.pools, self.states.pool)
-        self.search = PrefixSearch(self.spans, block_size, has_states=self.states is not None)
+        self._all_pools = (*self.pools, *self.states.pools)
+        self.search = PrefixSearch(self.spans, block_size, has_states=bool(self.states.pools))
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_cache_queries = 0
@@ -156,12 +156,11 @@ class BlockManager:
 
     def begin_step(self) -> None:
         """Must be called before each step is scheduled."""
-        if self.states is not None:
-            self.states.begin_step()
+        self.states.begin_step()
 
     def state_step(self, sequence: Sequence, start: int, stop: int) -> StateStep | None:
         """Returns where the step of these tokens finds and leaves the sequence's states; None without states."""
-        return None if self.states is None else self.states.step(sequence, start, stop)
+        return self.states.step(sequence, start, stop)
 
     def add_drafts(
         self, sequence: Sequence, state: StateStep | None, start: int, known_stop: int, stop: int
@@ -173,10 +172,7 @@ class BlockManager:
         """
         if not self.extend(sequence, start, stop):
             return False, state
-        if self.states is None or state is None:
-            return True, None
-        with_drafts = self.states.add_drafts(sequence, state, start, known_stop, stop)
-        return with_drafts is not None, with_drafts or state
+        return self.states.add_drafts(sequence, state, start, known_stop, stop)
 
     def settle(self, sequence: Sequence, stop: int) -> int:
         """Accepts the drafts of a step that are right, those before the position `stop`.
@@ -184,7 +180,7 @@ class BlockManager:
         Returns the number of the sequence's tokens that count as computed. With recurrent states, the last tokens up to
         `stop` may have to be computed again (see `StateManager.settle`).
         """
-        return stop if self.states is None else self.states.settle(sequence, stop)
+        return self.states.settle(sequence, stop)
 
     def get_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """Returns the longest known prefix of the sequence's tokens.
@@ -223,8 +219,8 @@ class BlockManager:
           max_step_tokens: Most tokens that any step computes.
         """
         num_needed_blocks = self.num_blocks_for(sequence.num_tokens)
-        loads_state = prefix.num_blocks > 0 and prefix.state_slot == NO_SLOT
-        if self.states is not None and not self.states.has_room(prefix.state_slot, loads=loads_state):
+        stored_state = prefix.stored.get((len(self.spans), prefix.num_blocks - 1))
+        if not self.states.has_room(prefix.state_slot, loads=stored_state is not None):
             return False
         groups = list(zip(self.spans, self.pools, prefix.block_tables, strict=True))
         on_device = [_on_device(table) if prefix.stored else table.block_ids for table in prefix.block_tables]
@@ -241,14 +237,12 @@ class BlockManager:
         for span, pool, table in groups:
             stop = num_needed_blocks if span == FULL_CONTEXT else self.num_blocks_for(num_tokens)
             table.block_ids.extend(pool.take() for _ in range(stop - table.stop))
-        if self.states is not None:
-            slot = prefix.state_slot
-            if loads_state:
-                index = prefix.num_blocks - 1
-                digest = sequence.block_digests[index]
-                slot = self.states.restore(digest)
-                loads.append(LoadedBlock(len(self.spans), digest, slot, prefix.stored[len(self.spans), index]))
-            self.states.start(sequence, slot, prefix.state_cut)
+        slot = prefix.state_slot
+        if stored_state is not None:
+            digest = sequence.block_digests[prefix.num_blocks - 1]
+            slot = self.states.restore(digest)
+            loads.append(LoadedBlock(len(self.spans), digest, slot, stored_state))
+        self.states.start(sequence, slot, prefix.state_cut)
         sequence.block_tables = prefix.block_tables
         sequence.num_registered_blocks = prefix.num_blocks
         sequence.num_computed_tokens = prefix.num_blocks * self.block_size
@@ -277,10 +271,8 @@ class BlockManager:
             return True  # nearly every decode
         if not sequence.block_tables:
             sequence.block_tables = [BlockTable() for _ in self.spans]
-        if self.states is not None and sequence.state is None:
-            if not self.states.has_room():
-                return False
-            self.states.start(sequence)
+        if not self.states.start_anew(sequence):
+            return False
         return self.extend(sequence, sequence.num_computed_tokens, num_tokens)
 
     def extend(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
@@ -296,8 +288,7 @@ class BlockManager:
 
     def free(self, sequence: Sequence) -> None:
         """Gives the sequence's blocks and slots back and marks none of its tokens as computed."""
-        if self.states is not None:
-            self.states.free(sequence)
+        self.states.free(sequence)
         for pool, table in zip(self.pools, sequence.block_tables, strict=False):  # no tables while it waits
             # Last block first: a prefix is useful without its tail, but a tail is useless without its prefix.
             pool.give_back(reversed(table.block_ids))
@@ -323,8 +314,7 @@ class BlockManager:
             for index in range(max(sequence.num_registered_blocks, table.first), num_full):
                 pool.register(digests[index], table.block_ids[index - table.first])
         self.connector.computed(sequence, sequence.num_registered_blocks, num_full)
-        if self.states is not None and sequence.state is not None:
-            self.states.register(sequence, digests)
+        self.states.register(sequence, digests)
         sequence.num_registered_blocks = num_full
 
     def forget_prefix(self, sequence: Sequence) -> None:
@@ -365,11 +355,9 @@ class BlockManager:
                     return None
                 block_ids.append(NO_BLOCK if block_id is None else block_id)
             prefix.block_tables.append(BlockTable(block_ids, first))
-        if self.states is None:
-            return prefix
         slot = None
-        if num_blocks:
-            slot = self.states.pool.find(digests[num_blocks - 1])
+        for pool in self.states.pools if num_blocks else ():
+            slot = pool.find(digests[num_blocks - 1])
             if slot is None and not self._find_stored(prefix, len(self.spans), num_blocks - 1, digests[num_blocks - 1]):
                 return None
         cut = without_states * self.block_size if without_states > num_blocks else 0

@@ -47,7 +47,77 @@ class StateStep(NamedTuple):
     keep_after: int = 0
 
 
-class StateManager:
+class NoStates:
+    """The account of states of a model without any.
+
+    Attributes:
+      pools: Pool of the slots, if there are any.
+    """
+
+    pools: tuple[BlockPool, ...] = ()
+
+    def begin_step(self) -> None:
+        """Must be called before each step is scheduled."""
+
+    def has_room(self, kept: int = NO_SLOT, *, loads: bool = False) -> bool:
+        """Returns whether another sequence can start from the states in slot `kept`, or from none.
+
+        `loads` counts one more slot, for states that need one first (see `restore`).
+        """
+        del kept, loads
+        return True
+
+    def restore(self, digest: bytes) -> int:
+        """Returns a registered, free slot for states that were kept elsewhere; `start` must be called with it next."""
+        raise NotImplementedError
+
+    def start(self, sequence: Sequence, kept: int = NO_SLOT, cut: int = 0) -> None:
+        """Gives a sequence a slot; see `SequenceState` for `cut`."""
+
+    def start_anew(self, sequence: Sequence) -> bool:
+        """Gives a sequence a slot unless it has one; returns False if none is free."""
+        del sequence
+        return True
+
+    def step(self, sequence: Sequence, start: int, stop: int) -> StateStep | None:
+        """Returns where the step that computes the tokens `start` to `stop` finds and leaves the sequence's states."""
+        del sequence, start, stop
+
+    def add_drafts(
+        self, sequence: Sequence, step: StateStep | None, start: int, known_stop: int, stop: int
+    ) -> tuple[bool, StateStep | None]:
+        """Changes the result of `step` for drafts that were added to this step of the sequence.
+
+        Args:
+          sequence: The sequence.
+          step: Result of `step` for the step without drafts.
+          start: Position of the step's first token.
+          known_stop: Position after the sequence's last known token.
+          stop: Position after its last draft.
+
+        Returns:
+          Whether enough slots are free for drafts, and the slots of the step.
+        """
+        del sequence, start, known_stop, stop
+        return True, step
+
+    def settle(self, sequence: Sequence, stop: int) -> int:
+        """Goes back to the last states of a step with drafts that have seen no wrong draft.
+
+        `stop` is the position after the last right draft, or after the last known token if none is right. Returns the
+        position after the last token that those states have seen, from where the sequence is to be computed on.
+        """
+        del sequence
+        return stop
+
+    def register(self, sequence: Sequence, digests: AbstractSequence[bytes]) -> None:
+        """Makes the kept states after these blocks, all full of known tokens, findable."""
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives the sequence's slots back."""
+
+
+class StateManager(NoStates):
     """The slots in `pool`, with prefix caching.
 
     A kept state has the digest of the last block before it (see `BlockManager`), and may be reused like a block of the
@@ -59,40 +129,39 @@ class StateManager:
         """Raises ConfigError if the slots are too few for a sequence."""
         if pool.num_blocks < MIN_SLOTS:
             raise ConfigError(f"recurrent states need at least {MIN_SLOTS} slots, not {pool.num_blocks}")
-        self.pool = pool
+        self.pool, self.pools = pool, (pool,)
         self._block_size = block_size
         self._keeps_states = enable_prefix_caching
         # Slots that the step being scheduled reads or writes: no other sequence of the step may write to them.
         self._to_give_back: list[int] = []
 
     def begin_step(self) -> None:
-        """Must be called before each step is scheduled."""
         self.pool.give_back(self._to_give_back)
         self._to_give_back.clear()
 
     def has_room(self, kept: int = NO_SLOT, *, loads: bool = False) -> bool:
-        """Returns whether another sequence can start from the states in slot `kept`, or from none.
-
-        `loads` counts one more slot, for states that need one first (see `restore`).
-        """
         held = [] if kept == NO_SLOT else [kept]
         return self.pool.num_free_blocks - self.pool.num_free_among(held) >= 1 + loads
 
     def restore(self, digest: bytes) -> int:
-        """Returns a registered, free slot for states that were kept elsewhere; `start` must be called with it next."""
         slot = self.pool.take()
         self.pool.register(digest, slot)
         self.pool.give_back([slot])
         return slot
 
     def start(self, sequence: Sequence, kept: int = NO_SLOT, cut: int = 0) -> None:
-        """Gives a sequence a slot; see `SequenceState` for `cut`."""
         if kept != NO_SLOT:
             self.pool.hold([kept])
         sequence.state = SequenceState(read=kept, write=self.pool.take(), cut=cut)
 
+    def start_anew(self, sequence: Sequence) -> bool:
+        if sequence.state is None:
+            if not self.has_room():
+                return False
+            self.start(sequence)
+        return True
+
     def step(self, sequence: Sequence, start: int, stop: int) -> StateStep:
-        """Returns where the step that computes the tokens `start` to `stop` finds and leaves the sequence's states."""
         state = _state_of(sequence)
         read, keep, keep_after = state.read, NO_SLOT, 0
         # A prompt that is asked for again computes its last token anew.
@@ -107,23 +176,12 @@ class StateManager:
         return StateStep(read, state.write, keep, keep_after)
 
     def add_drafts(
-        self, sequence: Sequence, step: StateStep, start: int, known_stop: int, stop: int
-    ) -> StateStep | None:
-        """Changes the result of `step` for drafts that were added to this step of the sequence.
-
-        Args:
-          sequence: The sequence.
-          step: Result of `step` for the step without drafts.
-          start: Position of the step's first token.
-          known_stop: Position after the sequence's last known token.
-          stop: Position after its last draft.
-
-        Returns:
-          The slots with drafts; None if too few slots are free for drafts.
-        """
+        self, sequence: Sequence, step: StateStep | None, start: int, known_stop: int, stop: int
+    ) -> tuple[bool, StateStep | None]:
+        assert step is not None, "the step has no slots"
         state = _state_of(sequence)
         if self.pool.num_free_blocks < (step.read == step.write) + (step.keep == NO_SLOT):
-            return None
+            return False, step
         if step.read == step.write:
             state.write = self.pool.take()
         else:
@@ -142,14 +200,9 @@ class StateManager:
             else:
                 keep_after, own_keep = known_stop - start, keep
         state.drafted = DraftedStates(start, stop, own_keep, known_stop)
-        return StateStep(state.read, state.write, keep, keep_after)
+        return True, StateStep(state.read, state.write, keep, keep_after)
 
     def settle(self, sequence: Sequence, stop: int) -> int:
-        """Goes back to the last states of a step with drafts that have seen no wrong draft.
-
-        `stop` is the position after the last right draft, or after the last known token if none is right. Returns the
-        position after the last token that those states have seen, from where the sequence is to be computed on.
-        """
         state = _state_of(sequence)
         drafted, state.drafted = state.drafted, None
         assert drafted is not None, "the step had no drafts"
@@ -178,8 +231,8 @@ class StateManager:
         Of a running sequence's kept states, these stay: the newest, those at the end of its prompt and at its cut, and
         one in KEPT_STATE_INTERVAL tokens.
         """
-        state = _state_of(sequence)
-        while state.unregistered and state.unregistered[0][0] <= len(digests):
+        state = sequence.state
+        while state is not None and state.unregistered and state.unregistered[0][0] <= len(digests):
             num_blocks, slot = state.unregistered.pop(0)
             self.pool.register(digests[num_blocks - 1], slot)
             self._to_give_back.append(slot)
