@@ -53,7 +53,7 @@ from jaxis.prompts import (
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import answer_end_token_ids, chat_template_source, with_template
-from jaxis.vision.prompt_images import PromptImages, images_of_prompt, take_images, with_images
+from jaxis.vision.prompt_images import NoImages, PromptImages, images_of_prompt, take_images
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,12 @@ class LLM(PoolingMethods):
         return self.tokenizer if source is None else with_template(self.tokenizer, source)
 
     @functools.cached_property
-    def images(self) -> PromptImages | None:
-        """Puts images into prompts; None: the model takes none."""
-        if self._built is None or (feature := self._engine.runner.feature("inputs")) is None:
-            return None
+    def images(self) -> PromptImages | NoImages:
+        """Puts images into prompts, or refuses them."""
+        if self._built is None:
+            return NoImages()
+        if (feature := self._engine.runner.feature("inputs")) is None:
+            return NoImages(self._built.inputs_left_out)
         inputs = feature.encoder
         return PromptImages.of_model(inputs.files, self.tokenizer, inputs.max_inputs, self.max_model_len)
 
@@ -560,13 +562,13 @@ class LLM(PoolingMethods):
             return tokenize_prompt(prompt, self.tokenizer, where)
         sources = images_of_prompt(prompt["multi_modal_data"], where)
         others = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
-        return with_images(tokenize_prompt(others, self.tokenizer, where), sources, self.images)
+        return self.images.put(tokenize_prompt(others, self.tokenizer, where), sources)
 
     def _tokenize_chat(
         self, messages: Sequence[Message], *, tokenizer: Tokenizer | None, **template: Any
     ) -> TokenizedPrompt:
         messages, sources = take_images(messages)
-        return with_images(tokenize_chat(messages, tokenizer, **template), sources, self.images)
+        return self.images.put(tokenize_chat(messages, tokenizer, **template), sources)
 
     def _template_source(self, chat_template: str) -> str:
         return chat_template_source(chat_template, self.tokenizer.chat_templates if self.tokenizer else {})

@@ -181,7 +181,7 @@ class InterruptedStream:
 
     def __init__(self, llm, after):
         self.llm, self.after, self.closed = llm, after, False
-        self.tokenizer, self.max_model_len, self.images = llm.tokenizer, llm.max_model_len, None
+        self.tokenizer, self.max_model_len, self.images = llm.tokenizer, llm.max_model_len, llm.images
 
     def stream(self, prompt, params):
         try:

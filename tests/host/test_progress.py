@@ -13,8 +13,8 @@ def terminal(monkeypatch):
 
 
 def show_everything(display):
-    display.note("a note")
-    with display.loading("a model") as update:
+    display.note("a note: jaxis[vision] [/] :smile:")
+    with display.loading("a [/] model") as update:
         update(1_000_000, 4_000_000)
         with display.compiling("the sampler"):
             time.sleep(0.25)  # the bar is redrawn ten times a second
@@ -28,7 +28,15 @@ def show_everything(display):
 def test_on_a_terminal(terminal, capsys):
     show_everything(ProgressDisplay())
     captured = capsys.readouterr()
-    for shown in ("a note", "Loading a model", "/4.0 MB", "Compiling the sampler", "Generating", "1/3", "tokens/s"):
+    for shown in (
+        "a note: jaxis[vision] [/] :smile:",
+        "Loading a [/] model",
+        "/4.0 MB",
+        "Compiling the sampler",
+        "Generating",
+        "1/3",
+        "tokens/s",
+    ):
         assert shown in captured.err
     assert "Compiling a step of 8 tokens" in captured.err
     assert captured.out == ""
@@ -47,7 +55,7 @@ def test_a_total_that_is_not_known_is_not_shown(terminal, capsys):
 def test_elsewhere_only_notes_are_shown(capsys):
     show_everything(ProgressDisplay())
     captured = capsys.readouterr()
-    assert captured.err == "a note\n"
+    assert captured.err == "a note: jaxis[vision] [/] :smile:\n"
     assert captured.out == ""
 
 

@@ -118,4 +118,5 @@ def fake_built_engine():
         fingerprint="",
         weights=types.SimpleNamespace(fingerprint="", versions=types.SimpleNamespace(current=0)),
         hosts=NO_OTHER_HOSTS,
+        inputs_left_out="",
     )

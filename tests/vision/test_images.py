@@ -199,14 +199,14 @@ def test_what_cannot_be_taken_is_refused(llm, prompt, message):
 
 
 def test_a_model_without_eyes_refuses_images(tmp_path, reference):
-    plain = write_checkpoint(tmp_path)
+    plain = {"model": str(write_checkpoint(tmp_path))}
     blind = {"model": str(reference[1]), "limit_mm_per_prompt": {"image": 0}}
-    for arguments in ({"model": str(plain)}, blind):
+    for arguments, words in ((plain, "this model does not support image"), (blind, "limit_mm_per_prompt allows no")):
         with LLM(**arguments, kv_cache_memory="1MiB", show_progress=False) as llm:
-            with pytest.raises(RequestError, match="this model does not support image input"):
+            with pytest.raises(RequestError, match=words):
                 llm.generate([prompt_of(random_image(8, 8))], SHORT)
             image = {"type": "image", "image": random_image(8, 8)}
-            with pytest.raises(RequestError, match="this model does not support image input"):
+            with pytest.raises(RequestError, match=words):
                 llm.chat([{"role": "user", "content": [image]}], SHORT)
 
 

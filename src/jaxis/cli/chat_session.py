@@ -15,7 +15,7 @@ from jaxis.errors import RequestError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.tokenizer.chat_template import IMAGE_PART
 from jaxis.vision.decode import open_image
-from jaxis.vision.prompt_images import NO_IMAGES, take_images, with_images
+from jaxis.vision.prompt_images import take_images
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -161,8 +161,7 @@ class ChatSession:
         Raises:
           RequestError: The model takes no images, or the file is none.
         """
-        if self._llm.images is None:
-            raise RequestError(NO_IMAGES)
+        self._llm.images.check_takes("image", "/image")
         open_image(path, str(path))
         self.images.append(path)
 
@@ -200,7 +199,7 @@ class ChatSession:
         assert self._llm.tokenizer is not None, "a model with a chat template"
         messages, images = take_images(self.conversation.messages)
         token_ids = self._llm.tokenizer.encode_chat(messages, **self._template_kwargs)
-        prompt = with_images(TokenizedPrompt(None, token_ids), images, self._llm.images)
+        prompt = self._llm.images.put(TokenizedPrompt(None, token_ids), images)
         token_ids, context = prompt.token_ids, self._llm.max_model_len
         if len(token_ids) >= context:
             raise RequestError(

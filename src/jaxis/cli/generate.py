@@ -35,7 +35,6 @@ from jaxis.outputs import CompletionOutput
 from jaxis.prompts import Prompt
 from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.tokenizer.chat_template import IMAGE_PART
-from jaxis.vision.prompt_images import NO_IMAGES
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -238,8 +237,8 @@ def _prompt_for(
     num_images: int = 0,
 ) -> str | list[int]:
     """The text itself for a base model or `raw`, otherwise the token ids of a conversation that contains it."""
-    if num_images and llm.images is None:
-        raise RequestError(NO_IMAGES)
+    if num_images:
+        llm.images.check_takes("image", "--image")
     name = model or "the embedded model"
     if tokenizer is None:
         raise RequestError(f"{name} has no tokenizer: give the prompt as token ids, with --token-ids")

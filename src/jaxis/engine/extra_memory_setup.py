@@ -12,27 +12,25 @@ from jaxis.engine.opened_model import OpenedModel
 from jaxis.lora.adapter_memory import AdapterMemory
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.encoder_memory import encoder_memory
+from jaxis.vision.tower_source import LeftOut
 
 
 def make_extra_memory(
     args: EngineArgs, opened: OpenedModel, tokenizer: Tokenizer | None, make_config: Callable[[EngineArgs], VllmConfig]
-) -> tuple[ExtraMemory, list[str]]:
-    """Returns the extra memory that arguments and checkpoint require, and notes about features that get none.
+) -> tuple[ExtraMemory, LeftOut | None]:
+    """Returns the extra memory that arguments and checkpoint require; and the image encoder, if it is left out.
 
     The function `make_config` must use a config.json that no model has read.
 
     Raises:
       ConfigError: A part of the checkpoint requires something that is not supported.
     """
-    parts, notes = list[ExtraMemory](), list[str]()
-    if args.enable_lora:
-        parts.append(AdapterMemory(args))
+    parts: list[ExtraMemory] = [AdapterMemory(args)] if args.enable_lora else []
     vision = encoder_memory(args, opened.path, opened.hf_config, tokenizer, make_config)
-    if isinstance(vision, str):
-        notes.append(vision)
-    elif vision is not None:
+    left_out = vision if isinstance(vision, LeftOut) else None
+    if not isinstance(vision, LeftOut):
         parts.append(vision)
-    return JoinedMemory(parts) if len(parts) > 1 else parts[0] if parts else ExtraMemory(), notes
+    return JoinedMemory(parts) if len(parts) > 1 else parts[0] if parts else ExtraMemory(), left_out
 
 
 def cache_bytes_beside(extra_memory: ExtraMemory, args: EngineArgs, loaded: LoadedModel) -> int | None:

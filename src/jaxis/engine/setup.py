@@ -44,6 +44,7 @@ from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer, template_names
+from jaxis.vision.tower_source import LeftOut
 
 if TYPE_CHECKING:
     from jaxis.engine.hosts.followers import Followers
@@ -58,12 +59,14 @@ class BuiltEngine:
       default_sampling_params: Sampling parameters that its checkpoint recommends.
       hosts: The other hosts that run its model.
       weights: Weights of the engine, which can be replaced.
+      inputs_left_out: Reason for which the encoder of its inputs was left out; empty if it was not, or there is none.
     """
 
     engine: LLMEngine
     default_sampling_params: SamplingParams
     weights: LiveWeights
     hosts: HostGroup = NO_OTHER_HOSTS
+    inputs_left_out: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -160,7 +163,7 @@ def _build_engine(
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
     make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
-    extra_memory, notes = make_extra_memory(args, opened, tokenizer, make_config)
+    extra_memory, left_out = make_extra_memory(args, opened, tokenizer, make_config)
     plan = _plan_memory(args, make_config, meshes, shared, extra_memory) if args.fit_memory else None
     if admit is not None:
         admit(0 if plan is None else plan.nbytes)
@@ -177,7 +180,7 @@ def _build_engine(
     else:
         executor = _leading_executor(args, loaded, followers)
     features = extra_memory.fill(executor, progress.note)
-    _note_parts(hf_config, features, notes, progress)
+    _note_parts(hf_config, features, left_out, progress)
     versions = WeightVersions()
     returns_experts = loaded.vllm_config.model_config.enable_return_routed_experts
     features += [RoutedExpertsFeature(executor, is_default=returns_experts), versions]
@@ -196,7 +199,8 @@ def _build_engine(
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     if is_loaded_here:
         engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS)
+    hosts, reason = followers or NO_OTHER_HOSTS, "" if left_out is None else left_out.reason
+    return BuiltEngine(engine, default_sampling_params, live, hosts, reason)
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:
@@ -228,11 +232,11 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
 
 
 def _note_parts(
-    hf_config: HFConfig, features: Sequence[RequestFeature], notes: Sequence[str], progress: ProgressDisplay
+    hf_config: HFConfig, features: Sequence[RequestFeature], left_out: LeftOut | None, progress: ProgressDisplay
 ) -> None:
     """Notes the parts of the checkpoint that are left out, with the reasons."""
-    for note in notes:
-        progress.note(note)
+    if left_out is not None and not left_out.is_chosen:
+        progress.note(left_out.reason)
     if not any(feature.takes_inputs for feature in features) and hf_config.get_text_config() is not hf_config:
         progress.note("only the text part of this model is served: prompts cannot have images or sound")
 

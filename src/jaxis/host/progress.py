@@ -47,7 +47,7 @@ class ProgressDisplay:
 
     def note(self, message: str) -> None:
         """Prints a permanent line, terminal or not."""
-        self._console.print(message, highlight=False, soft_wrap=True)
+        self._console.print(message, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def loading(self, what: str) -> Iterator[Any]:
@@ -111,7 +111,7 @@ class ProgressDisplay:
 
     @contextmanager
     def _progress(self, *columns: Any) -> Iterator[Progress]:
-        shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn())
+        shown = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeElapsedColumn())
         with Progress(*shown, console=self._console, transient=True, disable=not self._enabled) as progress:
             self._live = progress
             try:

@@ -40,7 +40,7 @@ from jaxis.parsing.tool_parsers.tools import function_tools
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.chat_messages import messages_for_template
-from jaxis.vision.prompt_images import take_images, with_images
+from jaxis.vision.prompt_images import take_images
 
 ID_KEY = "conversation_id"
 
@@ -238,7 +238,7 @@ class ConversationTask:
             )
         messages, sources = take_images(messages)
         prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
-        prompt = with_images(prompt, sources, self._images)
+        prompt = self._images.put(prompt, sources)
         return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row), None
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:

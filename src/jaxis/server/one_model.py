@@ -23,7 +23,7 @@ from jaxis.server.lora.metrics import AdapterMetrics
 from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.observability.metrics import ModelMetrics
 from jaxis.vision.decode import DECODERS
-from jaxis.vision.prompt_images import PromptImages
+from jaxis.vision.prompt_images import NoImages, PromptImages
 
 
 def behind_loop(client: EngineClient | PoolingClient, config: ServerConfig) -> AsyncEngine:
@@ -51,10 +51,9 @@ def model_context(
     parsers = ModelParsers.select(
         engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
     )
-    images = PromptImages.of_model(
-        Path(engine.info.input_files), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
-    )
-    if images is not None:
+    images = NoImages(engine.info.inputs_left_out)
+    if most := engine.info.max_inputs:
+        images = PromptImages.of_model(Path(engine.info.input_files), engine.tokenizer, most, engine.info.max_model_len)
         DECODERS.start()
     model = ServedModel(
         names=config.served_model_names,

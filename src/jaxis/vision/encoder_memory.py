@@ -39,9 +39,10 @@ from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.processors import read_processor
+from jaxis.vision.processors.preprocessor_config import ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor, PixelScale
 from jaxis.vision.slices import SlicedProgram, SliceProgram, cut
-from jaxis.vision.tower_source import MmprojTensors, TowerSource, tower_source
+from jaxis.vision.tower_source import LeftOut, MmprojTensors, TowerSource, tower_source
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -52,6 +53,7 @@ MAX_INPUTS = {"image": 32, "video": 32}
 """Of a prompt, unless an engine is told otherwise."""
 REQUEST_BYTES = 64 * 2**20
 """Of a request with images: one file of the largest size in base64 takes two thirds of it."""
+_CHOSEN = LeftOut("limit_mm_per_prompt allows no images: raise --limit-mm-per-prompt, or send text", is_chosen=True)
 _CACHE_BYTES = 256 * 2**20  # of images that no request has any more
 _SMALLEST_PADDED = 64
 # Of a slice of the tower: tens of milliseconds of a few processor cores, and some of an accelerator.
@@ -108,8 +110,8 @@ def encoder_memory(
     hf_config: HFConfig,
     tokenizer: Tokenizer | None,
     make_config: Callable[[EngineArgs], VllmConfig],
-) -> EncoderMemory | str | None:
-    """The room of a checkpoint's vision tower, or why it gets none; None where none is asked for.
+) -> EncoderMemory | LeftOut:
+    """Returns the memory for a checkpoint's vision tower, or the reason for which the tower is left out.
 
     Args:
       args: The engine's.
@@ -124,25 +126,23 @@ def encoder_memory(
     """
     limits = MAX_INPUTS | dict(args.limit_mm_per_prompt or {})
     if not any(limits.values()):
-        return None
+        return _CHOSEN
     mmproj = None if args.mmproj is None else Path(args.mmproj)
     source = tower_source(path, hf_config, mmproj, is_made_up=args.load_format == "dummy")
-    if source is None or isinstance(source, str):
+    if isinstance(source, LeftOut):
         return source
-    if args.pipeline_parallel_size > 1 or args.nnodes > 1:
-        return "images do not combine with pipeline stages or several hosts"
-    if missing_module("vision") is not None:
-        return "images need Pillow: pip install 'jaxis[vision]'"
+    if reason := _why_not_here(args):
+        return LeftOut(reason, is_chosen=False)
     processor = read_processor(source.files, tokenizer)
     if processor is None:
-        return "the checkpoint has no preprocessor_config.json of an image processor that jaxis knows"
+        return LeftOut(_why_no_processor(source.files, tokenizer), is_chosen=False)
     if processor.video is None:
         del limits["video"]
     if not any(limits.values()):
-        return None
+        return _CHOSEN
     config = make_config(args)
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
-        return reason
+        return LeftOut(reason, is_chosen=False)
     return EncoderMemory(config, source, processor.pixel_scale, limits, _quantization(args, config))
 
 
@@ -153,15 +153,31 @@ def _quantization(args: EngineArgs, config: VllmConfig) -> QuantizationConfig | 
     return PackingConfig(choice) if isinstance(config.quant_config, PackingConfig) else choice
 
 
+def _why_not_here(args: EngineArgs) -> str | None:
+    """Returns the reason for which no tower runs with these arguments on this machine; None if one does."""
+    for name in ("pipeline_parallel_size", "nnodes"):
+        if (number := getattr(args, name)) > 1:
+            return f"images do not combine with {name}={number}: leave out --{name.replace('_', '-')}"
+    return None if missing_module("vision") is None else "images need Pillow: pip install 'jaxis[vision]'"
+
+
+def _why_no_processor(files: Path, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return "images need a tokenizer, and the model has none"
+    names = ProcessorSettings(files).names
+    if not names:
+        return "images need a preprocessor_config.json, and the checkpoint has none: add that of the model"
+    return f"images need an image processor that jaxis knows, and the checkpoint's is {names[0]}"
+
+
 def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str | None:
-    """Why images whose tokens see each other get no room, if they do not."""
+    """Returns the reason for which images whose tokens see each other cannot be served; None if they can."""
     if jax.default_backend() == "tpu":
         return "images whose tokens see later ones have no kernel for TPUs"
-    limits = config.scheduler_config
     # Beside a token of every other sequence.
-    needed = processor.most_tokens + limits.max_num_seqs - 1
-    if limits.max_num_batched_tokens < needed:
-        return f"images need steps of {needed} tokens: start with max_num_batched_tokens={needed} or more"
+    needed = processor.most_tokens + config.scheduler_config.max_num_seqs - 1
+    if (most := config.scheduler_config.max_num_batched_tokens) < needed:
+        return f"images need max_num_batched_tokens >= {needed} (it is {most}): raise --max-num-batched-tokens"
     return None
 
 

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxis.errors import ContextLengthError, RequestError
 from jaxis.prompts import EmbeddedInput, Message, TokenizedPrompt
@@ -18,15 +18,13 @@ from jaxis.vision.processors import read_processor
 from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup
 from jaxis.vision.video import MAX_VIDEO_PIXELS, Video, videos_of_prompt
 
-NO_IMAGES = "this model does not support image input: send text"
-NO_VIDEOS = "this model does not support video input: send text"
-ONLY_IMAGES = "this model does not support video input: send images and text"
-
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MediaSource = ImageSource | Video
+MediaKind = Literal["image", "video"]
 
+_ONLY_IMAGES = "this model does not support video input: send images and text"
 _DECODING = threading.Semaphore(MAX_DECODING)  # limits images with pixels in memory, over all requests
 
 
@@ -45,15 +43,16 @@ class PromptImages:
     @classmethod
     def of_model(
         cls, files: Path, tokenizer: Tokenizer | None, max_inputs: Mapping[str, int], max_model_len: int
-    ) -> PromptImages | None:
-        """Returns the instance for a model; None if `max_inputs` are 0 or the model has no supported processor."""
-        processor = read_processor(files, tokenizer) if any(max_inputs.values()) else None
-        return None if processor is None else cls(processor, max_inputs, max_model_len)
+    ) -> PromptImages:
+        """Returns the instance for a model whose image encoder is loaded."""
+        processor = read_processor(files, tokenizer)
+        assert processor is not None, "an encoder is loaded with its processor"
+        return cls(processor, max_inputs, max_model_len)
 
-    @property
-    def takes_videos(self) -> bool:
-        """True if the model takes videos."""
-        return self._processor.video is not None
+    def check_takes(self, kind: MediaKind, place: str) -> None:
+        """Raises a RequestError about a place in the request if the model takes no inputs of this kind."""
+        if kind == "video" and self._processor.video is None:
+            raise RequestError(f": {_ONLY_IMAGES}", param=place)
 
     def put(self, prompt: TokenizedPrompt, sources: Sequence[MediaSource]) -> TokenizedPrompt:
         """Returns the prompt with placeholders replaced by images and videos, each kind in its order.
@@ -71,7 +70,7 @@ class PromptImages:
         videos = [source for source in sources if isinstance(source, Video)]
         images = [source for source in sources if not isinstance(source, Video)]
         if videos and self._processor.video is None:
-            raise RequestError(ONLY_IMAGES)
+            raise RequestError(_ONLY_IMAGES)
         for kind, given in (("image", images), ("video", videos)):
             if len(given) > (most := self._max_inputs.get(kind, 0)):
                 raise RequestError(
@@ -109,6 +108,30 @@ class PromptImages:
                 expanded += part
             end = span.stop
         return dataclasses.replace(prompt, token_ids=expanded + token_ids[end:], inputs=tuple(inputs))
+
+
+class NoImages:
+    """Stand-in for `PromptImages` for a model that takes no images: it refuses them.
+
+    Args:
+      reason: Reason for which the model's image encoder was left out; empty if the model has none.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        self._reason = reason
+
+    def put(self, prompt: TokenizedPrompt, sources: Sequence[MediaSource]) -> TokenizedPrompt:
+        """Returns a prompt without images unchanged; raises a RequestError for one with images."""
+        if not sources:
+            return prompt
+        raise RequestError(self._refusal("video" if isinstance(sources[0], Video) else "image"))
+
+    def check_takes(self, kind: MediaKind, place: str) -> None:
+        """Raises a RequestError about a place in the request."""
+        raise RequestError(f": {self._refusal(kind)}", param=place)
+
+    def _refusal(self, kind: MediaKind) -> str:
+        return self._reason or f"this model does not support {kind} input: send text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,21 +222,6 @@ def _input(part: ViewGroup, start: int, processor: ImageProcessor) -> EmbeddedIn
         order=None if part.order is None else tuple(part.order),
         weights=None if part.weights is None else tuple(part.weights),
     )
-
-
-def with_images(
-    prompt: TokenizedPrompt, sources: Sequence[MediaSource], images: PromptImages | None
-) -> TokenizedPrompt:
-    """Calls `PromptImages.put`; without images, returns the prompt unchanged.
-
-    Raises:
-      RequestError: There are images, and the model takes none.
-    """
-    if not sources:
-        return prompt
-    if images is None:
-        raise RequestError(f": {NO_VIDEOS if isinstance(sources[0], Video) else NO_IMAGES}", param="messages")
-    return images.put(prompt, sources)
 
 
 def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[MediaSource]]:

@@ -78,8 +78,21 @@ class TowerSource:
         return self.files if self.files.is_file() else None
 
 
-def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_made_up: bool) -> TowerSource | str | None:
-    """The tower of a checkpoint, or why there is none to load; None if its class has none and nothing lies beside it.
+@dataclass(frozen=True)
+class LeftOut:
+    """A vision tower that an engine does not load.
+
+    Attributes:
+      reason: Reason and remedy, in one line; empty if the model is one of text.
+      is_chosen: True if the arguments or the model's files ask for text alone; otherwise the engine notes the reason.
+    """
+
+    reason: str
+    is_chosen: bool
+
+
+def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_made_up: bool) -> TowerSource | LeftOut:
+    """Returns the tower of a checkpoint, or the reason for which there is none to load.
 
     Args:
       path: The checkpoint's folder, or its GGUF file.
@@ -98,17 +111,21 @@ def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_mad
     if path.is_file():
         beside = mmproj_beside(path)
         if beside is None:
-            return None
+            return LeftOut(
+                "images need an mmproj file, and none lies beside the GGUF file: give it with --mmproj", True
+            )
         try:
             return _in_mmproj(beside, hf_config)
         except (ConfigError, CheckpointError) as error:
-            return str(error)
+            return LeftOut(str(error), is_chosen=False)
     model_class = model_class_of(hf_config)
-    tower_class = model_class.tower if issubclass(model_class, TextPart) else None
+    if not issubclass(model_class, TextPart):
+        return LeftOut("", is_chosen=True)
+    tower_class = model_class.tower
     if tower_class is None:
-        return None
+        return LeftOut("jaxis has the text part of this model only: send text", is_chosen=True)
     if not is_made_up and not (path.is_dir() and any(map(tower_class.has_tensor, TensorListing(path)))):
-        return "the checkpoint's files have no vision tower"
+        return LeftOut("the checkpoint's files have no vision tower", is_chosen=False)
     return TowerSource(tower_class, hf_config, path)
 
 

@@ -107,9 +107,9 @@ def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
       ConfigError: The engine does not see.
     """
     runner, items = llm._engine.runner, answer.prompt.inputs
-    encoder = runner.inputs
-    if encoder is None:
+    if (feature := runner.feature("inputs")) is None:
         raise ConfigError("the model takes no images: the notes that the engine writes when it starts say why")
+    encoder = feature.encoder
     encoder.hold(items)
     try:
         # A tower may add to the text's first layers as well: what follows the embeddings.

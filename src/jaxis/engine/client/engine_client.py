@@ -49,6 +49,7 @@ class EngineInfo:
       max_inputs: Most inputs of a prompt by kind, as in `InputEncoder`; empty if the model takes none.
       request_bytes: Size that a request with such inputs may need; 0 if the model takes none.
       input_files: Folder or file that defines the preprocessing of inputs; empty if the model takes none.
+      inputs_left_out: Reason for which the encoder of inputs was left out; empty if it was not, or there is none.
     """
 
     model_folder: str
@@ -72,6 +73,7 @@ class EngineInfo:
     max_inputs: dict[str, int] = field(default_factory=dict)
     request_bytes: int = 0
     input_files: str = ""
+    inputs_left_out: str = ""
 
     @property
     def may_grow(self) -> bool:
@@ -110,6 +112,7 @@ class EngineInfo:
             max_inputs={} if inputs is None else dict(inputs.max_inputs),
             request_bytes=0 if inputs is None else inputs.request_bytes,
             input_files="" if inputs is None else str(inputs.files),
+            inputs_left_out=built.inputs_left_out,
         )
 
 

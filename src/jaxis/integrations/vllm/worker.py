@@ -53,11 +53,11 @@ class JaxisWorker(WorkerBase):
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
-        self._extra_memory, notes = make_extra_memory(
+        self._extra_memory, left_out = make_extra_memory(
             self._args, self._opened, read_tokenizer(self._opened.path), self._make_engine_config
         )
-        for note in notes:
-            raise ConfigError(f'{note}; for text alone, give limit_mm_per_prompt={{"image": 0}}')
+        if left_out is not None and not left_out.is_chosen:
+            raise ConfigError(f'{left_out.reason}; for text alone, give limit_mm_per_prompt={{"image": 0}}')
 
     def _make_engine_config(self, args: EngineArgs) -> EngineConfig:
         """Makes a configuration with its own copy of config.json: features may read further keys."""

@@ -10,7 +10,6 @@ from jaxis.errors import RequestError
 from jaxis.host.base64_text import is_data_url
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART
-from jaxis.vision.prompt_images import NO_IMAGES, NO_VIDEOS, ONLY_IMAGES
 from jaxis.vision.video import Video
 
 _NOT_QUOTED = "+/= \t\r\n"  # characters of base64 that need no escape in a data: URL
@@ -27,8 +26,7 @@ def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any
     Raises:
       RequestError: The model takes no images, or the URL is not an image's.
     """
-    if model.images is None:
-        raise RequestError(f": {NO_IMAGES}", param=place)
+    model.images.check_takes("image", place)
     # A request reaches no files and nothing is fetched, unless the operator allows paths or addresses.
     return {**IMAGE_PART, "image": model.image_access.source(url or "", place)}
 
@@ -45,8 +43,7 @@ def video_part(video: str | Sequence[str], fps: float | None, model: ServedModel
     Raises:
       RequestError: The model takes no videos, or the URLs are not a video's.
     """
-    if model.images is None or not model.images.takes_videos:
-        raise RequestError(f": {NO_VIDEOS if model.images is None else ONLY_IMAGES}", param=place)
+    model.images.check_takes("video", place)
     if isinstance(video, str):
         return {**VIDEO_PART, "video": Video.of_url(video, fps, place)}
     # Frames are never fetched: a video may have a thousand.

@@ -11,7 +11,7 @@ from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template, reserved_variable
 from jaxis.tokenizer.message_order import MessageOrder, arrange_messages, move_tool_images
-from jaxis.vision.prompt_images import PromptImages, take_images, with_images
+from jaxis.vision.prompt_images import NoImages, PromptImages, take_images
 
 QUICK_LENGTH = 1000  # characters or token ids that are tokenized in a tenth of a millisecond
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # name in most templates, and in DeepSeek's
@@ -48,12 +48,12 @@ class ChatPrompt:
     num_prompts: ClassVar[int] = 1
     is_quick: ClassVar[bool] = False
 
-    def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | None = None) -> list[TokenizedPrompt]:
+    def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | NoImages) -> list[TokenizedPrompt]:
         """Returns the prompt.
 
         Args:
           tokenizer: Tokenizer of the model.
-          images: Inserts images into prompts; None if the model takes none.
+          images: Inserts images into prompts, or refuses them.
 
         Raises:
           RequestError: The model has no chat template, the template refuses the conversation, or an image cannot be
@@ -63,7 +63,7 @@ class ChatPrompt:
         messages, sources = take_images(messages)
         prompt = tokenize_chat(messages, tokenizer, **self._template_arguments())
         prompt = TokenizedPrompt(prompt.text, prompt.token_ids, self.cache_salt)
-        return [with_images(prompt, sources, images)]
+        return [images.put(prompt, sources)]
 
     def render(self, tokenizer: Tokenizer) -> str:
         """Returns the prompt as a string; raises what `tokenize` raises."""
@@ -114,7 +114,7 @@ class PlainPrompts:
         """True if the prompts are short in total."""
         return sum(map(len, self.prompts)) <= QUICK_LENGTH
 
-    def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | None = None) -> list[TokenizedPrompt]:
+    def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | NoImages) -> list[TokenizedPrompt]:
         """Returns the prompts, which have no images.
 
         Raises:

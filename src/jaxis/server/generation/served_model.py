@@ -15,7 +15,7 @@ from jaxis.server.http.errors import ModelNotFoundError
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import answer_end_token_ids, with_template
 from jaxis.vision.access import ImageAccess
-from jaxis.vision.prompt_images import PromptImages
+from jaxis.vision.prompt_images import NoImages, PromptImages
 
 if TYPE_CHECKING:
     from jaxis.engine.client.engine_client import NamedAdapter
@@ -78,7 +78,7 @@ class ServedModel:
       names: Names under which requests may ask for it. Answers carry the first, unless `named` has set another.
       aliases: Patterns of additional names, in the syntax of `fnmatch`.
       tokenizer: Tokenizer of the model; None if requests and answers have token ids only.
-      images: Inserts images into prompts; None if the model takes none.
+      images: Inserts images into prompts, or refuses them.
       image_access: Places from which the images of URLs and paths may be read.
       default_sampling_params: Defaults of the requests' parameters.
       grammar_compiler: The engine's compiler for structured outputs; None if the model does not generate.
@@ -105,7 +105,7 @@ class ServedModel:
     adapters: Mapping[str, NamedAdapter] = field(default_factory=dict)
     adapter: bytes = b""
     end_token_ids: frozenset[int] = frozenset()
-    images: PromptImages | None = None
+    images: PromptImages | NoImages = field(default_factory=NoImages)
     image_access: ImageAccess = field(default_factory=ImageAccess)
 
     @property

@@ -18,6 +18,7 @@ from jaxis.server.openai.chat_schema import ChatCompletionRequest
 from jaxis.server.openai.tokenize import MAX_TOKEN_IDS
 from jaxis.server.tokens.vllm_generate import TokenSamplingParams
 from jaxis.tokenizer import Tokenizer
+from jaxis.vision.prompt_images import NoImages
 
 
 class ChatRenderRequest(ChatCompletionRequest):
@@ -95,7 +96,7 @@ def chat_extension(
 
     def tokenize(messages: Conversation) -> list[int]:
         part = dataclasses.replace(prompt, messages=messages, add_generation_prompt=False, continue_final_message=False)
-        [tokenized] = part.tokenize(tokenizer)
+        [tokenized] = part.tokenize(tokenizer, NoImages())  # rendered prompts have no images
         return list(tokenized.token_ids)
 
     found = compare_prompts(token_ids, previous_token_ids, prompt.messages, tokenize, has_tools=bool(prompt.tools))

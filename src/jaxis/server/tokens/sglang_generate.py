@@ -37,7 +37,7 @@ _SAMPLING = {
     **{"n": "n", "top_k": "top_k", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
     **{"sampling_seed": "seed", "no_stop_trim": "include_stop_str_in_output"},
 }
-_NO_MEDIA = "this model does not support image input: send text"
+_NO_MEDIA = "prompts take no images here: send those to /v1/chat/completions"
 _NOT_SUPPORTED = "it is not supported here: leave it out"
 
 

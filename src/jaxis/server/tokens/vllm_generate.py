@@ -29,7 +29,7 @@ from jaxis.server.openai.fields import SamplingFields, StreamOptions, Structured
 from jaxis.server.openai.job_parameters import sampling_settings, structured_grammar
 from jaxis.server.openai.logprobs import LogprobFormatter, finite
 
-_NO_IMAGES = NotApplied(({},), "this model does not support image input: send text")
+_NO_IMAGES = NotApplied(({},), "token ids take no images here: send those to /v1/chat/completions")
 
 
 class TokenSamplingParams(SamplingFields):
