@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
-    """GELU by its tanh approximation."""
     return jax.nn.gelu(x, approximate=True)
 
 

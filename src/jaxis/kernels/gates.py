@@ -67,7 +67,6 @@ def gated(x: jax.Array, logits: jax.Array, activation: str) -> jax.Array:
 
 
 def gated_definition(x: jax.Array, logits: jax.Array, activation: str) -> jax.Array:
-    """Same arguments and result as `gated`."""
     factors = ACTIVATIONS[activation](logits.astype(jnp.float32))
     out = x.astype(jnp.float32).reshape(*logits.shape, -1) * factors[..., None]
     return out.reshape(x.shape).astype(x.dtype)

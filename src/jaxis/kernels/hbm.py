@@ -1,5 +1,3 @@
-"""Placement of the operands of TPU kernels."""
-
 from __future__ import annotations
 
 import jax
@@ -9,10 +7,10 @@ from jaxis.kernels.platform import target_platform
 
 
 def in_hbm(operand: jax.Array) -> jax.Array:
-    """Keeps an operand of a Pallas kernel in HBM, to be read in the blocks that the kernel asks for.
+    """Keeps an operand of a TPU's Pallas kernel in HBM, to be read in the blocks that the kernel asks for.
 
-    Without it, XLA may fetch a whole operand into VMEM before the kernel begins, if it fits there: all experts of a
-    stack for a step that uses few of them, or a cache, which it then also writes back.
+    Otherwise XLA may fetch a whole operand into VMEM first, if it fits there: all experts of a stack for a step that
+    uses few of them, or a cache, which it then also writes back.
     """
     # Interpreters do not know memories, and the constraint exists in traced programs only.
     if target_platform() != "tpu" or not isinstance(operand, Tracer):

@@ -20,10 +20,8 @@ _this_thread = threading.local()
 def for_each_part(function: Callable[[int, int], T], size: int, part_size: int) -> list[T]:
     """Calls `function(first, last)` for each part of `range(size)`, in parallel as far as it releases the GIL.
 
-    A job of `BackgroundJobs` computes its parts one after the other, since other jobs run at the same time.
-
-    Raises:
-      Exception: The error of the first part that failed.
+    A job of `BackgroundJobs` computes its parts one after the other, since other jobs run at the same time. Raises the
+    error of the first part that failed.
     """
     parts = [(first, min(first + part_size, size)) for first in range(0, size, part_size)]
     if len(parts) == 1 or getattr(_this_thread, "is_worker", False):
@@ -41,11 +39,7 @@ class BackgroundJobs:
         self._jobs: deque[Future[None]] = deque()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Waits until the queue has room, then runs the job on one of the threads.
-
-        Raises:
-          Exception: The error of an earlier job.
-        """
+        """Waits until the queue has room, then runs the job on a thread. Raises the error of an earlier job."""
         while len(self._jobs) >= _JOBS_PER_THREAD * _num_threads():
             self._jobs.popleft().result()
         self._jobs.append(_threads().submit(job))

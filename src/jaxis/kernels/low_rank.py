@@ -13,12 +13,9 @@ from jaxis.kernels.native_constants import MAX_MATRICES
 
 
 class LowRankStack(NamedTuple):
-    """Pairs of matrices of one layer: S adapter places, each of rank r at most.
+    """Pairs of one layer's matrices a [S, r, in] and b [S, r, out], float32 or bfloat16: S places of rank r at most.
 
-    Attributes:
-      a: [S, r, in], float32 or bfloat16.
-      b: [S, r, out] in the same type.
-      ranks: i32 [S], the rank in each place; later rows of a and b do not count.
+    `ranks`, i32 [S], has the rank in each place; later rows of a and b do not count.
     """
 
     a: jax.Array
@@ -27,14 +24,10 @@ class LowRankStack(NamedTuple):
 
 
 def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> list[jax.Array]:
-    """Returns `b[s].T @ (a[s] @ x[t])` for each row t with adapter place s = slots[t] - 1; zeros where slots[t] is 0.
+    """Returns `b[s].T @ (a[s] @ x[t])`, float32 [T, out], for x [T, in] and each stack, all of one type.
 
-    With native kernels, a row's bits depend on no other row. The result is float32 [T, out] for each stack.
-
-    Args:
-      x: [T, in].
-      slots: i32 [T], from 0 to S.
-      stacks: Any number of stacks of one type.
+    The adapter place of row t is s = slots[t] - 1; the slots are i32 [T], from 0 to S, and rows with slot 0 get zeros.
+    With native kernels, a row's bits depend on no other row.
     """
     x = x.astype(jnp.float32)
     if not native.usable():
@@ -61,10 +54,7 @@ def _stacks(arrays: Sequence[jax.Array]) -> list[LowRankStack]:
 
 
 def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Array:
-    """Computes one stack's product in plain JAX.
-
-    Rows are sorted by place, so that the matrices of each are read once. Rows without an adapter come last.
-    """
+    """Computes one stack's product in plain JAX, with rows sorted by place, so that matrices are read once."""
     num_slots, rank = stack.a.shape[:2]
     slots = jnp.where(slots == 0, num_slots, slots - 1)
     order = jnp.argsort(slots)

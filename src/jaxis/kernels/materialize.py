@@ -1,5 +1,3 @@
-"""Elementwise functions whose last bits do not depend on the number of rows that are computed together."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -34,11 +32,7 @@ def in_whole_vectors(function: Callable[[jax.Array], jax.Array], x: jax.Array) -
 
     XLA on CPU computes the elements that fill a vector register with other instructions than the few left over, and
     rounds them differently: a row's last bits would depend on the rows beside it. With native kernels, which promise
-    that they do not, rows are padded to whole registers.
-
-    Args:
-      function: Elementwise function of an array of any shape. Its value at 0.5, the padding, must be defined.
-      x: float32 [..., N].
+    that they do not, rows are padded to whole registers. The function's value at 0.5, the padding, must be defined.
     """
     if not native.usable():
         return function(x)

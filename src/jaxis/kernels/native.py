@@ -57,15 +57,13 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 def library() -> ctypes.CDLL | None:
     """Returns the loaded library; None if it was not built or does not load here, or if `JAXIS_CPU_ISA=none`.
 
-    Raises:
-      EngineError: `JAXIS_CPU_ISA` names an instruction set that the library or the processor does not have, or the
-        library was built from other sources than this package.
+    Raises EngineError if `JAXIS_CPU_ISA` names an instruction set that the library or the processor does not have, or
+    the library was built from other sources than this package.
     """
     return _find()[0]
 
 
 def isa() -> str | None:
-    """Returns the instruction set in use; None without native kernels."""
     lib = library()
     return None if lib is None else lib.jaxis_isa().decode()
 
@@ -83,7 +81,6 @@ def status() -> str:
 
 @functools.cache
 def _find() -> tuple[ctypes.CDLL | None, str]:
-    """Returns the library, or None and the reason."""
     wanted = os.environ.get("JAXIS_CPU_ISA")
     if wanted == "none":
         return None, "JAXIS_CPU_ISA=none"
@@ -123,11 +120,9 @@ def _package_folders() -> list[str]:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads a library of native kernels and declares its functions.
+    """Loads a library of native kernels and declares its functions. Raises OSError if it cannot be loaded here.
 
-    Raises:
-      OSError: The library cannot be loaded on this machine.
-      EngineError: The library was built from other sources: its functions or constants differ from this package's.
+    Raises EngineError if it was built from other sources: its functions or constants differ from this package's.
     """
     lib = ctypes.CDLL(str(path))
     try:
@@ -206,10 +201,10 @@ def call(
     aliases: dict[int, int] | None = None,
     **attributes: Any,
 ) -> jax.Array | Sequence[jax.Array]:
-    """Calls the kernel `name`.
+    """Calls the kernel `name`: its handler's name in the library, without the prefix `jaxis_`.
 
     Args:
-      name: Name of the handler in the library, without the prefix `jaxis_`.
+      name: The name.
       outputs: Shape and type of each output, as `jax.ffi.ffi_call` takes them.
       operands: Input arrays.
       aliases: Index of an operand -> index of the output that reuses its memory.
@@ -253,7 +248,6 @@ def kernel_name(target: str) -> str | None:
 
 @functools.cache
 def _register(lib: ctypes.CDLL, name: str) -> str:
-    """Registers the kernel with JAX and returns its name there, which identifies the library."""
     target = f"jaxis_{name}_{lib.jaxis_isa().decode()}"
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, f"jaxis_{name}")), platform="cpu")
     return target

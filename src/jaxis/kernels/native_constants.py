@@ -45,7 +45,6 @@ VOCAB_TILE = 128
 
 
 def table() -> dict[str, int]:
-    """Returns every constant, by its name in the library."""
     enums = {
         "weight_type": WEIGHT_TYPES,
         "scale_type": SCALE_TYPES,

@@ -22,10 +22,9 @@ def call(
     out_shape: tuple[int, ...],
     **attributes: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Calls the kernel `name` with the inputs, the state, and the state slots that requests read and write.
+    """Calls a kernel with the state slots that requests read and write; returns the state and the output.
 
-    Returns:
-      The state, updated in place if it is donated, and the output, float32 of `out_shape`.
+    The state is updated in place if it is donated; the output is float32 of `out_shape`.
     """
     outputs = (jax.ShapeDtypeStruct(state.shape, state.dtype), jax.ShapeDtypeStruct(out_shape, jnp.float32))
     operands = (slots.read, slots.write, slots.keep, slots.keep_after, query_start_loc, num_requests)
@@ -44,8 +43,7 @@ def over_whole_sequences(
     """Returns the output over whole sequences; differentiated and vectorised as the definition.
 
     `kernel` maps the inputs, a state, slots, query_start_loc i32 [R + 1] and num_requests i32 [] to a state and the
-    output. `definition` is the same function in plain JAX, which also takes None as state and slots. `empty_state` has
-    0 slots.
+    output. `definition` is the same in plain JAX, and takes None as state and slots. `empty_state` has 0 slots.
     """
 
     def run(*operands: jax.Array) -> jax.Array:

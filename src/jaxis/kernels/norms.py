@@ -12,12 +12,9 @@ from jaxis.kernels import native
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
-    """Root-mean-square norm (arXiv:1910.07467): `x / sqrt(mean(x ** 2) + epsilon) * weight`, in x's type.
+    """Root-mean-square norm of x [..., N] (arXiv:1910.07467): `x / sqrt(mean(x ** 2) + epsilon) * weight`.
 
-    Args:
-      x: [..., N].
-      weight: [N].
-      epsilon: Added to the mean square.
+    The result has x's type; the weight is [N].
     """
     if not native.usable():
         return rms_norm_definition(x, weight, epsilon=epsilon)
@@ -30,7 +27,6 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
 
 
 def rms_norm_definition(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
-    """Same arguments and result as `rms_norm`."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
     # Rounded to the weight's type before the weight is applied, as published models were trained.
@@ -48,11 +44,8 @@ def _native_rms_norm(epsilon: float):  # noqa: ANN202
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
     """Layer norm (arXiv:1607.06450): `(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, in x's type.
 
-    Args:
-      x: [..., N].
-      weight: [N], or [M, N] with separate weights for each row of x [..., M, N].
-      bias: The weight's shape, or None.
-      epsilon: Added to the variance.
+    x is [..., N]. The weight, and the bias if there is one, are [N], or [M, N] with separate weights for each row of x
+    [..., M, N].
     """
     if not native.usable():
         return layer_norm_definition(x, weight, bias, epsilon=epsilon)
@@ -61,7 +54,6 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsil
 
 
 def layer_norm_definition(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
-    """Same arguments and result as `layer_norm`."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + epsilon)

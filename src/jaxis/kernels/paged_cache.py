@@ -1,5 +1,3 @@
-"""A layer's paged cache: its array, and the array's layout, which decides which kernels read it."""
-
 from __future__ import annotations
 
 import functools
@@ -17,14 +15,13 @@ from jaxis.kernels import native
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Layout of a layer's cache in memory, planned for the devices of a mesh.
+    """Layout of a layer's cache in memory, planned for the devices of a mesh; it decides which kernels read the cache.
 
     Attributes:
       kernels: Kernels that read this layout: native CPU kernels, TPU kernels, or the code for any platform.
       block_size: B, tokens per block.
       num_heads: K of the cached heads; 1 for an entry that all heads share.
       shape: Shape of a block. The cache is an array [num_blocks, *shape].
-      dtype: Type of the array.
       axes: Logical name of each axis of a block; None for an axis that is not split over devices.
     """
 
@@ -42,25 +39,19 @@ class CacheLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block over all devices that share it."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def cache(self, array: Any) -> PagedCache:
-        """Returns the array [num_blocks, *shape] with this layout."""
         return PagedCache(array, self)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(slots=True)
 class PagedCache:
-    """A layer's cache in the form that models pass to attention: a pytree of one array.
+    """A layer's cache in the form that models pass to attention: a pytree of one array [num_blocks, *layout.shape].
 
-    Treat it as immutable. It is not frozen because each step makes one for every layer, and frozen dataclasses take
-    twice as long.
-
-    Attributes:
-      array: [num_blocks, *layout.shape]; inside `shard_map`, one device's part of it.
-      layout: Layout of the whole array.
+    Inside `shard_map`, the array is one device's part. Treat the cache as immutable. It is not frozen because each step
+    makes one for every layer, and frozen dataclasses take twice as long.
     """
 
     array: jax.Array
@@ -70,10 +61,8 @@ class PagedCache:
 def make_cache_array(struct: jax.ShapeDtypeStruct, *, reads_only_written: bool) -> jax.Array:
     """Returns an array of a cache or of a state, whose initial content is meaningless.
 
-    Args:
-      struct: Shape, type and sharding.
-      reads_only_written: True if only written parts are ever read, as by the native kernels. On one CPU device, the
-        array then takes up memory only as it is written, in huge pages if the system supports them.
+    If only written parts are ever read, as by the native kernels, an array on one CPU device takes up memory only as it
+    is written, in huge pages if the system supports them.
     """
     sharding = struct.sharding
     assert sharding is not None
@@ -85,5 +74,4 @@ def make_cache_array(struct: jax.ShapeDtypeStruct, *, reads_only_written: bool) 
 
 @functools.lru_cache(maxsize=32)
 def _make_empty(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> Callable[[], jax.Array]:
-    """Compiles a program that allocates an array. All layers with such caches share it."""
     return jax.jit(lambda: native.call("empty", jax.ShapeDtypeStruct(shape, dtype)), out_shardings=sharding)

@@ -17,13 +17,7 @@ from jaxis.kernels.norms import rms_norm, rms_norm_definition
 
 
 class HeadNorms(NamedTuple):
-    """RMS norms over each head.
-
-    Attributes:
-      q_weight: [D].
-      k_weight: [D].
-      epsilon: Added to the mean square.
-    """
+    """RMS norms over each head, with weights [D]."""
 
     q_weight: jax.Array
     k_weight: jax.Array
@@ -41,13 +35,8 @@ def rotary_embedding(
 ) -> tuple[jax.Array, jax.Array]:
     """Rotates each pair of a head's first 2 * P dimensions by the token's angle for that pair, computed in float32.
 
-    Args:
-      q: [T, H, D]; the result has its type.
-      k: [T, K, D]; the result has its type.
-      cos: float32 [T, P], cosines of the angles; P is at most D / 2.
-      sin: float32 [T, P].
-      interleaved: True for pairs of dimensions (2i, 2i+1), False for (i, i + P).
-      norms: Norms applied to each head first, or None.
+    The results have the types of q [T, H, D] and k [T, K, D]. cos and sin are float32 [T, P], with P at most D / 2.
+    Pairs are the dimensions (2i, 2i+1) if interleaved, else (i, i + P). Norms are applied to each head first.
     """
     if not native.usable():
         return rotary_embedding_definition(q, k, cos, sin, interleaved=interleaved, norms=norms)
@@ -65,7 +54,6 @@ def rotary_embedding(
 def rotary_embedding_definition(
     q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, norms: HeadNorms | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `rotary_embedding`."""
     if norms is not None:
         q = rms_norm_definition(q, norms.q_weight, epsilon=norms.epsilon)
         k = rms_norm_definition(k, norms.k_weight, epsilon=norms.epsilon)

@@ -23,15 +23,9 @@ _Operands = tuple[jax.Array, ...]
 def sequence_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array, *, scale: float
 ) -> jax.Array:
-    """Softmax attention in which each token sees a range of tokens, [T, H, D].
+    """Returns softmax attention [T, H, D] in which token t sees tokens first[t] to last[t], int32 [T], at least one.
 
-    Args:
-      q: [T, H, D].
-      k: [T, K, D], K a divisor of H.
-      v: [T, K, D].
-      first: int32 [T], the first token that each token sees.
-      last: int32 [T], the last token that each token sees, not before the first.
-      scale: Multiplies the scores.
+    q is [T, H, D]; k and v are [T, K, D], K a divisor of H. `scale` multiplies the scores.
     """
     if not has_kernel(q, k, v):
         return _definition(scale, q, k, v, first, last)
@@ -120,10 +114,7 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _of_mapped_rows(kernel: Callable[..., _Operands]) -> Callable[..., _Operands]:
-    """Wraps a kernel of (q, k, v, first, last, ...): one call computes all rows that `jax.vmap` maps over.
-
-    The rows become one array, in which each row's tokens see their own.
-    """
+    """Wraps a kernel of (q, k, v, first, last, ...): one call computes all rows that `jax.vmap` maps over."""
     mapped = jax.custom_batching.custom_vmap(kernel)
 
     @mapped.def_vmap

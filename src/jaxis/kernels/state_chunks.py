@@ -20,8 +20,7 @@ from jaxis.kernels.state_slots import StateSlots, load_slots, store_slots
 def sums_between(log_decay: jax.Array) -> jax.Array:
     """Returns at [i, j, ...] the sum of log decays [C, ...] over the tokens after j up to i; -inf where i < j.
 
-    Chunked recurrences take their weights from these sums. Each is summed by itself: as a difference of two sums from
-    the chunk's beginning, it would lose digits.
+    Each is summed by itself: as a difference of two sums from the chunk's beginning, it would lose digits.
     """
     num_rows = log_decay.shape[0]
     row = jnp.arange(num_rows)
@@ -54,7 +53,6 @@ class TokenChunks(NamedTuple):
     def of(
         cls, slots: StateSlots | None, query_start_loc: jax.Array, num_requests: jax.Array, chunk_size: int
     ) -> TokenChunks:
-        """Returns the chunks of the requests with several tokens."""
         starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
         lengths = jnp.where(lengths == 1, 0, lengths)
         before = lengths if slots is None else jnp.where(_is_kept(slots, lengths), slots.keep_after, lengths)
@@ -93,7 +91,7 @@ def run_chunks(
     *,
     chunk_size: int,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Runs a recurrence from each request's state.
+    """Runs a recurrence from each request's state; returns the updated state (None without one), and [T, *out_shape].
 
     Args:
       chunk_step: Maps a state, the inputs [C, ...] of a chunk, and its number of tokens that are not padding, to the
@@ -105,11 +103,8 @@ def run_chunks(
       query_start_loc: i32 [R + 1].
       num_requests: i32 [].
       inputs: Pytree of arrays [T, ...].
-      out_shape: Shape of one token's output.
+      out_shape: Shape of one token's output, which is zeros for padding.
       chunk_size: C.
-
-    Returns:
-      The updated state (None without one), and the outputs [T, *out_shape], zeros for padding.
     """
     num_tokens = jax.tree.leaves(inputs)[0].shape[0]
     chunks = TokenChunks.of(slots, query_start_loc, num_requests, chunk_size)

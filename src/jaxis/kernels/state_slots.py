@@ -1,5 +1,3 @@
-"""Slots of recurrent states that the requests and tokens of a step read and write."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -34,14 +32,13 @@ class StateSlots:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenSlots:
-    """State slots of each of a flat batch's T tokens.
+    """State slots that each of a flat batch's T tokens reads and writes.
 
     Attributes:
       valid: bool [T], False for padding.
       is_first: bool [T], True for a request's first token in this step.
       read: i32 [T], slot to begin with at the first token; -1: zeros.
-      write: i32 [T], slot for the state after this token; -1: none.
-      keep: i32 [T], second slot for this state; -1: none.
+      write, keep: i32 [T], first and second slot for the state after this token; -1: none.
     """
 
     valid: jax.Array

@@ -18,17 +18,11 @@ def scan_tokens(
     tokens: TokenSlots,
     inputs: Any,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Runs `step` over the tokens, from each request's state.
+    """Runs `step` over the tokens, from each request's state; returns the updated state, and outputs [T, ...].
 
-    Args:
-      step: Maps a state and one token's inputs to the state after the token and its output.
-      state: [num_slots, *shape]; None: requests begin with zeros, and their states are dropped.
-      shape: Shape of one state.
-      tokens: State slots of the T tokens.
-      inputs: Pytree of arrays [T, ...].
-
-    Returns:
-      The updated state (None without one), and the outputs [T, ...], zeros for padding.
+    `step` maps a state and one token's inputs to the state after the token and its output. The state is [num_slots,
+    *shape]; None: requests begin with zeros, and None is returned. `inputs` are a pytree of arrays [T, ...]. Outputs
+    are zeros for padding.
     """
 
     def body(carry: tuple[jax.Array, jax.Array | None], token: tuple[TokenSlots, Any]) -> tuple[Any, jax.Array]:

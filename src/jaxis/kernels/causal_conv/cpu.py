@@ -1,5 +1,3 @@
-"""Short causal convolution on CPU: the native kernel."""
-
 from __future__ import annotations
 
 import functools
@@ -17,7 +15,6 @@ DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def supports(x: jax.Array) -> bool:
-    """Returns whether the kernel takes activations of this type."""
     return native.usable() and x.dtype in DTYPES
 
 

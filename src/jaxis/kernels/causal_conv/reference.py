@@ -59,7 +59,6 @@ def _updated(
     num_requests: jax.Array,
     width: int,
 ) -> jax.Array:
-    """Returns the state after the step: the last W - 1 inputs, in each slot that is written."""
     start, end = query_start_loc[:-1], query_start_loc[1:]
     has_tokens = (jnp.arange(start.shape[0]) < num_requests) & (end > start)
     places = jnp.arange(1 - width, 0, dtype=jnp.int32)

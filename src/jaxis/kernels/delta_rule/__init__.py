@@ -34,14 +34,14 @@ def gated_delta_rule(
     """Computes, for each token and value head: `S = decay * S; S += k^T (beta * (v - k S)); out = q S`, in float32.
 
     Args:
-      q: [T, Hk, dk], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are
+      q: [T, Hk, dk], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later ones are
         padding.
       k: [T, Hk, dk].
       v: [T, Hv, dv]; Hv / Hk consecutive value heads share a key head.
       log_decay: float32 [T, Hv], the logarithm of the decay, at most 0; [T, Hv, dk] for a decay of each row of S.
       beta: float32 [T, Hv].
-      state: float32 [num_slots, Hv, dk, dv]. It is updated in place if donated. None: the requests are whole
-        sequences, and the function is differentiable.
+      state: float32 [num_slots, Hv, dk, dv]. It is updated in place if donated. None: the requests are whole sequences,
+        and the function is differentiable.
       slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
       num_requests: i32 [], the number of requests that are not padding.

@@ -21,7 +21,6 @@ class DeltaRuleInputs(NamedTuple):
     beta: jax.Array  # [Hv]
 
     def upcast(self) -> DeltaRuleInputs:
-        """Returns the inputs in float32."""
         return DeltaRuleInputs(*(x.astype(jnp.float32) for x in self))
 
 

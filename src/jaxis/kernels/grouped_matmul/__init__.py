@@ -1,8 +1,7 @@
 """Products of rows with the weight of each row's group: the building block of mixture-of-experts layers.
 
 `reference.py` is the definition, `loop.py` runs on CPU, and `tpu.py` and `gpu.py` have kernels for accelerators.
-`kernels.weights.grouped_experts` has the product with any weight; `kernels.weights.packed_weight` has the native kernel
-of a layer of experts.
+`kernels.weights` has the product with any weight (`grouped_experts`) and the native kernel (`packed_weight`).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from jaxis.kernels.grouped_matmul.stored import INT4_OFFSET
 
 
 def to_floats(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list[jax.Array]:
-    """Converts entries of `StoredStack.elements` of a kind to one array for each of the P elements of an entry.
+    """Converts entries of `StoredStack.elements` to P arrays of the entries' shape, one for each element of an entry.
 
-    The arrays have the entries' shape. They are float32, but elements of plain arrays keep their type. Symmetric int4's
-    zero point is subtracted unless the caller has a zero point to subtract.
+    They are float32, but elements of plain arrays keep their type. Symmetric int4's zero point is subtracted unless the
+    caller has a zero point to subtract.
     """
     if kind == "uint4":
         return [code.astype(jnp.float32) for code in _halves(stored)]

@@ -37,8 +37,6 @@ class _Plan:
     """Sizes of a product's tiles, all powers of two.
 
     Attributes:
-      kind: `StoredStack.kind`.
-      parts: `StoredStack.parts`.
       rows: Rows of a tile.
       chunk: Stored columns of a step.
       columns_a_scale: Stored columns that share a scale; None if a row has one scale.
@@ -79,14 +77,10 @@ def grouped_matmul(
     out_dtype: DTypeLike | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Computes `reference.grouped_matmul`, summed in float32.
+    """Computes `reference.grouped_matmul`, summed in float32, for a stack that `supports` accepts.
 
-    Args:
-      x: [N, in], sorted by group.
-      stack: [X, out, in], of a kind and sizes that `supports` accepts.
-      group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
-      out_dtype: Type of the result; None means x's.
-      interpret: Argument of `pallas_call`.
+    x is [N, in], sorted by group; the stack [X, out, in]; group_sizes i32 [X], whose sum is at most N. The result has
+    x's type, unless `out_dtype` is given.
     """
     plan, out_dtype = _plan(x, stack), out_dtype or x.dtype
     assert plan is not None
@@ -218,7 +212,6 @@ def _load_scales(
 
 
 def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | None:
-    """Returns the plan; None if the kernel does not support the sizes."""
     num_groups = stack.shape[0]
     rows = min(max(1 << (x.shape[0] // num_groups).bit_length(), _FEWEST_ROWS), _MOST_ROWS)
     columns_a_scale: int | None = stack.stored_columns_a_scale

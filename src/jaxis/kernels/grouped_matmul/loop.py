@@ -15,13 +15,10 @@ _FEWEST_ROWS, _MOST_ROWS = 8, 256  # of a block
 
 
 def grouped_matmul(multiply: Product[Weight], x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.Array:
-    """Computes `reference.grouped_matmul` for any type of weight.
+    """Computes `reference.grouped_matmul` for any type of weight, a pytree of arrays [X, ...].
 
-    Args:
-      multiply: Maps rows [B, in] and the weight of one group to [B, out].
-      x: [N, in], sorted by group.
-      weight: Pytree of arrays [X, ...].
-      group_sizes: i32 [X].
+    `multiply` maps rows [B, in] and the weight of one group to [B, out]. x is [N, in], sorted by group, group_sizes i32
+    [X].
     """
     num_rows, num_groups = len(x), len(group_sizes)
     block_rows = _block_rows(num_rows, num_groups)

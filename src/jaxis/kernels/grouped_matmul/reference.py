@@ -13,11 +13,7 @@ _ROWS_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
 def grouped_matmul(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:
     """Returns `x[rows of group g] @ weight[g].T` for each group g, [N, out]; rows past the last group are 0.
 
-    XLA multiplies every row by every weight (CPU, GPU), or transposes the weights first (TPU).
-
-    Args:
-      x: [N, in], sorted by group.
-      weight: [X, out, in].
-      group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
+    x is [N, in], sorted by group; weight [X, out, in]; group_sizes i32 [X], the rows of each group, whose sum is at
+    most N. XLA multiplies every row by every weight (CPU, GPU), or transposes the weights first (TPU).
     """
     return jax.lax.ragged_dot_general(x, weight, group_sizes, _ROWS_BY_GROUP)

@@ -1,5 +1,3 @@
-"""Stacks of weights in the form that the TPU and GPU kernels read: stored elements and their scales."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -16,15 +14,17 @@ PAIRED = ("int4", "uint4", "e2m1")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StoredStack:
-    """Weights [X, out, in], each `scale of its block * (element - zero point) + minimum of its block`.
+    """Weights [X, out, in] in the form that the TPU and GPU kernels read.
+
+    An element stands for `scale of its block * (element - zero point) + minimum of its block`.
 
     Attributes:
       elements: [X, out, in], or uint8 [X, out, in / 2] for paired kinds, the earlier element in the low half of a byte.
       scale: [X, ceil(out / rows), ceil(in / columns)] for blocks of (rows, columns); None means 1.
       zero_point: uint8 in scale's shape, for "int4" only; None means INT4_OFFSET.
       minimum: Minima in scale's shape, for "uint4" only; None means 0.
-      super_scale: float32 [X, out, 1], multiplies `scale`; for "uint4" only; None means 1.
-      super_minimum: float32 [X, out, 1], multiplies `minimum`. With a minimum, both or neither of the two are given.
+      super_scale, super_minimum: float32 [X, out, 1], multiply `scale` and `minimum`; for "uint4" only; None means 1.
+        With a minimum, both or neither are given.
       kind: Kind of the elements: "float" (any type of array), "int8", "int4", "uint4", "e4m3" or "e2m1".
       block_shape: (rows, columns) of a block; not more than (out, in).
     """

@@ -40,13 +40,11 @@ class _Plan:
     """Sizes of a product's tiles.
 
     Attributes:
-      kind: `StoredStack.kind`.
       outputs: Outputs of a block.
       rows: Rows of a tile.
       chunk: Stored columns of a partial sum; the rest of a row is a shorter chunk.
       chunks_a_scale: Chunks that share a scale; None if elements of one chunk have different scales.
       offset: Array in addition to scales: "zero_point", "minimum" or None.
-      stored_columns_a_scale: `StoredStack.stored_columns_a_scale`.
       scale_rows: Outputs that share a scale.
     """
 
@@ -78,14 +76,10 @@ def grouped_matmul(
     out_dtype: DTypeLike | None = None,
     interpret: pltpu.InterpretParams | bool = False,
 ) -> jax.Array:
-    """Computes `reference.grouped_matmul`, summed in float32.
+    """Computes `reference.grouped_matmul`, summed in float32, for a stack that `supports` accepts.
 
-    Args:
-      x: bfloat16 or float32 [N, in], sorted by group.
-      stack: [X, out, in], of a kind and sizes that `supports` accepts.
-      group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
-      out_dtype: Type of the result; None means x's.
-      interpret: Argument of `pallas_call`.
+    x is bfloat16 or float32 [N, in], sorted by group; the stack [X, out, in]; group_sizes i32 [X], whose sum is at most
+    N. The result has x's type, unless `out_dtype` is given.
     """
     plan = _plan(x, stack)
     assert plan is not None
@@ -143,8 +137,7 @@ def _kernel(
 ) -> None:
     """Computes one visit: x [P, rows, columns], elements [outputs, columns], out [rows, outputs].
 
-    `rest` is scales and zero points or minima if any, their super scales if any, out, the sum, and scratch for float32
-    scales.
+    `rest` is scales and zero points or minima if any, their super scales if any, out, the sum, and float32 scratch.
     """
     scales, rest = rest[:num_scales], rest[num_scales:]
     supers, (out, total, *scratch) = rest[:num_supers], rest[num_supers:]
@@ -243,7 +236,6 @@ def _product(rows: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | None:
-    """Returns the plan; None if the kernel does not support the sizes."""
     (num_groups, num_outputs, _), columns = stack.shape, stack.stored_columns
     scale_rows, shared = stack.block_shape[0], stack.stored_columns_a_scale
     outputs = _largest_block(num_outputs, columns * stack.elements.dtype.itemsize)

@@ -14,10 +14,8 @@ class Visits:
     """At most V visits of tiles of rows, in the order of the rows.
 
     Attributes:
-      groups: i32 [V], the group of each visit.
-      first_rows: i32 [V], the first row of each visit's tile.
-      starts: i32 [X], the first row of each group.
-      ends: i32 [X], one past the last row of each group.
+      groups, first_rows: i32 [V], the group of each visit, and the first row of its tile.
+      starts, ends: i32 [X], the first row of each group, and one past its last.
       count: i32 [1], the number of visits. Later entries repeat the last visit, so that they read nothing new.
     """
 
@@ -29,14 +27,10 @@ class Visits:
 
 
 def visits(group_sizes: jax.Array, num_rows: int, tile_rows: int, *, aligned: bool) -> Visits:
-    """Covers each group's rows with tiles of `tile_rows` rows.
+    """Covers each group's rows with tiles of `tile_rows` rows; group_sizes are i32 [X], their sum at most `num_rows`.
 
-    Args:
-      group_sizes: i32 [X], the number of rows of each group; their sum is at most num_rows.
-      num_rows: N.
-      tile_rows: Rows of a tile.
-      aligned: True if tiles begin at multiples of tile_rows. Neighbouring groups may then share a tile, which is
-        visited once for each. False: a group's first tile begins at its first row.
+    Aligned tiles begin at multiples of tile_rows. Neighbouring groups may then share a tile, which is visited once for
+    each. Otherwise a group's first tile begins at its first row.
     """
     num_groups = len(group_sizes)
     ends = jnp.cumsum(group_sizes, dtype=jnp.int32)

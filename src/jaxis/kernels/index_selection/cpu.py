@@ -1,5 +1,3 @@
-"""The selection from a cache on CPU: the native kernel."""
-
 from __future__ import annotations
 
 import jax

@@ -19,7 +19,7 @@ def scores_of_keys(q: jax.Array, weights: jax.Array, keys: jax.Array) -> jax.Arr
 def select_from_whole_sequences(
     q: jax.Array, weights: jax.Array, keys: jax.Array, visible: jax.Array, *, num_selected: int
 ) -> jax.Array:
-    """Returns bool [T, T]: True where a token of a flat batch attends to another, to at most `num_selected`.
+    """Returns bool [T, T]: True where a token attends to another, to at most `num_selected`, of those it sees.
 
     Takes q [T, H, D], weights float32 [T, H], keys [T, D], and `visible` bool [T, T], the tokens of a token's own
     sequence up to itself.

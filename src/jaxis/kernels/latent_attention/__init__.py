@@ -2,9 +2,8 @@
 
 All heads share one entry per token, a compressed latent and a rope key. Keys and values are linear in the latent, so
 they are never materialized: the key projection is absorbed into the queries, the value projection into the output.
-`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` are fast
-implementations with the same arguments, as far as they need them. `cpu.py` and `selected.py` (any platform) attend to
-selected tokens (`kernels/index_selection`).
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` are faster. `cpu.py`
+and `selected.py` (any platform) attend to selected tokens (`kernels/index_selection`).
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ def latent_cache_layout(
 ) -> CacheLayout:
     """Returns the cache layout that `latent_attention` expects in a program traced under the current mesh.
 
-    Args:
-      block_size: B, tokens per block.
-      value_dim: Elements of a compressed latent.
-      rope_dim: Elements of a rope key.
-      dtype: float32, bfloat16, float16, or int8 with two float32 scales per entry.
-      is_gathered: True if attention is to selected tokens, whose entries are read one by one.
-
-    Raises:
-      ConfigError: There is no layout on TPU for blocks of this size.
+    `value_dim` and `rope_dim` are the elements of a latent and of a rope key. The type is float32, bfloat16, float16,
+    or int8 with two float32 scales per entry. `is_gathered` means attention to selected tokens, whose entries are read
+    one by one. Raises ConfigError if there is no layout on TPU for blocks of this size.
     """
     if target_platform() == "tpu" and tpu_layout.supports(dtype) and not is_gathered:
         page = tpu_layout.PageLayout.of_latents(block_size, value_dim, rope_dim, dtype)

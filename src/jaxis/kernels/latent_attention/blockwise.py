@@ -48,8 +48,6 @@ def latent_attention(
 
 @dataclass(frozen=True)
 class _Attention:
-    """Operands of both loops."""
-
     q: jax.Array
     kv_cache: jax.Array
     block_tables: jax.Array
@@ -101,10 +99,9 @@ class _Attention:
         return lax.fori_loop(0, tile_ends[-1], one_tile, padded)[:num_tokens]
 
     def _attend(self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
-        """Attention for N requests with M queries each (heads count as queries).
+        """Attends for N requests with M queries each (heads count as queries), [N, M, D]; sums are 0 for padding.
 
-        Takes queries [N, M, D], block tables i32 [N, max_blocks] and positions i32 [N, M or 1], -1 for padding. Returns
-        [N, M, results]; sums are 0 for padding.
+        Block tables are i32 [N, max_blocks], positions i32 [N, M or 1], -1 for padding. Returns [N, M, results].
         """
         num, num_queries, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]

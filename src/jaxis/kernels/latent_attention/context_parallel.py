@@ -35,8 +35,8 @@ def latent_attention(
 ) -> tuple[PagedCache, jax.Array]:
     """Runs `jaxis.kernels.latent_attention.latent_attention` over the devices of the current mesh's model axis.
 
-    Same arguments and result, but the cache has the layout of `layout.py`. Its second axis, a block's tokens, is
-    divided between the devices, and the heads of q may be.
+    The cache has the layout of `layout.py`. Its second axis, a block's tokens, is divided between the devices, and the
+    heads of q may be.
     """
     cache_spec = PartitionSpec(None, MODEL_AXIS)
     is_split = q.shape[1] % devices_of_layer() == 0

@@ -16,14 +16,12 @@ CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
 
 def supports(value_dim: int, rope_dim: int, dtype: DTypeLike) -> bool:
-    """Returns whether the kernel supports a cache with these entries."""
     return (
         native.usable() and value_dim % ATTENTION_TILE == 0 and rope_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
     )
 
 
 def latent_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """Returns the layout of a layer's cache."""
     shape = (1, block_size * layout.entry_size(head_dim, dtype))
     return CacheLayout("native", block_size, 1, shape, np.dtype(dtype), (None, None))
 

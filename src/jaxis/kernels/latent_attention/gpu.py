@@ -24,7 +24,6 @@ MAX_VALUE_DIM = 512
 
 
 def supports(q: jax.Array, kv_cache: jax.Array, value_dim: int) -> bool:
-    """Returns whether the kernels take these shapes and types."""
     fits = kv_cache.dtype != jnp.int8 or kv_cache.size < MAX_INT8_ELEMENTS
     return fits and value_dim <= MAX_VALUE_DIM and q.shape[-1] - value_dim <= value_dim
 
@@ -89,7 +88,6 @@ def read_chunk(
     value_dim: int,
     head_dim: int,
 ) -> Chunk:
-    """Reads a chunk of a cache with the layout of `layout.py`."""
     entry = (blocks, offsets, kv_head)
     latents = read_rows(cache_ref, entry, (0, value_dim), exists).astype(dtype)
     rope_dim = head_dim - value_dim

@@ -1,7 +1,7 @@
 """Attention of a flat batch of tokens over a paged KV cache: prefill, chunked prefill and decode in one call.
 
 `reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute it faster.
-They take the same arguments, as far as they need them. `cpu.py` and `tpu.py` have cache layouts of their own.
+`cpu.py` and `tpu.py` have cache layouts of their own.
 """
 
 from __future__ import annotations
@@ -23,14 +23,8 @@ __all__ = ["kv_cache_layout", "ragged_paged_attention"]
 def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
     """Returns the cache layout that `ragged_paged_attention` expects in a program traced under the current mesh.
 
-    Args:
-      block_size: B, tokens per block.
-      num_kv_heads: K.
-      head_dim: D.
-      dtype: float32, bfloat16, float16, or int8 with a float32 scale for each key and value.
-
-    Raises:
-      ConfigError: There is no layout on TPU for blocks of this size.
+    The cache has blocks of B tokens, K heads and D dimensions. The type is float32, bfloat16, float16, or int8 with a
+    float32 scale for each key and value. Raises ConfigError if there is no layout on TPU for blocks of this size.
     """
     if target_platform() == "tpu" and tpu_layout.supports(dtype):
         page = tpu_layout.PageLayout.of_heads(block_size, head_dim, dtype)

@@ -2,8 +2,7 @@
 
 Context is read in chunks of whole blocks with an online softmax (arXiv:2205.14135), so memory does not grow with the
 context and one compiled program serves every length: the loops' trip counts come from the data. Decodes (one query per
-request) go through one loop, all requests at once; prefills go through another, in tiles of consecutive queries of one
-request. Either loop is skipped if a step has no such requests.
+request) go through one loop, all requests at once; prefills go through another, in tiles of consecutive queries.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ def ragged_paged_attention(
 
 @dataclass(frozen=True)
 class _Attention:
-    """Operands of both loops."""
-
     q: jax.Array
     kv_cache: jax.Array
     block_tables: jax.Array
@@ -83,14 +80,12 @@ class _Attention:
     def _attend_decodes(
         self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array, oldest: jax.Array
     ) -> jax.Array:
-        """Attention for one query per request, all requests at once.
+        """Attends with one query per request, [N, H, D], of all requests at once; returns [N, H, D].
 
         Multiplies every query head with every kv head and drops the foreign ones. That is K times the arithmetic, but
         the products read the gathered blocks in their memory layout: selecting each head's own first would transpose
-        them, which is far slower in a step bound by memory.
-
-        Takes queries [N, H, D], block tables i32 [N, max_blocks], positions i32 [N] (-1 for padding) and `oldest`, the
-        smallest valid position. Returns [N, H, D].
+        them, which is far slower in a step bound by memory. Block tables are i32 [N, max_blocks], positions i32 [N] (-1
+        for padding); `oldest` is the smallest valid position.
         """
         num, num_heads, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]

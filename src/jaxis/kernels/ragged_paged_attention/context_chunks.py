@@ -13,8 +13,7 @@ class OnlineSoftmax(NamedTuple):
     """A softmax-weighted sum, accumulated chunk by chunk in float32.
 
     Attributes:
-      peak: [...], the largest score so far.
-      total: [...], the sum of weights relative to it.
+      peak, total: [...], the largest score so far, and the sum of weights relative to it.
       values: [..., D], the sum of weighted values.
       correction: [...], the factor by which the last chunk rescaled the earlier sums.
     """

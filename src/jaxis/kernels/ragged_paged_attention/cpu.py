@@ -24,7 +24,6 @@ UNLIMITED = 1 << 40  # tokens
 
 
 def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
-    """Returns whether the kernel supports a cache with these blocks."""
     return (
         native.usable()
         and block_size % ATTENTION_TILE == 0
@@ -35,7 +34,6 @@ def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
 
 
 def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """Returns the layout of a layer's cache."""
     scales = 2 * block_size * SCALE_BYTES if dtype == jnp.int8 else 0
     shape = (num_kv_heads, 2 * block_size * head_dim + scales)
     return CacheLayout("native", block_size, num_kv_heads, shape, np.dtype(dtype), ("kv_heads", None))

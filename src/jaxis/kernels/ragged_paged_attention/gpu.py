@@ -26,7 +26,6 @@ MAX_INT8_ELEMENTS = 1 << 31
 
 
 def supports(q: jax.Array, kv_cache: jax.Array) -> bool:
-    """Returns whether the kernels take these shapes and types."""
     # Pallas counts offsets into up to 4 GiB in 32 bits, and Triton takes them as signed.
     return q.shape[-1] <= MAX_HEAD_DIM and (kv_cache.dtype != jnp.int8 or kv_cache.size < MAX_INT8_ELEMENTS)
 
@@ -103,7 +102,6 @@ def _float32_tile(attention: PagedAttention, num_warps: int) -> TileSize:
 def read_chunk(
     cache_ref: Any, blocks: jax.Array, offsets: jax.Array, kv_head: jax.Array, exists: jax.Array, dtype: DTypeLike
 ) -> Chunk:
-    """Reads a chunk of a cache with the layout of `layout.py`."""
     is_int8 = cache_ref.dtype == jnp.int8
     head_dim = cache_ref.shape[-1] - (SCALE_BYTES if is_int8 else 0)
     key, value = (blocks, offsets, 2 * kv_head), (blocks, offsets, 2 * kv_head + 1)

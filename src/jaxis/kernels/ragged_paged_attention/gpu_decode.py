@@ -77,15 +77,8 @@ def attend_decodes(
 ) -> jax.Array:
     """Attends with the only query of each request that has one token; returns `out`, or q, with these rows filled.
 
-    Args:
-      attention: The computation.
-      q: [T, H, D].
-      kv_cache: Cache that `attention.read_chunk` reads.
-      batch: The step's requests.
-      sinks: float [H], or None.
-      out: [T, H, value size], updated in place; None to put results in the place of queries.
-      tile: Size of tiles.
-      interpret: True to run without a GPU, for tests.
+    q is [T, H, D]; `attention.read_chunk` reads the cache; sinks are float [H], or None. `out`, [T, H, value size], is
+    updated in place; None puts results in the place of queries. `interpret` runs without a GPU, for tests.
     """
     num_requests, max_blocks = batch.block_tables.shape
     num_heads = q.shape[1]

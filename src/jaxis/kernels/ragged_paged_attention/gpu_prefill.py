@@ -35,7 +35,7 @@ def attend_prefills(
     *,
     interpret: bool,
 ) -> jax.Array:
-    """Attention of each query of the requests that have two tokens or more in this step.
+    """Attends with each query of the requests that have two tokens or more in this step.
 
     Takes the arguments of `gpu_decode.attend_decodes`, and returns `out`, or q, with these requests' rows filled.
     """
@@ -55,11 +55,10 @@ def attend_prefills(
 
 
 def prefill_tiles(batch: Batch, num_tokens: int, tile_queries: int) -> jax.Array:
-    """Returns the tiles, of at most `tile_queries` queries, of all requests with two tokens or more.
+    """Returns the tiles, of at most `tile_queries` queries, of all requests with two tokens or more: i32 [2, tiles].
 
-    Returns:
-      i32 [2, the most tiles that `num_tokens` tokens can need]: each tile's request, -1 for none, and its first query,
-      counted from the request's first in this step.
+    These are each tile's request, -1 for none, and its first query, counted from the request's first in this step.
+    There are as many as `num_tokens` tokens can need.
     """
     max_requests = batch.seq_lens.shape[0]
     # A request needs its tokens' share of full tiles, and at most one that is not full.

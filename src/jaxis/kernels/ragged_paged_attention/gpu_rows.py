@@ -19,22 +19,17 @@ def padded_size(size: int) -> int:
 
 
 def load(ref: Any, indices: tuple[Any, ...], mask: jax.Array, other: float = 0) -> jax.Array:
-    """Loads elements at indices, or `other` where they are masked."""
     return plgpu.load(ref.at[indices], mask=mask, other=other)
 
 
 def store(ref: Any, indices: tuple[Any, ...], values: jax.Array, mask: jax.Array) -> None:
-    """Writes elements at indices, in the reference's type, where they are not masked."""
     plgpu.store(ref.at[indices], values.astype(ref.dtype), mask=mask)
 
 
 def read_rows(
     ref: Any, indices: tuple[Any, ...], part: tuple[int, int], exists: jax.Array, width: int | None = None
 ) -> jax.Array:
-    """Reads part (offset, size) of the last axis at N indices: [N, width], 0 in padding and where not `exists`.
-
-    The default width is `padded_size(size)`.
-    """
+    """Reads part (offset, size) of the last axis at N indices: [N, width], 0 in padding and where not `exists`."""
     offset, size = part
     width = width or padded_size(size)
     column = jnp.arange(width, dtype=jnp.int32)

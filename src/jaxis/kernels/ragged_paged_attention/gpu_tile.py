@@ -1,7 +1,6 @@
 """Attention inside a Triton kernel: a tile of queries that share a kv head attends to its request's paged context.
 
-Context is read in chunks with an online softmax (arXiv:2205.14135), by a loop inside the kernel. Its length may thus
-come from data.
+Context is read in chunks with an online softmax (arXiv:2205.14135), by a loop whose length may come from data.
 """
 
 from __future__ import annotations
@@ -85,13 +84,10 @@ class PagedAttention:
       num_kv_heads: K.
       group_size: Query heads that share a kv head.
       query_parts: Offset and size of each part of a query; scores are the sum of the parts' products.
-      value_dim: Elements of a value.
       block_size: B, tokens per block of the cache.
       dtype: Type of products.
       read_chunk: (cache, blocks [N], offsets in them [N], kv head, mask of tokens to read [N], type) -> Chunk with
         zeros for masked tokens.
-      scale: Multiplies the scores.
-      span: The tokens that a token sees.
       soft_cap: Bound of the scores, or None.
     """
 
@@ -107,11 +103,9 @@ class PagedAttention:
     soft_cap: float | None = None
 
     def num_head_tiles(self, rows: int) -> int:
-        """Returns the number of tiles of heads, of all kv heads together."""
         return self.num_kv_heads * pl.cdiv(self.group_size, rows)
 
     def multiply(self, a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
-        """Multiplies two matrices along these axes, in float32."""
         precision = lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
         dimensions = (((contract[0],), (contract[1],)), ((), ()))
         return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
@@ -185,20 +179,10 @@ def attend(
     chunk_tokens: int,
     sums: SoftmaxSums,
 ) -> SoftmaxSums:
-    """Adds part of a request's context to the sums of a tile of its queries.
+    """Adds part of a request's context to the sums of a tile of its queries, which share a kv head.
 
-    Args:
-      attention: The computation.
-      queries: Parts of the queries, each [M, size].
-      positions: i32 [M].
-      cache_ref: The paged cache.
-      batch: References to the step's requests.
-      request: Index of the request.
-      kv_head: Kv head that the queries share.
-      context: Begin (a multiple of `chunk_tokens`) and end of the part, and the first token to read, which lies in the
-        first chunk.
-      chunk_tokens: N.
-      sums: Sums over the context before.
+    Queries are in parts, each [M, size], at positions i32 [M]. `context` has the begin (a multiple of `chunk_tokens` N)
+    and end of the part, and the first token to read, which lies in the first chunk.
     """
     begin, end, first = context
 

@@ -25,7 +25,6 @@ def entry_size(head_dim: int, dtype: DTypeLike) -> int:
 
 
 def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
-    """Returns the layout of a layer's cache."""
     shape = (block_size, 2 * num_kv_heads, entry_size(head_dim, dtype))
     return CacheLayout("any", block_size, num_kv_heads, shape, np.dtype(dtype), (None, "kv_heads", None))
 
@@ -63,10 +62,7 @@ def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
 def request_of_token(
     query_start_loc: jax.Array, num_requests: jax.Array, num_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns, for each of the flat batch's T tokens, its request's index i32 [T], and bool [T]: False for padding.
-
-    Padding tokens come last, and have the last request's index.
-    """
+    """Returns each of T tokens' request i32 [T], the last request's for padding, and bool [T]: False for padding."""
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     # Compares with all rather than searches: one fusion, where a search is a loop.
     request = jnp.searchsorted(query_start_loc[1:], token, side="right", method="compare_all").astype(jnp.int32)

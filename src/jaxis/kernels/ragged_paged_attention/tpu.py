@@ -65,11 +65,7 @@ def ragged_paged_attention(
 class FlatBatch(NamedTuple):
     """Flat batch of a step: the rows and the contexts of its requests.
 
-    Attributes:
-      seq_lens: i32 [R].
-      block_tables: i32 [R, max_blocks].
-      query_start_loc: i32 [R + 1].
-      request_distribution: i32 [3].
+    seq_lens are i32 [R], block_tables [R, max_blocks], query_start_loc [R + 1] and request_distribution [3].
     """
 
     seq_lens: jax.Array
@@ -89,18 +85,9 @@ def write_and_attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Writes entries into the cache, then attends with each query to its request's entries up to its own position.
 
-    Args:
-      q: [T, H, W], padded as the key planes are.
-      parts: Two parts of the entries (keys and values, or latents and rope keys), each [T, K, d]; None if the cache
-        has them already.
-      kv_cache: [num_blocks, K, N, 128].
-      step: The flat batch.
-      sinks: [H] or None.
-      page: Layout of a page.
-      scoring: Computation of scores.
-
-    Returns:
-      The cache, and [T, H, value planes * 128] in q's type; padding rows are 0.
+    q is [T, H, W], padded as the key planes are. `parts` are two parts of the entries (keys and values, or latents and
+    rope keys), each [T, K, d]; None if the cache, [num_blocks, K, N, 128], has them already. Sinks are [H] or None.
+    Returns the cache, and [T, H, value planes * 128] in q's type; padding rows are 0.
     """
     num_tokens, num_heads, _ = q.shape
     num_kv_heads, original_type = kv_cache.shape[1], q.dtype

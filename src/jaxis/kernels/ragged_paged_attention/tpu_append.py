@@ -50,12 +50,10 @@ class PageAppender:
 
     Attributes:
       blocks: i32 [R] in SMEM.
-      planes: float32 [1, K, P, 128] in VMEM.
-      scales: float32 [1, K, 2, 128] in VMEM, or None.
+      planes, scales: float32 [1, K, P, 128] and [1, K, 2, 128], or None, in VMEM.
       cache: [num_blocks, K, N, 128] in HBM.
       stages: [NUM_STAGES, K, N, 128] in VMEM.
       written: Semaphores [NUM_STAGES].
-      page: Layout of a page.
     """
 
     blocks: Any
@@ -68,7 +66,6 @@ class PageAppender:
 
     @staticmethod
     def scratch_shapes(kv_cache: jax.Array) -> dict[str, Any]:
-        """Returns the scratch memory that the kernel needs for the appender, by attribute."""
         stages = pltpu.VMEM((NUM_STAGES, *kv_cache.shape[1:]), kv_cache.dtype)
         return {"stages": stages, "written": pltpu.SemaphoreType.DMA((NUM_STAGES,))}
 

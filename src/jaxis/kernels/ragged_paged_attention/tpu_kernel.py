@@ -55,7 +55,7 @@ def attend_tiles(
     scoring: Scoring,
     group_size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention of tiles of queries. Tiles without an item, and rows outside of all items, contain garbage.
+    """Attends with tiles of queries. Tiles without an item, and rows outside of all items, contain garbage.
 
     Args:
       q: [tiles, K, M, key planes * 128]; row m has the tile's token m // G and the kv head's query head m % G.

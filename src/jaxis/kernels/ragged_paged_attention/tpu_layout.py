@@ -75,12 +75,10 @@ class PageLayout:
 
     @property
     def num_planes(self) -> int:
-        """P: the number of planes."""
         return sum(self.part_widths) // LANES
 
     @property
     def num_rows(self) -> int:
-        """N: the number of rows."""
         return self.num_planes * self.block_size + (SCALE_ROWS if self.is_scaled else 0)
 
     def of_cache(self, shape: tuple[int, ...]) -> PageLayout:
@@ -93,14 +91,12 @@ class PageLayout:
 
     @property
     def scale_rows(self) -> slice:
-        """Rows of the scales in an int8 cache."""
         return slice(self.num_rows - SCALE_ROWS, self.num_rows)
 
     def cache_layout(self, num_kv_heads: int, dtype: DTypeLike, head_axis: str | None) -> CacheLayout:
         """Returns the layout of a layer's cache; `head_axis` is the logical name of its axis of heads.
 
-        Raises:
-          ConfigError: Blocks of this size cannot be read as whole rows.
+        Raises ConfigError if blocks of this size cannot be read as whole rows.
         """
         # Chunks are whole blocks and whole registers of 128 scores.
         is_large = self.block_size % LANES == 0 and not self.is_scaled
@@ -126,5 +122,4 @@ def quantize_parts(parts: tuple[jax.Array, jax.Array]) -> tuple[tuple[jax.Array,
 
 
 def supports(dtype: DTypeLike) -> bool:
-    """Returns whether caches of this type have this layout on TPU."""
     return np.dtype(dtype) in CACHE_DTYPES

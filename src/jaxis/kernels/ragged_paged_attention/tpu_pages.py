@@ -25,9 +25,7 @@ class Item(NamedTuple):
     """Scalars of an item, in a kernel.
 
     Attributes:
-      request: Index of the request.
-      begin: First row of the flat batch.
-      end: One past the last row.
+      begin, end: First row of the flat batch, and one past the last.
       to_position: Difference between a token's position and its row.
       oldest: First position that any of the queries sees.
       newest: Position of the last query.
@@ -67,15 +65,12 @@ class PageStream:
     """Stream of the chunks of all items, in order, through a ring of buffers.
 
     Attributes:
-      items: Items.
       tables: i32 [R, 1, max_blocks] in HBM.
       cache: [num_blocks, K, N, 128] in HBM.
       table_buffer: i32 [2, 1, max_blocks] in SMEM: tables of the item whose pages are being copied, and of the next.
       buffer: [num_buffers, chunk_pages, K, N, 128] in VMEM.
-      table_arrived: Semaphores [2].
-      page_arrived: Semaphores [num_buffers].
+      table_arrived, page_arrived: Semaphores [2] and [num_buffers].
       cursor: i32 [4] in SMEM.
-      block_size: B.
     """
 
     items: Items
@@ -112,7 +107,6 @@ class PageStream:
         return self.chunk_pages * self.block_size
 
     def chunks(self, item: Item) -> tuple[Any, Any]:
-        """Returns the first chunk that an item reads, and one past the last."""
         return item.oldest // self.chunk_tokens, item.newest // self.chunk_tokens + 1
 
     def pages(self, item: Item, chunk: Any) -> tuple[Any, Any]:
@@ -158,8 +152,6 @@ class PageStream:
                 self._enter(index + 1)
 
     def wait(self, item: Item, chunk: Any, buffer: Any) -> None:
-        """Waits until a chunk is in its buffer."""
-
         def wait_for(page: Any, _: None) -> None:
             # Any block will do: a wait only looks at where the copy goes, and how large it is.
             self._page_copy(0, buffer, page - chunk * self.chunk_pages).wait()
@@ -167,7 +159,6 @@ class PageStream:
         jax.lax.fori_loop(*self.pages(item, chunk), wait_for, None)
 
     def following(self, buffer: Any) -> Any:
-        """Returns the buffer after one, in the ring."""
         return jnp.where(buffer + 1 == self.num_buffers, 0, buffer + 1)
 
     def _enter(self, index: Any) -> None:

@@ -30,8 +30,6 @@ HEADS_TOGETHER = 8
 
 @dataclass(frozen=True)
 class Scoring:
-    """Parameters of scores, and the tokens that a token sees."""
-
     scale: float
     span: AttentionSpan
     soft_cap: float | None
@@ -48,12 +46,7 @@ class Tile:
       peak: float32 [K, M, 128], the largest score, equal in all lanes.
       total: float32 [K, M, 128], whose sum over all lanes is the sum of weights relative to the peak.
       values: float32 [K, M, value planes * 128], the sum of weighted values.
-      stream: Stream of the context.
       appender: Writer of the new entries of decodes, or None.
-      page: Layout of a page.
-      scoring: Computation of scores.
-      tile_queries: Tokens of a tile.
-      group_size: G.
     """
 
     q: Any
@@ -113,8 +106,7 @@ class Tile:
     def _for_rows(self, first_row: Any, do: Callable[[Any, Any], None]) -> None:
         """Calls `do(rows, row)` for as many of the tile's rows at a time as registers hold.
 
-        `do` takes a slice of the tile's rows, and their tokens' rows of the flat batch, i32 [len(rows), 1], which begin
-        at `first_row`.
+        `do` takes a slice of them, and their tokens' rows of the flat batch, i32 [len(rows), 1], from `first_row` on.
         """
         of_register = 32 // self.q.dtype.itemsize
         sizes = range(of_register, MAX_ROWS_TOGETHER + 1, of_register)
@@ -128,10 +120,7 @@ class Tile:
         jax.lax.fori_loop(0, self.num_rows // size, one_group, None)
 
     def _clear_unseen(self, item: Item, chunk: Any, buffer: Any) -> None:
-        """Sets values to zero at tokens outside of the item, where a page or the buffer may hold NaN.
-
-        Integers cannot be NaN; their scales are masked where they are used.
-        """
+        """Sets values to zero at tokens outside of the item, where a page or the buffer may hold NaN."""
         if self.page.is_scaled:
             return
         stream, size = self.stream, self.page.block_size

@@ -28,14 +28,10 @@ __all__ = [
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the first most likely token of each row, and its logit.
+    """Returns the first most likely token of each row, int32 [R], and its logit, float32 [R].
 
-    Args:
-      logits: float32 [R, V]. If several devices share the model, each reads a part of the vocabulary: the part that it
-        computed, unless logits were gathered before.
-
-    Returns:
-      Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN, and the token is meaningless).
+    A row of logits float32 [R, V] that holds a NaN has the logit NaN and a meaningless token. If several devices share
+    the model, each reads the part of the vocabulary that it computed, unless logits were gathered before.
     """
     if devices_of_layer() > 1:
         return tiles.argmax_on_shards(logits)
@@ -57,9 +53,9 @@ def mask_tokens(logits: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the k most likely tokens of each row, most likely first, ties by lowest id, like `lax.top_k`.
+    """Returns logits float32 [R, min(k, V)] and ids int32 [R, min(k, V)] of the most likely tokens of logits [R, V].
 
-    These are logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)] for logits float32 [R, V].
+    The most likely token comes first, and of equal ones the lowest id, like `lax.top_k`.
     """
     return (cpu if cpu.supports(logits) else tiles).top_tokens(logits, k)
 

@@ -14,14 +14,9 @@ def largest_value_reaching(
 ) -> jax.Array:
     """Returns the largest value of each row such that the elements from it upwards weigh at least the target.
 
-    Args:
-      values: float32 [R, C], no NaN.
-      masses: int32 [R, C], or one mass for all elements.
-      target: int32 [R]; rows with a target of 0 or less give -inf at no cost.
-      maximum: float32 [R], the largest value of each row.
-
-    Returns:
-      float32 [R]; -inf if the whole row does not reach the target.
+    float32 [R]; -inf if the whole row does not reach the target. Values are float32 [R, C], no NaN, with masses int32
+    [R, C], or one for all. Rows with a target, int32 [R], of 0 or less give -inf at no cost. `maximum`, float32 [R],
+    has the largest value of each row.
     """
     keys = _float_to_key(values)
     low = _float_to_key(jnp.full_like(maximum, -jnp.inf))

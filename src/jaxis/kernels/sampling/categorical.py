@@ -20,14 +20,9 @@ def sample_categorical(
 ) -> jax.Array:
     """Draws one token per row from softmax(logits / temperature), filtered; returns token ids int32 [R].
 
-    The random numbers come from (seed, step) alone, so a row draws the same token in any batch.
-
-    Args:
-      logits: float32 [R, V]; -inf bans a token.
-      temperature: float32 [R], positive.
-      seed: uint32 [R, 2].
-      step: int32 [R]; draws of different steps are independent.
-      filters: Filters of tokens; None keeps every token.
+    The random numbers come from (seed, step) alone, so a row draws the same token in any batch. Logits are float32 [R,
+    V]; -inf bans a token. Temperatures are float32 [R], positive; seeds uint32 [R, 2]; steps int32 [R], independent of
+    each other.
     """
     return draw(logits, weights_of(logits, temperature, filters), seed, step)
 
@@ -39,7 +34,7 @@ def weights_of(logits: jax.Array, temperature: jax.Array, filters: TokenFilters 
 
 
 def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Returns logits divided by the temperature of their row: float32 [R, V], positive float32 [R] -> float32 [R, V].
+    """Returns logits [R, V] divided by the temperature of their row, positive float32 [R].
 
     The last bits are the same in every program that calls this function. In some programs, XLA turns a division into a
     product with the reciprocal, and skips the rounding of that product before a subtraction.

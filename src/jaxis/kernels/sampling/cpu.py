@@ -15,7 +15,6 @@ from jaxis.kernels.sampling.tiles import TILE
 
 
 def supports(logits: jax.Array) -> bool:
-    """Returns whether the kernels take these logits."""
     return native.usable() and logits.dtype == jnp.float32 and logits.size > 0
 
 

@@ -61,7 +61,6 @@ class TokenWeights(NamedTuple):
     """Distribution to draw from.
 
     Attributes:
-      scale: Map from logits to weights.
       tile_mass: Weight of each tile's kept tokens, float32 [R, N].
       cutoff: Smallest logit kept, float32 [R] (-inf in rows without a filter); None if nothing is filtered.
     """
@@ -90,8 +89,8 @@ def apply_filters(
 ) -> tuple[jax.Array, jax.Array]:
     """Finds the kept tokens in tiles of logits float32 [R, N, 128] with total weights `tile_mass` float32 [R, N].
 
-    Returns the smallest logit kept, float32 [R] (-inf in rows without a filter), and the weight of each tile's kept
-    tokens, float32 [R, N].
+    Returns the smallest logit kept, float32 [R] (-inf without a filter), and the kept weight of each tile, float32 [R,
+    N].
     """
     rows, num_tiles, _ = tiles.shape
     unit = _Masses(scale, jnp.sum(tile_mass, axis=-1))
@@ -164,18 +163,11 @@ def _combine(
 ) -> tuple[jax.Array, jax.Array]:
     """Applies top-k and min-p, then top-p to the remaining tokens.
 
-    Args:
-      candidates: float32 [R, C], the logits considered.
-      masses: int32 [R, C], the candidates' masses.
-      unit: Conversion of the rows' logits to masses.
-      filters: Filters of tokens.
-      vocab_size: V.
-      kth_largest: Mask of the rows to compute -> float32 [R], the k-th largest logit; -inf if it is not a candidate.
-      reaching: Target mass int32 [R], 0 in rows to skip -> float32 [R], the largest logit such that the candidates
-        from it upwards reach the target; -inf if there is none.
-
-    Returns:
-      The cutoff float32 [R], and a logit [R]: the cutoff is valid if it is above all tokens that are not candidates.
+    Candidates are float32 [R, C] with masses int32 [R, C]. Returns the cutoff float32 [R], and a logit [R]: the cutoff
+    is valid if it is above all tokens that are not candidates. `kth_largest` maps the mask of rows to compute to the
+    k-th largest logit, float32 [R]; -inf if it is not a candidate. `reaching` maps target masses int32 [R], 0 in rows
+    to skip, to the largest logit such that the candidates from it upwards reach the target, float32 [R]; -inf if there
+    is none.
     """
     has_k = filters.top_k < vocab_size
     has_p = filters.top_p < 1

@@ -64,8 +64,7 @@ def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
 def argmax_on_shards(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns `jaxis.kernels.sampling.argmax` on several devices that share each layer.
 
-    The devices exchange their results, 8 bytes a row, and not the logits. A maximum is exact, so the result does not
-    depend on the number of devices.
+    The devices exchange 8 bytes a row, and not the logits. The result does not depend on the number of devices.
     """
 
     def on_shard(part: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,6 @@
 """Mamba's selective scan for GPU and TPU: decodes together, and prefills token by token within chunks.
 
-Each element of a state decays at its own rate, so that a chunk is no matrix product, unlike in Mamba2. A chunk is a
-loop that carries a state and neither reads nor writes slots.
+Each element of a state decays at its own rate, so a chunk is a loop with a state, and no matrix product as in Mamba2.
 """
 
 from __future__ import annotations

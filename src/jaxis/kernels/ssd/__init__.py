@@ -30,7 +30,7 @@ def ssd(
     """Computes, for each token and head: `S = exp(dt * a) * S + (dt * x) b^T; y = S c + d * x`, in float32.
 
     Args:
-      x: [T, H, P], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are
+      x: [T, H, P], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later ones are
         padding.
       dt: float32 [T, H], the time step, after its softplus.
       a: float32 [H], negative.

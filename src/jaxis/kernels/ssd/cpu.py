@@ -11,7 +11,6 @@ from jaxis.kernels.state_slots import StateSlots
 
 
 def supports(state: jax.Array | None) -> bool:
-    """Returns whether the kernel takes a state of this type."""
     return native.usable() and (state is None or state.dtype == jnp.float32)
 
 

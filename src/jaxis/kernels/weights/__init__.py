@@ -3,8 +3,7 @@
 A weight is a float array, or a pytree that inherits from `Weight` and its methods: QuantizedWeight (low-bit integers),
 BlockScaledWeight (low-bit floats), CodedWeight (low-bit codes of other meanings), PackedWeight (any of these, packed
 for the native CPU kernels), ReorderedWeight (one of these with columns in an order of their own). A stack of experts is
-the same form with a leading axis. A new form is one more such class; a format of `jaxis.quantization` makes it from a
-checkpoint.
+the same form with a leading axis. A new form is one more such class.
 """
 
 from jaxis.kernels.weights.block_scaled_weight import BlockScaledWeight

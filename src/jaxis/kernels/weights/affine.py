@@ -25,20 +25,15 @@ _SMALLEST_POWER, _LARGEST_POWER = np.float32(2.0**-86), np.float32(2.0**126)
 
 
 def quantize_affine(weight: np.ndarray, group_size: int, bits: int) -> tuple[np.ndarray, ...]:
-    """Quantizes rows to `scale * code + minimum`, with a scale and a minimum for each group.
+    """Quantizes rows of a weight to `scale * code + minimum`, with a scale and a minimum for each group of columns.
 
     For a few guesses of the scale, each group is rounded to codes, and linear regression finds the scale and minimum
     that fit these best; the best fit is kept. Then minima are rounded to 8 bits, scales are fitted to the rounded
     minima and rounded too, and codes are chosen for the rounded scales and minima.
 
-    Args:
-      weight: float32 [out, in], finite, without denormals.
-      group_size: Columns that share a scale and a minimum; divides `in`.
-      bits: Bits of a code.
-
-    Returns:
-      Codes uint8 [out, in], scales uint8 [out, groups] and their units float32 [out, 1], minima int8 [out, groups] and
-      their units float32 [out, 1].
+    The weight is float32 [out, in], finite, without denormals; the group size divides `in`. Returns codes uint8 [out,
+    in], scales uint8 [out, groups] and their units float32 [out, 1], minima int8 [out, groups] and their units float32
+    [out, 1].
     """
     rows, columns = weight.shape
     power = _power_of(np.abs(weight).max(axis=1, keepdims=True))
@@ -54,7 +49,6 @@ def quantize_affine(weight: np.ndarray, group_size: int, bits: int) -> tuple[np.
 
 
 def affine_weight(arrays: tuple[np.ndarray, ...], bits: int, act_qtype: str | None) -> CodedWeight:
-    """Returns the weight of the arrays that `quantize_affine` returns."""
     codes, scale, super_scale, minimum, super_minimum = arrays
     planes = code_planes(codes, bits)
     return CodedWeight(

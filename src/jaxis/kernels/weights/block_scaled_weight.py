@@ -1,5 +1,3 @@
-"""BlockScaledWeight: a matrix of low-precision floats with a scale for each block, fp8 (e4m3) or MXFP4 (e2m1)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +21,7 @@ from jaxis.kernels.weights.weight import Allocate, Weight
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockScaledWeight(Weight):
-    """A weight [..., out, in] as `value * scale of its block`. Its products do not quantize their input.
+    """A weight [..., out, in] of fp8 (e4m3) or MXFP4 (e2m1) as `value * scale of its block`; inputs are not quantized.
 
     Attributes:
       value: float8_e4m3fn [..., out, in]; or uint8 [..., out, in / 2], two e2m1 elements per byte, the earlier in the
@@ -39,7 +37,6 @@ class BlockScaledWeight(Weight):
 
     @property
     def qtype(self) -> str:
-        """ "float8_e4m3fn" or "float4_e2m1fn"."""
         return "float4_e2m1fn" if self.value.dtype == np.uint8 else "float8_e4m3fn"
 
     @property
@@ -61,7 +58,6 @@ class BlockScaledWeight(Weight):
         return jnp.einsum("...i,oi->...o", x, dense, preferred_element_type=preferred_element_type)
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
-        """Returns the weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
         value = jnp.asarray(self.value)
         elements = _decode_e2m1(value) if self.qtype == "float4_e2m1fn" else value.astype(jnp.float32)
         rows, columns = self.shape[-2:]
@@ -97,10 +93,7 @@ class BlockScaledWeight(Weight):
         return BlockScaledWeight(value, padded_rows(self.scale, -(-num_rows // block_rows), "edge"), self.block_shape)
 
     def with_whole_blocks(self, parts: tuple[int, int]) -> Self:
-        """Makes blocks that would be cut smaller, and repeats their scales, of which there are few.
-
-        An example is blocks of 128 x 128 whose rows are divided between 64 devices. Blocks of one row stay as they are.
-        """
+        """Makes blocks smaller that would be cut, such as 128 x 128 with rows on 64 devices, and repeats scales."""
         if self.block_shape[0] == 1:
             return self
         scale, blocks = self.scale, list(self.block_shape)

@@ -61,7 +61,6 @@ def pack_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def resized(array: np.ndarray, size: int) -> np.ndarray:
-    """Cuts or zero-pads the last axis of an array to this size."""
     missing = size - array.shape[-1]
     if missing <= 0:
         return array[..., :size]

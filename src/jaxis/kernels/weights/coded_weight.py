@@ -1,7 +1,6 @@
 """CodedWeight: a matrix of low-bit codes, jaxis' own affine ones and those of formats other than int8, int4 and fp8.
 
-One type serves the block types of GGUF (K-quants, IQ4, Q4_1, ...), NF4, FP4, NVFP4, MLX, HQQ and others. They differ in
-their number of bits, in the meaning of a code and in how scales are stored.
+One type serves the block types of GGUF (K-quants, IQ4, Q4_1, ...), NF4, FP4, NVFP4, MLX, HQQ and others.
 """
 
 from __future__ import annotations
@@ -41,12 +40,10 @@ class CodedWeight(Weight):
       codes: uint8 [..., out, in * LOW_BITS[bits] / 8]: the low bits of the codes, densely, earlier columns in lower
         bits.
       scale: [..., out, groups], of any type.
-      high: uint8 [..., out, in * (bits - LOW_BITS[bits]) / 8]: the other bits of the codes in the same order; None if
-        there are none.
-      zero_point: [..., out, groups], of any type; None means 0.
-      minimum: [..., out, groups], of any type; None means 0.
-      super_scale: float32 or float16 [..., out, super-blocks], multiplies `scale`; None means 1.
-      super_minimum: float32 or float16 [..., out, super-blocks], multiplies `minimum`; None means 1.
+      high: uint8 [..., out, in * (bits - LOW_BITS[bits]) / 8]: the other bits of the codes in the same order, if any.
+      zero_point, minimum: [..., out, groups], of any type; None means 0.
+      super_scale, super_minimum: float32 or float16 [..., out, super-blocks], multiply `scale` and `minimum`; None
+        means 1.
       bits: Bits of a code: 2, 3, 4, 5, 6 or 8.
       offset: Subtracted from a code.
       levels: Value of each code, instead of the code itself.
@@ -72,7 +69,6 @@ class CodedWeight(Weight):
 
     @property
     def group_size(self) -> int:
-        """Number of columns that share a scale."""
         return self.shape[-1] // self.scale.shape[-1]
 
     @property
@@ -93,7 +89,6 @@ class CodedWeight(Weight):
         return jnp.einsum("...i,oi->...o", x, dense, preferred_element_type=preferred_element_type)
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
-        """Returns the weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
         values = self._values().reshape(*self.scale.shape, -1)
         scale = _two_levels(self.scale, self.super_scale)
         if self.zero_point is not None:

@@ -77,7 +77,7 @@ def experts_on_shards(
 
 
 def _addition_specs(additions: ExpertAdditions | None, is_sum: bool) -> Any:
-    """Returns the specs of additions, which are divided like the weights that they are added to.
+    """Returns the specs of additions, which are divided like their weights.
 
     `is_sum` is True if devices have parts of the features before the last product, False for parts of its outputs.
     """
@@ -119,10 +119,8 @@ def experts_on_their_devices(
     """Runs `layer(x, expert_ids, expert_weights, stacks)` with the experts spread over all devices of the current mesh.
 
     `layer` computes a layer of experts on one device; its arguments are those of `functions.experts`. A slot whose id,
-    among all experts, is past the last one adds nothing.
-
-    The number of experts in `stacks` is a multiple of the number of devices; in a manual region, they are those of this
-    rank or this device. `num_experts` counts all.
+    among all experts, is past the last one adds nothing. The experts in `stacks` are a multiple of the devices; in a
+    manual region, they are those of this rank or this device. `num_experts` counts all.
 
     Returns [T, E], or None if the experts are not spread, or there is one device.
     """

@@ -1,5 +1,3 @@
-"""FloatWeight: a float array with the operations of a weight."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,12 +18,9 @@ from jaxis.kernels.weights.weight import Allocate, Weight, WeightValue
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FloatWeight(Weight):
-    """A float array [..., out, in] with the operations of a weight.
+    """A float array [..., out, in] with the operations of a weight; a ShapeDtypeStruct in a model without arrays.
 
     Parameters hold the array itself, as in any model. `as_weight` wraps it for the duration of an operation.
-
-    Attributes:
-      array: Elements; a ShapeDtypeStruct in a model without arrays.
     """
 
     array: jax.Array | np.ndarray
@@ -60,11 +55,7 @@ class FloatWeight(Weight):
 
 
 def as_weight(value: WeightValue) -> Weight:
-    """Returns a parameter's value with the operations of a weight.
-
-    Raises:
-      TypeError: It is not a weight.
-    """
+    """Returns a parameter's value with the operations of a weight. Raises TypeError if it is not a weight."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return FloatWeight(cast(jax.Array, value))
     if isinstance(value, Weight):

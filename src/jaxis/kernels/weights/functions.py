@@ -32,13 +32,9 @@ def matmul(
     preferred_element_type: DTypeLike | None = None,
     axes: tuple[str | None, str | None] = (None, None),
 ) -> jax.Array:
-    """Returns `x @ weight.T`, [..., out].
+    """Returns `x @ weight.T`, [..., out], of x [..., in] and a weight [out, in]; the default type is x's.
 
-    Args:
-      x: [..., in].
-      weight: [out, in].
-      preferred_element_type: Type of the result; None means x's.
-      axes: Logical axes of the weight's (out, in), by which it is divided between devices.
+    `axes` are the logical axes of the weight's (out, in), by which it is divided between devices.
     """
     if (y := matmul_on_shards(x, weight, preferred_element_type, axes)) is not None:
         return y
@@ -51,10 +47,7 @@ def fused_matmul(
     addends: Sequence[jax.Array] = (),
     factors: Sequence[jax.Array] = (),
 ) -> list[jax.Array] | None:
-    """Multiplies one x [..., in] with each of the weights, in one kernel; None if no kernel supports them.
-
-    Addends and factors are those of `Weight.fused_matmul`.
-    """
+    """Returns the products of one x [..., in] with weights, by `Weight.fused_matmul`; None without such a kernel."""
     first, *others = map(as_weight, weights)
     if any(type(weight) is not type(first) for weight in others):
         return None
@@ -69,30 +62,21 @@ def gated_matmul(
     addends: Sequence[jax.Array] = (),
     factors: Sequence[jax.Array] = (),
 ) -> jax.Array | None:
-    """Returns `activation(x @ gate.T) * (x @ up.T)` for x [..., in], in one kernel; None if no kernel supports it.
-
-    Addends and factors are those of `Weight.gated_matmul`.
-    """
+    """Returns `activation(x @ gate.T) * (x @ up.T)`, as `Weight.gated_matmul` does; None without such a kernel."""
     if type(gate) is not type(up) or activation not in KERNEL_NAMES:
         return None
     return as_weight(gate).gated_matmul(x, up, KERNEL_NAMES[activation], addends, factors)
 
 
 def head_matmul(x: jax.Array, weight: WeightValue) -> jax.Array:
-    """Returns `x[t, h] @ weight[h].T`, [T, H, out] in x's type, for x [T, H, in] and a weight [H, out, in].
-
-    Attention over latents absorbs its projections by such products.
-    """
+    """Returns `x[t, h] @ weight[h].T`, [T, H, out] in x's type, for x [T, H, in] and a weight [H, out, in]."""
     return as_weight(weight).head_matmul(x)
 
 
 def lookup(
     ids: jax.Array, weight: WeightValue, dtype: DTypeLike, *, axes: tuple[str | None, str | None] = (None, None)
 ) -> jax.Array:
-    """Returns rows [T, in] of a weight [out, in], of type `dtype`; ids i32 [T] out of range are clipped.
-
-    `axes` are those of `matmul`.
-    """
+    """Returns rows [T, in] of a weight [out, in], of type `dtype`; ids i32 [T] out of range are clipped."""
     if (rows := lookup_on_shards(ids, weight, dtype, axes[0])) is not None:
         return rows
     return as_weight(weight).lookup(ids, dtype)
@@ -101,13 +85,8 @@ def lookup(
 def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks) -> jax.Array:
     """Returns `down(unit(gate(x), up(x)))` of each token's experts, weighted and summed, [T, E] in x's type.
 
-    No token is dropped, and a token's result does not depend on the others.
-
-    Args:
-      x: [T, E].
-      expert_ids: i32 [T, k].
-      expert_weights: float32 [T, k].
-      stacks: The experts. Either all weights are packed and the kernel supports the unit, or none is packed.
+    No token is dropped, and a token's result does not depend on the others. x is [T, E], the ids i32 [T, k], the
+    weights float32 [T, k]. Either all stacks are packed and the kernel supports the unit, or none is packed.
     """
     if not isinstance(stacks.up, PackedWeight):
         return experts_by_groups(x, expert_ids, expert_weights, stacks)
@@ -142,11 +121,7 @@ def dequantize(weight: WeightValue, dtype: DTypeLike = jnp.float32) -> jax.Array
 
 
 def take_rows(weight: WeightValue, rows: np.ndarray) -> WeightValue:
-    """Returns a weight [n, in] of the same form: rows int [n] of a weight [out, in], in this order.
-
-    Raises:
-      TypeError: The weight is packed.
-    """
+    """Returns a weight [n, in] of the same form: rows int [n], in this order. Raises TypeError if it is packed."""
     return as_value(as_weight(weight).take_rows(rows))
 
 
@@ -157,16 +132,13 @@ def pack(
     scheme: WeightScheme | None = None,
     allocate: Allocate | None = None,
 ) -> WeightValue:
-    """Packs a weight [out, in] of host arrays for the native CPU kernels.
+    """Packs a weight [out, in] of host arrays for the native CPU kernels, unless they do not take it.
 
     Args:
       weight: The weight.
       dtype: Type of the model. A float array becomes bfloat16 if this is bfloat16; bfloat16 stays bfloat16.
       scheme: Quantizes a float array while packing, as `quantize` does; in one pass if native code supports it.
       allocate: Argument of `Weight.pack`.
-
-    Returns:
-      The packed weight, or the (quantized) weight as it is if the kernels do not take it.
 
     Raises:
       ValueError: `quantize` raises it.

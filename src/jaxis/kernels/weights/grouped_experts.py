@@ -18,8 +18,7 @@ from jaxis.kernels.weights.weight import ExpertStacks, WeightValue
 def grouped_matmul(x: jax.Array, weight: WeightValue, group_sizes: jax.Array) -> jax.Array:
     """Computes `grouped_matmul.reference.grouped_matmul` for a weight in any form but packed.
 
-    x is [N, in], sorted by group; the weight [X, out, in]; group_sizes i32 [X]. The result is in x's type, and its
-    derivatives are those of the definition.
+    x is [N, in], sorted by group; the weight [X, out, in]; group_sizes i32 [X]. The result is in x's type.
     """
     if target_platform() == "cpu":
         return loop.grouped_matmul(lambda rows, of_group: as_weight(of_group).matmul(rows), x, weight, group_sizes)

@@ -16,21 +16,20 @@ GROUP_SIZES = (32, 64, 128)
 class PackedFormat:
     """Format of packed weights. Weights of one format can be multiplied in one kernel call.
 
-    All attributes but the first three are for "codes" only, whose elements are `scale * (value - zero_point) + minimum`
-    as in CodedWeight.
+    All attributes but `qtype` and `in_size` are for "codes", whose elements are
+    `scale * (value - zero_point) + minimum` as in CodedWeight; floats and integers have `group_size`, too.
 
     Attributes:
       qtype: Key of WEIGHT_TYPES.
-      in_size: Columns.
       group_size: Columns that share a scale; 0 if each row has one scale or none.
       bits: Bits of a packed code: 4, 5, 6 or 8.
-      offset: Subtracted from a code.
       scale: Type of the scales, a key of SCALE_TYPES; so are `minimum` and `super_scale`.
       minimum: Type of the groups' minima; "none" if there are none.
-      has_zero_points: True if each group has a zero point, a byte.
       super_scale: Type of the super-scales, and of the super-minima if there are minima.
+      has_zero_points: True if each group has a zero point, a byte.
       super_block: Columns that share a super-scale.
-      levels: Value of each code.
+      offset: Subtracted from a code.
+      levels: Value of each code, instead of the code itself.
       act_qtype: "int8" quantizes the input of products dynamically; None does not.
     """
 
@@ -78,8 +77,7 @@ class PanelSources:
       high: uint8 [out, ...], the other bits.
       zero_point: uint8 [out, groups].
       minimum: [out, groups].
-      super_scale: [out, super-blocks].
-      super_minimum: [out, super-blocks].
+      super_scale, super_minimum: [out, super-blocks].
     """
 
     data: np.ndarray
@@ -103,7 +101,6 @@ def kernel_group(in_size: int, group_size: int) -> int | None:
 
 
 def kernel_scales(scales: np.ndarray) -> np.ndarray:
-    """Returns scales or minima in a type that the kernels have."""
     return scales if scales.dtype.name in SCALE_TYPES else scales.astype(np.float32)
 
 

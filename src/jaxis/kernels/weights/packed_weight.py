@@ -40,7 +40,6 @@ class PackedWeight(Weight):
     Attributes:
       data: uint8 [..., panels, panel's bytes], 32 rows per panel.
       out_size: Rows of each weight.
-      format: Format, which weights must share to be multiplied in one kernel call.
       master: float32 [..., out, in], the floats that `data` was packed from, for derivatives with respect to them:
         rounding does not change these ("straight through"). No product reads it.
     """
@@ -165,10 +164,7 @@ def can_pack_experts(examples: Sequence[WeightValue]) -> bool:
 def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
     """Packs a weight [out, in]: bfloat16 stays bfloat16, every other type becomes float32.
 
-    Args:
-      weight: The weight.
-      allocate: Allocator of the memory, which becomes the result's data as it is. None allocates new memory and wraps
-        it in a JAX array.
+    `allocate` is that of `Weight.pack`.
     """
     qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
     if qtype == "float32":
@@ -180,12 +176,9 @@ def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
 def quantize_and_pack(
     weight: np.ndarray, scheme: WeightScheme, allocate: Allocate | None = None
 ) -> PackedWeight | None:
-    """Computes `quantize(weight, scheme).pack(allocate=allocate)` in one pass over the weight.
+    """Computes `quantize(weight, scheme).pack(allocate=allocate)` in one pass over the weight, with its ValueError.
 
     Returns None if the kernels do not take the weight, or no native code can quantize it.
-
-    Raises:
-      ValueError: `quantize` raises it.
     """
     in_size, qtype = weight.shape[1], scheme.weight_qtype
     check_quantizable(in_size, scheme)
@@ -458,16 +451,12 @@ class PackedExperts:
     """X experts in the form that their kernel takes.
 
     Attributes:
-      gate: Stack of X weights [F, E].
-      up: Stack of X weights [F, E].
-      down: Stack of X weights [E, F].
+      gate, up, down: Stacks of X weights, [F, E], [F, E] and [E, F].
       biases: float32 biases of gate [X, F], up [X, F] and down [X, E]; empty for none.
       activation: "silu" or "gelu_tanh", applied to the gate, which is then multiplied by up; or "clamped_swiglu":
         `g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1)` with `g = min(gate, limit)`; or "capped_swiglu":
-        `min(silu(gate), limit) * clip(up, -limit, limit)`; or "relu2", `max(up, 0) ** 2`, for which `gate` is not
-        read: it may be `up`.
-      alpha: Parameter of "clamped_swiglu".
-      limit: Parameter of "clamped_swiglu" and "capped_swiglu".
+        `min(silu(gate), limit) * clip(up, -limit, limit)`; or "relu2", `max(up, 0) ** 2`, for which `gate` is not read:
+        it may be `up`.
       act_qtype: "int8" quantizes the inputs of the products dynamically, as for `quantized_matmul`; None does not.
     """
 
@@ -498,10 +487,9 @@ class PackedExperts:
         expert_weights: jax.Array,
         addends: tuple[jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the same sum, with addends of each slot's gate and up, and the input of each slot's `down`.
+        """Returns the same sum, float32 [T, E], and the input of each slot's `down`, float32 [T, k, F].
 
         The addends, float32 [T, k, F] each, are added to the products and biases, the gate's only where `gate` is read.
-        Returns float32 [T, E] and float32 [T, k, F].
         """
         outputs = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct(addends[1].shape, jnp.float32)]
         y, hidden = self._call(outputs, x, expert_ids, expert_weights, addends)

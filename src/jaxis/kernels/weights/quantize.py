@@ -25,24 +25,19 @@ _INT4_EXTREMES = (-8.0, -8.8)
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight | CodedWeight:
-    """Quantizes a weight, always on the CPU, so that every device gets the same bits.
+    """Quantizes a weight [out, in] of floats, always on the CPU, so that every device gets the same bits.
 
     Grouped scales are rounded first, and integers are chosen for the rounded scales, so that rounding the scales costs
     almost no accuracy. The scales of int8 and "affine" are codes of 8 bits times a power of two of the row, all others
     bfloat16.
 
-    Args:
-      weight: float32, float16 or bfloat16 [out, in].
-      scheme: Scheme, whose `weight_calibration_method` determines the scales. "absmax": from the largest magnitude;
-        "minmax": from the smallest and the largest value, with a zero point (int4 only); "mse": the one of a few
-        candidates with the least squared error (int4 only); "affine": with a minimum, both of the least squared error
-        (int4, int5 and int6). int8 scales are rounded up, so that no value is clipped.
+    The scheme's `weight_calibration_method` determines the scales. "absmax": from the largest magnitude; "minmax": from
+    the smallest and the largest value, with a zero point (int4 only); "mse": the one of a few candidates with the least
+    squared error (int4 only); "affine": with a minimum, both of the least squared error (int4, int5 and int6). int8
+    scales are rounded up, so that no value is clipped.
 
-    Returns:
-      A weight of numpy arrays: a CodedWeight if the method is "affine", else a QuantizedWeight.
-
-    Raises:
-      ValueError: The weight has values that are not finite, or the scheme does not fit it.
+    The weight is float32, float16 or bfloat16. Returns numpy arrays: a CodedWeight if the method is "affine", else a
+    QuantizedWeight. Raises ValueError if the weight has values that are not finite, or the scheme does not fit it.
     """
     if scheme.weight_calibration_method == "affine":
         return affine_weight(_arrays(weight, scheme), BITS[scheme.weight_qtype], scheme.act_qtype)
@@ -67,10 +62,7 @@ def _arrays(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...]:
 
 
 def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """Returns the arrays of `quantize`'s result, for the same arguments; None if a value is not finite.
-
-    For "affine", they are the arrays of `quantize_affine`.
-    """
+    """Returns the arrays of `quantize`'s result, or of `quantize_affine`; None if a value is not finite."""
     out_size, in_size = weight.shape
     if scheme.weight_calibration_method == "affine" and not np.isfinite(weight).all():
         return None

@@ -19,12 +19,10 @@ _OUTPUTS = ("qvalue", "scale", "zero_point", "scale_unit", "minimum", "minimum_u
 
 
 def usable(weight: np.ndarray) -> bool:
-    """Returns whether native code supports weights of this type."""
     return native.library() is not None and weight.dtype.name in FLOAT_TYPES
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """Returns the result of `quantize.quantize_by_definition`."""
     weight = np.ascontiguousarray(weight)
     rows, columns = weight.shape
     is_row_wise, group = scheme.group_size is None, scheme.group_size or columns
@@ -58,7 +56,6 @@ def quantize(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...]
 
 
 def _outputs(rows: int, columns: int, scheme: WeightScheme) -> dict[str, np.ndarray]:
-    """Allocates the arrays that the library fills, by names of _OUTPUTS."""
     method, is_int8 = scheme.weight_calibration_method, scheme.weight_qtype == "int8"
     groups = (rows, columns // (scheme.group_size or columns))
     if method == "affine":
@@ -81,13 +78,9 @@ def _outputs(rows: int, columns: int, scheme: WeightScheme) -> dict[str, np.ndar
 
 
 def quantize_panels(weight: np.ndarray, scheme: WeightScheme, packed: np.ndarray, panel_rows: int) -> bool:
-    """Quantizes straight into packed panels, for `packed_weight.quantize_and_pack`; True if all values are finite.
+    """Quantizes float32, float16 or bfloat16 [out, in] straight into packed panels; True if all values are finite.
 
-    Args:
-      weight: float32, float16 or bfloat16 [out, in].
-      scheme: Scheme of `quantize.quantize`.
-      packed: uint8 [panels, panel's bytes]; filled in place.
-      panel_rows: Rows of a panel.
+    `packed`, uint8 [panels, panel's bytes], is filled in place.
     """
     weight = np.ascontiguousarray(weight)
     rows, columns = weight.shape
@@ -113,7 +106,6 @@ def _how(weight: np.ndarray, scheme: WeightScheme) -> tuple[int, int]:
 
 
 def _function(name: str) -> Callable[..., bool]:
-    """Wraps a library function that returns a status into one that returns whether all values are finite."""
     function = getattr(native.library(), name)
 
     def call(*arguments: object) -> bool:

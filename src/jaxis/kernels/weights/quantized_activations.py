@@ -34,8 +34,8 @@ def quantize_activations(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
 def round_activations(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
     """Quantizes and dequantizes x [..., in], in `dtype`, by default x's type.
 
-    Its derivative is that of x (straight through, arXiv:1308.3432). Rounding has none, so that the layers before a
-    product with such an input would learn nothing.
+    Its derivative is that of x (straight through, arXiv:1308.3432): with that of rounding, earlier layers would learn
+    nothing.
     """
     return _rounded(x, jnp.dtype(dtype or x.dtype))
 

@@ -1,5 +1,3 @@
-"""QuantizedWeight: a matrix of low-precision integers and their scales."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -48,7 +46,6 @@ class QuantizedWeight(Weight):
 
     @property
     def qtype(self) -> str:
-        """ "int8" or "int4"."""
         return "int8" if self.qvalue.dtype == np.int8 else "int4"
 
     @property
@@ -58,7 +55,6 @@ class QuantizedWeight(Weight):
 
     @property
     def group_size(self) -> int:
-        """Number of columns that share a scale."""
         return self.shape[-1] // self.scale.shape[-1]
 
     @property
@@ -83,9 +79,9 @@ class QuantizedWeight(Weight):
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
         """Computes a single XLA product, which `reference.quantized_matmul` defines term by term.
 
-        Scales are folded into their factors, so that per-group sums are never materialized: the activation's into the
-        activation; the weight's into the result if a row has one scale, else into the weight. This rounds differently
-        from the definition, by about the rounding error of x's type.
+        Scales are folded into their factors: the activation's into the activation; the weight's into the result if a
+        row has one scale, else into the weight. This rounds differently from the definition, by about the rounding
+        error of x's type.
         """
         out_dtype = preferred_element_type or x.dtype
         x = self.round_input(x)

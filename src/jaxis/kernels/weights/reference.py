@@ -17,16 +17,10 @@ def quantized_matmul(
     act_qtype: str | None = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
-    """Returns `x @ dequantize(weight).T`, [..., out], with x quantized dynamically if requested.
+    """Returns `x @ dequantize(weight).T`, [..., out], of x [..., in], quantized dynamically if `act_qtype` is "int8".
 
-    y[t, o] = sum over groups g of s_w[o, g] * (sum over k in g of x[t, k] * (q_w[o, k] - z_w[o, g])), where x[t, k] is
-    s_x * q_x + m_x of `quantize_activations` if there is an `act_qtype`.
-
-    Args:
-      x: [..., in].
-      weight: [out, in].
-      act_qtype: "int8", or None for unquantized activations.
-      preferred_element_type: Type of the result; None means x's.
+    y[t, o] = sum over groups g of s_w[o, g] * (sum over k in g of x[t, k] * (q_w[o, k] - z_w[o, g])) for a weight [out,
+    in], where x[t, k] is s_x * q_x + m_x of `quantize_activations` if there is an `act_qtype`. The default type is x's.
     """
     used = x.astype(jnp.float32) if act_qtype is None else round_activations(x, jnp.float32)
     tile = weight.group_size

@@ -1,5 +1,3 @@
-"""ReorderedWeight: a weight whose columns are in a different order from the features that they multiply."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +16,7 @@ from jaxis.kernels.weights.weight import Allocate, Weight
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReorderedWeight(Weight):
-    """A weight [..., out, in]: `weight` with its columns put back into the order of the features.
+    """A weight [..., out, in] whose columns are in a different order from the features that they multiply.
 
     GPTQ with act-order quantizes columns by their importance: columns of one group are neighbours in that order only.
 

@@ -17,10 +17,9 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 def unit_of(largest: Numbers, bits: int) -> Numbers:
-    """Returns the smallest power of two with which codes of so many bits reach the largest magnitude of a row.
+    """Returns the smallest power of two with which codes of `bits` bits reach the largest magnitude of a row.
 
-    It is a normal number, so that its products with codes are exact. `largest` is float32, 0 or more, not denormal;
-    `bits` is SCALE_BITS or MINIMUM_BITS.
+    It is a normal number, so that its products with codes are exact. `largest` is float32, 0 or more, not denormal.
     """
     library: Any = jnp if isinstance(largest, jax.Array) else np
     exponent = largest.view(np.int32) & np.int32(0x7F800000)

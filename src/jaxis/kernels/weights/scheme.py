@@ -1,5 +1,3 @@
-"""Quantization schemes of weights, as data."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -29,10 +27,9 @@ class WeightScheme:
 
 
 def check_quantizable(in_size: int, scheme: WeightScheme) -> None:
-    """Checks that the scheme fits a weight of `in_size` columns.
+    """Raises ValueError if the scheme does not fit a weight of `in_size` columns.
 
-    Raises:
-      ValueError: The scheme does not fit; the message continues a sentence that begins with the weight's name.
+    The message continues a sentence that begins with the weight's name.
     """
     qtype, calibration_method = scheme.weight_qtype, scheme.weight_calibration_method
     if qtype not in BITS:

@@ -62,10 +62,9 @@ def placement(weight: WeightValue, axes: Axes) -> Axes:
 
 
 def in_equal_parts(weight: WeightValue, axes: Axes) -> WeightValue:
-    """Returns the weight [out, in] in a form that the current mesh divides by its logical axes; a bias [out] as it is.
+    """Returns the weight [out, in], or a bias [out], in a form that the current mesh divides by its logical axes.
 
-    Rows of zeros are added according to `padded_shape`, and blocks of several rows and columns become smaller where the
-    mesh would cut them.
+    Rows of zeros are added (`padded_shape`), and blocks of rows and columns become smaller where the mesh cuts them.
     """
     shards = num_shards()
     if shards is None:
@@ -108,16 +107,10 @@ def stack_struct(weight: WeightValue) -> StoredStack | None:
 
 
 def lookup_on_shards(ids: jax.Array, weight: WeightValue, dtype: DTypeLike, axis: str | None) -> jax.Array | None:
-    """Looks up rows [T, in] of a weight whose rows are divided between devices; None if the mesh does not divide them.
+    """Looks up rows [T, in] of a weight [out, in] with divided rows (`axis`); None if the mesh does not divide them.
 
-    The result is bit-identical to one device's. XLA may gather the whole table on each device for the few rows of a
-    step. So each device looks up the rows that it has, and one sum over the devices follows.
-
-    Args:
-      ids: i32 [T]; those out of range are clipped.
-      weight: [out, in].
-      dtype: Float type of the result.
-      axis: Logical axis of the weight's `out`.
+    Each device looks up the rows that it has, and one sum over the devices follows; XLA may gather the whole table
+    instead. The result is bit-identical to one device's. Ids i32 [T] out of range are clipped.
     """
     shards = num_shards()
     if shards is None or not is_divided(axis):

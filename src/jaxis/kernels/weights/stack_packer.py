@@ -1,5 +1,3 @@
-"""StackPacker: stacks of weights packed for the native kernels on CPU, such as those of a layer's experts."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -20,12 +18,9 @@ _FLOATS = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.floa
 
 
 class StackPacker:
-    """Packer of the weights of X experts, each straight into its place in one stack.
+    """Packer of the weights of X experts for the native kernels on CPU, each straight into its place in one stack.
 
     Experts may be packed in any order, and in several threads at a time.
-
-    Args:
-      num_experts: X.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -37,19 +32,13 @@ class StackPacker:
 
     @property
     def experts(self) -> Iterable[int]:
-        """Indices of the packed experts."""
         return self._packed.keys()
 
     def pack(self, expert: int, pack: Callable[[Allocate], PackedWeight]) -> None:
-        """Packs one expert's weight.
+        """Packs one expert's weight; `pack` gets an allocator for its memory.
 
-        Args:
-          expert: Index of the expert.
-          pack: Function that packs the weight, given an allocator for its memory.
-
-        Raises:
-          ValueError: The weight is packed in another format than an earlier one. The message continues a sentence that
-            begins with the weight's name.
+        Raises ValueError if the format is not an earlier one's; the message continues a sentence that begins with the
+        weight's name.
         """
         packed = pack(lambda shape: self._place(expert, shape))
         with self._lock:

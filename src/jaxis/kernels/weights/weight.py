@@ -24,8 +24,8 @@ Allocate: TypeAlias = Callable[[tuple[int, int]], np.ndarray]
 class Weight(Protocol):
     """A matrix [out, in] in some form, or a stack [..., out, in] of matrices: a pytree of arrays.
 
-    Each form is a subclass. The methods here are for weights that are not packed, do not quantize their input and have
-    no blocks of several rows.
+    The methods here are for weights that are not packed, do not quantize their input and have no blocks of several
+    rows.
     """
 
     @property
@@ -40,7 +40,6 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all arrays."""
         return sum(array.nbytes for array in jax.tree.leaves(self))
 
     @property
@@ -50,7 +49,6 @@ class Weight(Protocol):
 
     @property
     def is_packed(self) -> bool:
-        """True if the weight is packed for the native CPU kernels."""
         return False
 
     @property
@@ -64,10 +62,7 @@ class Weight(Protocol):
         return frozenset()
 
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
-        """Returns `x @ weight.T`, [..., out], for x [..., in], by XLA, or for packed weights by the native kernel.
-
-        `preferred_element_type` is the type of the result; None means x's.
-        """
+        """Returns `x @ weight.T`, [..., out], for x [..., in], by XLA or the native kernel; the default type is x's."""
         ...
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -79,19 +74,11 @@ class Weight(Protocol):
         return jax.tree.map(lambda array: gather_rows(array, ids), self).dequantize(dtype)
 
     def take_rows(self, rows: np.ndarray) -> Self:
-        """Returns the weight [n, in] with the rows int [n] of a weight [out, in], in this order.
-
-        Raises:
-          TypeError: The weight is packed.
-        """
+        """Returns the weight [n, in] with the rows int [n], in this order. Raises TypeError if it is packed."""
         return jax.tree.map(lambda array: jnp.take(jnp.asarray(array), rows, axis=0), self)
 
     def with_rows(self, num_rows: int) -> Self:
-        """Returns the weight [num_rows, in]: a weight [out, in] followed by rows of zeros.
-
-        Raises:
-          TypeError: The weight is packed.
-        """
+        """Returns the weight [num_rows, in]: this one followed by rows of zeros. Raises TypeError if it is packed."""
         return jax.tree.map(lambda array: padded_rows(array, num_rows), self)
 
     def round_input(self, x: jax.Array) -> jax.Array:
@@ -113,10 +100,8 @@ class Weight(Protocol):
     def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Weight | None:
         """Returns the weight [out, in] of host arrays, packed for the native CPU kernels; None if they do not take it.
 
-        Args:
-          dtype: Type of the model. Float weights become bfloat16 if this is bfloat16.
-          allocate: Allocator of the panels, which become the result's data as they are. None allocates new memory and
-            wraps it in a JAX array.
+        If the model's type is bfloat16, float weights become bfloat16. `allocate` allocates the panels, which become
+        the result's data as they are; None allocates new memory and wraps it in a JAX array.
         """
         ...
 
@@ -144,8 +129,7 @@ class Weight(Protocol):
     ) -> jax.Array | None:
         """Returns `activation(x @ self.T) * (x @ up.T)` by one kernel; None if no kernel knows this activation.
 
-        Addends, float32 [..., out] for both products, are added first. Then factors, of the same shapes, multiply the
-        sums, if there are any.
+        Addends and factors are those of `fused_matmul`, for both products.
         """
         return None
 
@@ -162,9 +146,7 @@ class GatedUnit(Protocol):
     """Function that combines an expert's gate and up projections, or transforms the latter if there is no gate."""
 
     @property
-    def has_gate(self) -> bool:
-        """True if the experts have a gate."""
-        ...
+    def has_gate(self) -> bool: ...
 
     def __call__(self, gate: Any, up: jax.Array) -> jax.Array:
         """Maps gate and up [..., F] to [..., F]; `gate` is None without one."""
@@ -181,13 +163,8 @@ class ExpertStacks:
     """Weights of X experts, and the combination of their products.
 
     Attributes:
-      gate: [X, F, E]; None if the experts have no gate.
-      up: [X, F, E].
-      down: [X, E, F].
-      gate_bias: [X, F]; None for no bias, here and below.
-      up_bias: [X, F].
-      down_bias: [X, E].
-      num_experts: X.
+      gate, up, down: [X, F, E], [X, F, E] and [X, E, F]; no gate if experts have none.
+      gate_bias, up_bias, down_bias: [X, F], [X, F] and [X, E]; None for no bias.
       gated_unit: Function that combines gate and up into the input of `down`.
       scales_input: True if a token's weight for an expert multiplies the expert's input rather than its output.
       are_spread: True if each device of the mesh has whole experts, and all devices have equally many.
@@ -215,7 +192,6 @@ class ExpertStacks:
         return self.gate_bias, self.up_bias, self.down_bias
 
     def with_arrays(self, weights: Sequence[Any], biases: Sequence[Any], **others: Any) -> ExpertStacks:
-        """Returns these stacks with other `weights` and `biases`, and other attributes given by name."""
         (gate, up, down), (gate_bias, up_bias, down_bias) = weights, biases
         arrays = {"gate": gate, "up": up, "down": down}
         arrays |= {"gate_bias": gate_bias, "up_bias": up_bias, "down_bias": down_bias}
