@@ -24,11 +24,10 @@ EXPERTS = "experts"
 
 
 class StepRows(JaxModule):
-    """Adapter places that a model's additions use for each row of a step.
+    """Adapter places `slots` of each row: i32 [T], from 0, which means no adapter, to S, or [1] for all rows.
 
-    Attributes:
-      slots: i32 [T], from 0, which means no adapter, to S; or [1], the place for all rows of any step.
-      parts: Parts of the current adapters besides the matrices of layers: SCALES, EXPERTS. Missing parts cost nothing.
+    `parts` has the parts of the current adapters besides the matrices of layers: SCALES, EXPERTS. Missing parts cost
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -43,13 +42,8 @@ class StepRows(JaxModule):
 class LowRankAddition(JaxModule):
     """Adds `b.T @ (a @ x)` to a layer's product, with the matrices of the row's adapter, and scales the outputs.
 
-    Args:
-      num_slots: S.
-      rank: r, the largest rank of an adapter.
-      input_size: Features in.
-      output_size: Features out.
-      rows: Adapter places of rows, shared by all additions of a model.
-      dtype: Type of the matrices, float32 or bfloat16.
+    There are `num_slots` S adapter places, of ranks up to `rank` r. `rows` is shared by all additions of a model.
+    Matrices are float32 or bfloat16.
     """
 
     def __init__(
@@ -87,13 +81,7 @@ class LowRankAddition(JaxModule):
 
 
 class LookupAddition(JaxModule):
-    """Adds `b.T @ a[id]` to a looked-up embedding, with the matrices of the row's adapter, and scales its features.
-
-    Args:
-      num_slots, rank, rows, dtype: Arguments of `LowRankAddition`.
-      num_embeddings: V.
-      features: E.
-    """
+    """Adds `b.T @ a[id]` to looked-up embeddings of a table [V, E], with the row's adapter, and scales features."""
 
     def __init__(
         self, num_slots: int, rank: int, num_embeddings: int, features: int, rows: StepRows, dtype: DTypeLike
@@ -116,14 +104,7 @@ class LookupAddition(JaxModule):
 
 
 class HeadwiseAddition(JaxModule):
-    """Adds `b.T @ a` to the matrix [H * (N + V), L] from a latent to the keys and values of H heads; scales its rows.
-
-    Args:
-      num_slots, rank, rows, dtype: Arguments of `LowRankAddition`.
-      latent_dim: L.
-      key_dim, value_dim: N, V.
-      num_heads: H.
-    """
+    """Adds `b.T @ a` to the matrix [H * (N + V), L] from a latent to keys and values of H heads; scales its rows."""
 
     def __init__(
         self,
@@ -187,13 +168,7 @@ class HeadwiseAddition(JaxModule):
 
 
 class ExpertTables(JaxModule):
-    """Matrices of one projection of X experts, for each `b.T @ a`.
-
-    Args:
-      num_slots, input_size, output_size, dtype: Arguments of `LowRankAddition`.
-      num_experts: X.
-      rank: r, the largest rank of an expert in an adapter.
-    """
+    """Matrices of one projection of X experts, for each `b.T @ a`; `rank` r is an adapter's largest of any expert."""
 
     def __init__(
         self, num_slots: int, num_experts: int, rank: int, input_size: int, output_size: int, dtype: DTypeLike
@@ -209,12 +184,9 @@ class ExpertTables(JaxModule):
 
 
 class ExpertsAddition(JaxModule):
-    """Adds to the products of a layer of experts, with the matrices of the row's adapter.
+    """Adds to the products of X experts, with the matrices of the row's adapter.
 
-    Args:
-      num_slots, rank, rows, dtype: Arguments of `LowRankAddition`.
-      num_experts: X.
-      sizes: Projection -> features in and out; `gate_proj` may be missing.
+    `sizes` has the features in and out of each projection; `gate_proj` may be missing.
     """
 
     gate_proj: ExpertTables | None = None
@@ -286,12 +258,7 @@ def factors_of(slots: jax.Array, table: nnx.Variable) -> jax.Array:
 
 
 class ProductChanges(NamedTuple):
-    """Changes of layers' products with x [T, in]: `(y + addend) * factor`.
-
-    Attributes:
-      addends: float32 [T, out] for each layer; empty if no layer has one.
-      factors: float32 [T, out] for each layer; empty if all are 1.
-    """
+    """Changes of layers' products: `(y + addend) * factor`, float32 [T, out] per layer; none if the list is empty."""
 
     addends: Sequence[jax.Array] = ()
     factors: Sequence[jax.Array] = ()

@@ -23,7 +23,6 @@ class Alibi:
     power of two.
 
     Attributes:
-      slopes: Slope of each head.
       rounds: True if slopes, positions and their products are rounded to bfloat16, as in the reference of Falcon.
       multiplier: Multiplies the biases.
     """

@@ -22,13 +22,8 @@ _LEAST_MEAN_SQUARE = 1e-5
 class AltUp(JaxModule):
     """Predicts a layer's effect on a token's A hidden states, and corrects it by the effect on the active state.
 
-    The mixture of states depends on the token: `tanh` of a projection of its active state to A numbers. These
+    The mixture of states depends on the token: `tanh` of a projection of its `active` state to A numbers. These
     projections are so small that they are never quantized.
-
-    Args:
-      scope: The module's scope.
-      num_states: A.
-      active: Index of the state that the layer computes.
     """
 
     def __init__(self, scope: LayerScope, num_states: int, active: int) -> None:

@@ -1,7 +1,4 @@
-"""Rope, cache update and attention: over the paged cache while serving, over whole sequences without one.
-
-`GroupedQueryAttention` is the layer that wraps it in the usual projections.
-"""
+"""Rope, cache update and attention: over the paged cache while serving, over whole sequences without one."""
 
 from __future__ import annotations
 
@@ -111,8 +108,6 @@ def apply_rope(
 
 
 class _Options(NamedTuple):
-    """Parameters of scores, and the tokens that a token sees."""
-
     scale: float
     span: AttentionSpan
     soft_cap: float | None
@@ -170,10 +165,7 @@ def _attention_through_scratch(
     options: _Options,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """Runs the paged kernel within each sequence, with the derivative of the definition.
-
-    Rounding keys and values to the type of the cache changes no derivative.
-    """
+    """Runs the paged kernel within each sequence, with the derivative of the definition; rounding changes none."""
     described = dataclasses.replace(metadata, block_tables=None, state_slots=None, scratch=None)
 
     def paged(
@@ -232,11 +224,7 @@ def _sharded_paged_attention(
     options: _Options,
     sinks: jax.Array | None,
 ) -> tuple[PagedCache, jax.Array]:
-    """Runs the paged kernel on each device's own heads.
-
-    With fewer kv heads than devices, the cache repeats each head for every device that needs it, so that each device
-    stores only the head that its queries use.
-    """
+    """Runs the paged kernel on each device's own heads; with fewer kv heads than devices, the cache repeats heads."""
     kernel = functools.partial(ragged_paged_attention, **options._asdict())
     operands = (
         metadata.input_positions,

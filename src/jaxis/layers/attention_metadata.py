@@ -1,4 +1,4 @@
-"""AttentionMetadata: the description of a step's flat batch for attention, passed down the model as an argument."""
+"""Description of a step's flat batch for attention, passed down the model as an argument."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from jaxis.kernels.state_slots import StateSlots
 class ScratchCache:
     """Request that layers without a cache use the kernels for serving, with a cache for the duration of the call.
 
-    Results then have the bits of a call with a cache, and can be differentiated.
-
-    Attributes:
-      block_size: Tokens of a block.
-      dtype: Float type that keys and values are rounded to.
+    Results then have the bits of a call with a cache, and can be differentiated. `dtype` is the float type that keys
+    and values are rounded to.
     """
 
     block_size: int
@@ -94,11 +91,7 @@ class AttentionMetadata:
         return self.query_start_loc[self.request_distribution[2]]
 
     def block_tables_for(self, span: AttentionSpan) -> jax.Array:
-        """Returns the block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.
-
-        Raises:
-          ValueError: There are no block tables, or none for this span.
-        """
+        """Returns the block tables i32 [R, max_blocks] for this span. Raises ValueError if there are none."""
         if self.block_tables is None:
             raise ValueError("a step without a cache has no block tables")
         if not self.spans:
@@ -108,8 +101,7 @@ class AttentionMetadata:
     def of_segments(self, span: AttentionSpan) -> AttentionMetadata:
         """Returns the same tokens as sequences of their own, cut by `bidirectional`, for layers with this span.
 
-        Raises:
-          ValueError: No tokens see later ones.
+        Raises ValueError if no tokens see later ones.
         """
         segments = self.bidirectional
         if segments is None:

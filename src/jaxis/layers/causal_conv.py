@@ -1,5 +1,3 @@
-"""Short convolution of each channel over the tokens of a sequence."""
-
 from __future__ import annotations
 
 import jax
@@ -21,7 +19,6 @@ class CausalConv(JaxModule):
     The state is the last W - 1 inputs.
 
     Args:
-      scope: The layer's scope.
       num_channels: C.
       width: W.
       use_bias: True for a `bias` [C].
@@ -53,7 +50,6 @@ class CausalConv(JaxModule):
 
     @property
     def state_array(self) -> StateArray:
-        """Specification of the state that the engine allocates for the layer."""
         return StateArray((self.width - 1, self.num_channels), (None, "heads"))
 
     def __call__(

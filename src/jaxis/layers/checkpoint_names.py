@@ -1,5 +1,3 @@
-"""Names of modules and tensors in checkpoints, and their names in jaxis."""
-
 from __future__ import annotations
 
 import functools
@@ -40,7 +38,6 @@ class CheckpointNames:
         return _renamed(name_in_checkpoint, self._forwards)
 
     def name_in_checkpoint(self, name: str) -> str:
-        """Returns the name in a checkpoint of a module or tensor here."""
         return _renamed(name, self._backwards)
 
     def value_here(self, name_in_checkpoint: str, tensor: np.ndarray) -> np.ndarray:

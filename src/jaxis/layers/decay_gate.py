@@ -1,5 +1,3 @@
-"""Decays of the states of linear attention by the gated delta rule."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,11 +13,9 @@ from jaxis.kernels.materialize import materialize
 class DecayGate:
     """Map from logits f to logarithms of decays, in float32, with the parameters `A_log` and `dt_bias`.
 
-    `-exp(A_log) * softplus(f + dt_bias)`, or, with a lower bound, `lower_bound * sigmoid(exp(A_log) * (f + dt_bias))`.
-
-    Attributes:
-      per_channel: True if each of the dk rows of a head's state has a decay of its own; False for one per head.
-      lower_bound: Least logarithm, below 0; None for none.
+    `-exp(A_log) * softplus(f + dt_bias)`, or, with a lower bound below 0,
+    `lower_bound * sigmoid(exp(A_log) * (f + dt_bias))`. If `per_channel`, each of the dk rows of a head's state has a
+    decay of its own; else each head has one.
     """
 
     per_channel: bool

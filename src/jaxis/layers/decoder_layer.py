@@ -1,7 +1,4 @@
-"""Decoder layers with different places of norms. A family supplies the attention and the feed-forward block.
-
-Norms have the names that they have in most checkpoints, such as `input_layernorm`.
-"""
+"""Decoder layers with different places of norms, which have the names of most checkpoints: `input_layernorm`."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class PreNormDecoderLayer(JaxModule):
     `x = x + mlp(norm(x))`
 
     Args:
-      scope: The layer's scope.
       self_attn, mlp: The two blocks.
       make_norm: Function that creates a norm from a scope; by default an RMS norm with config.json's `rms_norm_eps`.
       residual_multiplier: Multiplies each block's output before it is added to x.
@@ -79,9 +75,6 @@ class PreNormDecoderLayer(JaxModule):
 class PostNormDecoderLayer(JaxModule):
     """`x = x + norm(self_attn(x))`
     `x = x + norm(mlp(x))`
-
-    Args:
-      scope, self_attn, mlp: Arguments of `PreNormDecoderLayer`.
     """
 
     def __init__(self, scope: LayerScope, *, self_attn: SelfAttention, mlp: FeedForward) -> None:
@@ -100,9 +93,7 @@ class SandwichNormDecoderLayer(JaxModule):
     """`x = x + norm(self_attn(norm(x)))`
     `x = x + norm(mlp(norm(x)))`
 
-    Args:
-      scope, self_attn, mlp, make_norm, mixer_name: Arguments of `PreNormDecoderLayer`.
-      make_post_norm: Function that creates the norms after the blocks; None means `make_norm`.
+    `make_post_norm` creates the norms after the blocks; None means `make_norm`.
     """
 
     def __init__(
@@ -139,9 +130,7 @@ class ParallelDecoderLayer(JaxModule):
     """`y = norm(x)`
     `x = x + self_attn(y) + mlp(y)`
 
-    Args:
-      scope, self_attn, mlp, make_norm: Arguments of `PreNormDecoderLayer`.
-      has_mlp_norm: True if the feed-forward block has a norm of its own, `x = x + self_attn(norm(x)) + mlp(norm(x))`.
+    With `has_mlp_norm`, the feed-forward block has a norm of its own: `x = x + self_attn(norm(x)) + mlp(norm(x))`.
     """
 
     def __init__(
@@ -167,13 +156,7 @@ class ParallelDecoderLayer(JaxModule):
 
 
 class MixerLayer(JaxModule):
-    """`x = x + mixer(norm(x))`, for models that do not pair layers of attention with feed-forward blocks.
-
-    Args:
-      scope: The layer's scope.
-      mixer: The block.
-      epsilon: Epsilon of the norm.
-    """
+    """`x = x + mixer(norm(x))`, for models that do not pair layers of attention with feed-forward blocks."""
 
     def __init__(self, scope: LayerScope, mixer: SelfAttention | FeedForward, *, epsilon: float) -> None:
         self.norm = rms_norm(scope, epsilon=epsilon)

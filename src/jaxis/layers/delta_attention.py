@@ -54,11 +54,8 @@ class DeltaAttention(JaxModule):
     """`o_proj(norm(delta_rule(q, k, v)) * activation(gate(x)))`, each of q, k and v convolved over time.
 
     Args:
-      scope: The layer's scope.
-      sizes: All dimensions.
-      decay: Map from logits to decays.
-      decay_names: Names in the checkpoint of the layer that computes these logits, or of two layers that are applied
-        one after the other, with dv features between them.
+      decay_names: Names in the checkpoint of the layer that computes the logits of decays, or of two layers that are
+        applied one after the other, with dv features between them.
       gate_names: Names of the layers that compute the logits of the output's gates, likewise.
       gate_activation: Activation of these gates, a key of `jaxis.kernels.gates.ACTIVATIONS`.
       norm_epsilon: Epsilon of the output's norm.

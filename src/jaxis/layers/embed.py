@@ -24,12 +24,7 @@ class JaxEmbed(JaxModule):
     """Token embeddings `weight` [V, E]; `decode` uses the same table as the output head (tied heads).
 
     Args:
-      num_embeddings: V.
-      features: E.
-      rngs: Random keys of the initial table.
       scale: Multiplies the embeddings that are looked up; rounded to their type first (Gemma).
-      dtype: Type of the embeddings.
-      quant_config, prefix: Arguments of `JaxLinear`.
 
     Attributes:
       addition: Addition of adapters to looked-up embeddings, before `scale`; None for none.
@@ -82,14 +77,9 @@ class JaxEmbed(JaxModule):
 
 
 class PositionEmbedding(JaxModule):
-    """Learned embeddings of positions, `weight` [P + offset, E]; position p has row p + offset.
+    """Learned embeddings of positions, `weight` [P + offset, E]; position p has row p + offset (OPT's offset is 2).
 
-    Args:
-      num_positions: P, the most tokens of a sequence.
-      features: E.
-      rngs: Random keys of the initial table.
-      offset: Rows before the first position's (OPT has 2).
-      dtype: Type of the embeddings.
+    P is the most tokens of a sequence.
     """
 
     def __init__(
@@ -104,14 +94,7 @@ class PositionEmbedding(JaxModule):
 
 
 class JaxLmHead(JaxLinear):
-    """An output head that is not tied to the embeddings: `weight` [V, E].
-
-    Args:
-      features: E.
-      vocab_size: V.
-      use_bias: True for a `bias` [V].
-      rngs, dtype, quant_config, prefix: Arguments of `JaxLinear`.
-    """
+    """An output head that is not tied to the embeddings: `weight` [V, E], and with `use_bias` a `bias` [V]."""
 
     def __init__(
         self,
@@ -143,8 +126,5 @@ class JaxLmHead(JaxLinear):
 
 
 def _without_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """Cuts logits to the vocabulary, [T, V]: of devices that share a table, the last one's has rows of zeros.
-
-    XLA leaves each device its own part; no other module sees the logits of these rows.
-    """
+    """Cuts logits to the vocabulary, [T, V]: of devices that share a table, the last one's has rows of zeros."""
     return logits if logits.shape[-1] == vocab_size else logits[..., :vocab_size]

@@ -1,5 +1,3 @@
-"""Experts of a mixture: X feed-forward blocks, mostly gated, with stacked weights."""
-
 from __future__ import annotations
 
 import re
@@ -42,9 +40,8 @@ class StackLayout:
     """Layout of a checkpoint's tensors that hold all experts (`gate_up_proj`, `down_proj`).
 
     Attributes:
-      transposed: True if weights are [X, in, out], False if they are [X, out, in]; scales of quantized weights are
-        either way. None: weights, too, may be either way; if their shape does not tell, they are [X, out, in] as in
-        transformers.
+      transposed: True if weights are [X, in, out], False if [X, out, in]; scales of quantized weights are either way.
+        None: weights may be either way, too; if their shape does not tell, they are [X, out, in] as in transformers.
       interleaved: True if the outputs of `gate_up_proj` alternate between gate and up; False if all gates come first.
     """
 
@@ -59,16 +56,10 @@ class JaxExperts(JaxModule):
     and, with `use_bias`, `gate_proj_bias` and `up_proj_bias` [X, F] and `down_proj_bias` [X, E].
 
     Args:
-      num_experts: X.
-      hidden_size: E.
-      intermediate_size: F of one expert.
-      rngs: Random keys of the initial weights.
       gated_unit: Function that computes the input of `down_proj` from gate and up, or from up alone.
       scales_input: True if a token's weight for an expert multiplies the expert's input rather than its output.
-      use_bias: True if the three projections have biases.
       stack_layout: Layout of tensors that hold all experts; None if each tensor holds one.
       are_spread: True if each device of the mesh has whole experts, equally many; False if it has a part of each.
-      dtype, quant_config, prefix: Arguments of `JaxLinear`.
 
     Attributes:
       addition: Addition of adapters to the experts' products; None for none.
@@ -125,14 +116,12 @@ class JaxExperts(JaxModule):
         ]
 
     def _axes(self, *axes: str) -> tuple[str | None, ...]:
-        """Returns the logical axes of a stack from those of one expert's weight or bias."""
         if self.are_spread:
             return SPREAD_EXPERT, *(None if axis == "mlp" else axis for axis in axes)
         return "expert", *axes
 
     @property
     def stack_names(self) -> list[str]:
-        """Names of STACK_AXES that these experts have."""
         return [name for name in STACK_AXES if name != "gate_proj" or self.gated_unit.has_gate]
 
     @property
@@ -146,10 +135,7 @@ class JaxExperts(JaxModule):
         expert_weights: jax.Array,
         metadata: AttentionMetadata | None = None,
     ) -> jax.Array:
-        """Applies experts i32 [T, k], with weights float32 [T, k], to x [T, E]; returns [T, E].
-
-        Without the step's metadata, no row is padding.
-        """
+        """Applies experts i32 [T, k], with weights float32 [T, k], to x [T, E]. No metadata: no row is padding."""
         if self.are_spread and metadata is not None and jax.sharding.get_abstract_mesh().size > 1:
             # Padding goes to no expert: it would all go to the same ones, and their devices keep the others waiting.
             is_real = jnp.arange(len(expert_ids)) < metadata.num_tokens
@@ -169,15 +155,12 @@ class JaxExperts(JaxModule):
         return experts(x, expert_ids, expert_weights, stacks)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """Loads the experts' tensors, in any order and over any number of calls.
+        """Loads the experts' tensors, in any order and over any number of calls; returns the stacks that received one.
 
         Args:
-          weights: (name, tensor) pairs, of one expert (`3.gate_proj.weight`, `3.w1.weight`) or of all
-            (`gate_up_proj`, `down_proj_bias`; `gate_proj.weight` as MLX names and lays them out). Other suffixes name
-            tensors of the weights' format: `3.gate_proj.weight_scale_inv`, `gate_up_proj_scales`.
-
-        Returns:
-          The names of the stacks that received a tensor.
+          weights: (name, tensor) pairs, of one expert (`3.gate_proj.weight`, `3.w1.weight`) or of all (`gate_up_proj`,
+            `down_proj_bias`; `gate_proj.weight` as MLX names and lays them out). Other suffixes name tensors of the
+            weights' format: `3.gate_proj.weight_scale_inv`, `gate_up_proj_scales`.
 
         Raises:
           CheckpointError: A tensor belongs to no stack or expert of this layer, has the wrong shape, or occurs twice.
@@ -196,7 +179,6 @@ class JaxExperts(JaxModule):
         return filled
 
     def _take_part(self, stack_name: str, expert: int, part: np.ndarray, filled: set[str]) -> Callable[[], None] | None:
-        """Takes one expert's part of a tensor with `take_expert`, and adds its parameter's name to `filled`."""
         name, tensor_name = self._parameter_of(stack_name)
         if expert >= self.num_experts:
             raise CheckpointError(f"is for expert {expert}, but the model has {self.num_experts}")
@@ -273,7 +255,6 @@ class JaxExperts(JaxModule):
 
 @contextmanager
 def _errors_name(name: str, shape: Sequence[int]) -> Iterator[None]:
-    """Adds the tensor's name to errors of its weights."""
     try:
         yield
     except InvalidWeightError as error:

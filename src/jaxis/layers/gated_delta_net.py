@@ -47,15 +47,10 @@ class GatedDeltaNet(JaxModule):
     """Convolution, gated delta rule, norm and gate, with the projections of Qwen3.5.
 
     Sizes are config.json's: `linear_num_key_heads` Hk of `linear_key_head_dim` dk, `linear_num_value_heads` Hv of
-    `linear_value_head_dim` dv, `linear_conv_kernel_dim` W. Hv / Hk consecutive value heads share a key head.
+    `linear_value_head_dim` dv, `linear_conv_kernel_dim` W. Hv / Hk consecutive value heads share a key head. A family
+    whose checkpoints lay the projections out differently overrides `make_projections` and `project`.
 
-    A family whose checkpoints lay the projections out differently overrides `make_projections` and `project`.
-
-    Args:
-      scope: The layer's scope.
-
-    Raises:
-      ConfigError: The key heads do not divide the value heads, or W is not supported.
+    Raises ConfigError if the key heads do not divide the value heads, or W is not supported.
     """
 
     def __init__(self, scope: LayerScope) -> None:

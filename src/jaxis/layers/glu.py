@@ -14,11 +14,7 @@ from jaxis.kernels.activations import KERNEL_NAMES, relu_squared
 
 @dataclass(frozen=True)
 class GLU:
-    """`activation(gate) * up` (arXiv:2002.05202).
-
-    Attributes:
-      activation: Activation of the gate; one of `layers.mlp.ACTIVATIONS`.
-    """
+    """`activation(gate) * up` (arXiv:2002.05202), with one of `layers.mlp.ACTIVATIONS`."""
 
     activation: Callable[[jax.Array], jax.Array]
 
@@ -37,10 +33,7 @@ class GLU:
 
 @dataclass(frozen=True)
 class ClampedGLU:
-    """`g * sigmoid(alpha * g) * (u + 1)`, with g = `min(gate, limit)` and u = `clip(up, -limit, limit)` (GPT-OSS).
-
-    With alpha = 1.702, the sigmoid makes it an approximation of GELU.
-    """
+    """`g * sigmoid(alpha * g) * (u + 1)`, with g = `min(gate, limit)` and u = `clip(up, -limit, limit)` (GPT-OSS)."""
 
     limit: float
     alpha: float = 1.702
@@ -61,12 +54,7 @@ class ClampedGLU:
 
 @dataclass(frozen=True)
 class CappedGLU:
-    """`min(activation(gate), limit) * clip(up, -limit, limit)` (Step 3.5).
-
-    Attributes:
-      activation: Activation of the gate; one of `layers.mlp.ACTIVATIONS`.
-      limit: The bound.
-    """
+    """`min(activation(gate), limit) * clip(up, -limit, limit)` (Step 3.5), with one of `layers.mlp.ACTIVATIONS`."""
 
     activation: Callable[[jax.Array], jax.Array]
     limit: float
@@ -85,11 +73,7 @@ class CappedGLU:
 
 @dataclass(frozen=True)
 class Ungated:
-    """`activation(up)`, for experts without a gate.
-
-    Attributes:
-      activation: One of `layers.mlp.ACTIVATIONS`.
-    """
+    """`activation(up)`, for experts without a gate, with one of `layers.mlp.ACTIVATIONS`."""
 
     activation: Callable[[jax.Array], jax.Array]
 

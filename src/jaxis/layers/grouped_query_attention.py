@@ -1,5 +1,3 @@
-"""Grouped-query attention: its projections, norms and rope."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -44,7 +42,6 @@ class GroupedQueryAttention(JaxModule):
     Sizes are config.json's: `hidden_size` E, `num_attention_heads` H, `num_key_value_heads` K, `head_dim` D.
 
     Args:
-      scope: The layer's scope.
       num_heads, num_kv_heads: H and K of this layer; None means config.json's.
       head_dim: D for a config.json without it; None means E / H.
       layer_head_dim: D of this layer; None means config.json's.
@@ -185,10 +182,8 @@ class GroupedQueryAttention(JaxModule):
         """Returns the row orders of projections on `num_devices` devices, as far as they differ from the checkpoint's.
 
         With fewer key-value heads than devices, each device has the one that its queries use. A packed projection
-        begins with the first device's queries, keys and values, as rows by key-value heads do anyway.
-
-        Raises:
-          ConfigError: The devices cannot share the heads equally.
+        begins with the first device's queries, keys and values. Raises ConfigError if the devices cannot share the
+        heads equally.
         """
         copies = self.kv_cache_spec.on_devices(num_devices).num_kv_heads // self.num_kv_heads
         k_rows, v_rows = (
@@ -272,17 +267,13 @@ class GroupedQueryAttention(JaxModule):
 
     @property
     def _projection_sizes(self) -> tuple[int, int, int]:
-        """Number of rows of `q_proj`, including a gate in it, of `k_proj` and of `v_proj`."""
         q_size = self.num_heads * self.head_dim
         has_gate = self.output_gate is not None and self.output_gate.is_in_queries
         k_size, v_size = (self.num_kv_heads * size for size in (self.head_dim, self.value_dim))
         return 2 * q_size if has_gate else q_size, k_size, v_size
 
     def _project(self, x: jax.Array) -> list[jax.Array]:
-        """Returns queries [T, H * D], keys [T, K * D], values, and logits of the output's gate, if any, for x [T, E].
-
-        K counts the copies that `after_loading` made.
-        """
+        """Returns queries [T, H * D], keys [T, K * D] with copies, values, and any logits of the gate, of x [T, E]."""
         num_tokens, gate = x.shape[0], self.output_gate
         gate_proj = [] if gate is None or gate.name is None else [getattr(self, gate.name)]
         if self.qkv_proj is None:

@@ -1,5 +1,3 @@
-"""Indexer of DeepSeek Sparse Attention, which selects the tokens that each token attends to."""
-
 from __future__ import annotations
 
 import functools
@@ -33,9 +31,7 @@ _NORM_EPSILON = 1e-6
 class IndexCacheSpec:
     """Cache of one key per token, in the same blocks as the layer's latents, replicated on every device.
 
-    Attributes:
-      head_dim: Elements of a key.
-      num_heads: Query heads that a key is multiplied with.
+    `head_dim` is the elements of a key, `num_heads` the query heads that it is multiplied with.
     """
 
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
@@ -47,7 +43,6 @@ class IndexCacheSpec:
         return index_cache_layout(block_size, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> IndexCacheSpec:
-        """Returns itself: keys are not sharded."""
         del tensor_parallel_size
         return self
 
@@ -68,11 +63,7 @@ class IndexerSizes:
 
 
 class IndexKeyCache(JaxModule):
-    """Cache of an indexer's keys: a module of its own, since an indexer that no context is long enough for has none.
-
-    Args:
-      kv_cache_spec: Specification of the cache for the engine.
-    """
+    """Cache of an indexer's keys: a module of its own, since an indexer that no context is long enough for has none."""
 
     def __init__(self, kv_cache_spec: IndexCacheSpec) -> None:
         self.kv_cache_spec = kv_cache_spec
@@ -83,15 +74,10 @@ class Indexer(JaxModule):
 
     The score of token s for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[s])`. The published model also
     multiplies queries and keys by a Hadamard matrix, which does not change products, and rounds to fp8, which neither
-    this module nor transformers does.
-
-    All devices of a mesh compute the same selection; nothing here is sharded.
+    this module nor transformers does. All devices of a mesh compute the same selection.
 
     Args:
-      scope: The indexer's scope.
-      sizes: Dimensions of the indexer.
-      query_size: Elements of the normed latent of attention's own queries, from which the indexer's queries are
-        projected.
+      query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
       rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
       has_cache: True if the indexer will select from a cache.
     """

@@ -29,11 +29,7 @@ class CacheSpec(Protocol):
         ...
 
     def on_devices(self, tensor_parallel_size: int) -> CacheSpec:
-        """Returns the spec of a cache that is sharded over this many devices.
-
-        Raises:
-          ConfigError: The cache cannot be sharded over that many devices.
-        """
+        """Returns the spec of a cache sharded over this many devices. Raises ConfigError if it cannot be sharded so."""
         ...
 
 
@@ -42,9 +38,7 @@ class HasCache(Protocol):
     """A layer that caches something for each token, such as attention."""
 
     @property
-    def kv_cache_spec(self) -> CacheSpec:
-        """Specification of the cache that the engine allocates for the layer."""
-        ...
+    def kv_cache_spec(self) -> CacheSpec: ...
 
 
 @runtime_checkable
@@ -89,11 +83,7 @@ class KVCacheSpec:
     holds_biases: bool = False
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
-        """Returns the layout of the layer's cache in a program traced under the current mesh.
-
-        Raises:
-          ConfigError: An int8 cache cannot hold the layer's keys.
-        """
+        """Returns the layout of the layer's cache. Raises ConfigError if an int8 cache cannot hold the layer's keys."""
         if self.holds_biases and np.dtype(dtype) == np.int8:
             raise ConfigError("an int8 cache cannot hold the keys of a model with ALiBi: leave kv_cache_dtype at auto")
         return kv_cache_layout(block_size, self.num_kv_heads, self.head_dim, dtype)
@@ -101,8 +91,7 @@ class KVCacheSpec:
     def on_devices(self, tensor_parallel_size: int) -> KVCacheSpec:
         """Returns the spec with kv heads repeated if there are fewer heads than devices.
 
-        Raises:
-          ConfigError: The devices cannot share the heads equally.
+        Raises ConfigError if the devices cannot share the heads equally.
         """
         check_heads(self.num_heads, self.num_kv_heads, tensor_parallel_size)
         num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)

@@ -1,5 +1,3 @@
-"""Projection from latents to the keys and values of each head, which attention absorbs into queries and outputs."""
-
 from __future__ import annotations
 
 from typing import Any, TypeVar, cast
@@ -24,16 +22,11 @@ Matrix = TypeVar("Matrix", np.ndarray, jax.Array)
 class LatentUpProjection(JaxLinear):
     """`kv_b_proj`: maps a latent (L elements) to the keys (N, without position) and values (V) of H heads.
 
-    Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents multiplies by it one head at a time, and
-    in both directions, which the kernels for whole layers cannot do. A quantized weight is therefore dequantized on
-    loading: to the model's type, or, packed for the native kernels, to float32 (bfloat16 where that is exact). Packed,
-    it becomes `key_weight`, H matrices [L, N], and `value_weight`, H matrices [V, L].
-
-    Args:
-      num_heads: H.
-      latent_dim: L.
-      key_dim, value_dim: N, V.
-      rngs, dtype, quant_config, prefix: Arguments of `JaxLinear`.
+    Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents absorbs it into queries and outputs: it
+    multiplies by it one head at a time, in both directions, which the kernels for whole layers cannot do. A quantized
+    weight is therefore dequantized on loading: to the model's type, or, packed for the native kernels, to float32
+    (bfloat16 where that is exact). Packed, it becomes `key_weight`, H matrices [L, N], and `value_weight`, H matrices
+    [V, L].
 
     Attributes:
       head_addition: Addition of adapters to the absorbed projection; None for none.
@@ -102,7 +95,6 @@ class LatentUpProjection(JaxLinear):
         return self.head_addition.scaled_values(changed).astype(values.dtype)
 
     def dequantized(self) -> jax.Array:
-        """Returns the weight, float32 [H * (N + V), L]."""
         if self.key_weight is None or self.value_weight is None:
             return self.weight[...].astype(jnp.float32)
         # Multiplying by the identity yields the weight itself.
@@ -129,10 +121,7 @@ class LatentUpProjection(JaxLinear):
         del self.weight
 
     def packed_heads(self, weight: PackedWeight, dtype: DTypeLike | None = None) -> tuple[PackedWeight, PackedWeight]:
-        """Returns `key_weight` and `value_weight` for a packed weight.
-
-        Their type is bfloat16 where that is exact, else float32, unless `dtype` is given.
-        """
+        """Returns `key_weight` and `value_weight`: in `dtype`, or bfloat16 where that is exact, else float32."""
         floats = np.asarray(weight.matmul(jnp.eye(self.input_size)).T)
         if dtype is None:
             rounded = floats.astype(ml_dtypes.bfloat16)

@@ -10,12 +10,7 @@ from jaxis.layers.scope import LayerScope
 
 
 class Laurel(JaxModule):
-    """Computes `x + norm(linear_right(linear_left(x)))`.
-
-    Args:
-      scope: The block's scope.
-      rank: Number of features between the two projections.
-    """
+    """Computes `x + norm(linear_right(linear_left(x)))` of x [T, E], with `rank` features between the two."""
 
     def __init__(self, scope: LayerScope, rank: int) -> None:
         size: int = scope.config["hidden_size"]
@@ -24,5 +19,4 @@ class Laurel(JaxModule):
         self.post_laurel_norm = rms_norm(scope)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns [T, E] for x [T, E]."""
         return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))

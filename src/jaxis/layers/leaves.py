@@ -1,6 +1,7 @@
 """Functions that create leaf layers (layers with parameters only) from a scope.
 
-The constructors themselves have the signatures of the model development guides, so that classes written for those work.
+The layers' own constructors have the signatures of the model development guides, so that classes written for those
+work.
 """
 
 from __future__ import annotations
@@ -73,7 +74,6 @@ def rms_norm(
     """Creates an RMS norm, by default with config.json's `hidden_size` and `rms_norm_eps`.
 
     The scope may be that of the layer that the norm is in: norms are not quantized, so the name is irrelevant.
-    `add_unit_offset` and `use_weight` are arguments of `JaxRmsNorm`.
     """
     return JaxRmsNorm(
         scope.config["hidden_size"] if num_features is None else num_features,
@@ -88,10 +88,7 @@ def rms_norm(
 def layer_norm(
     scope: LayerScope, shape: int | tuple[int, ...] | None = None, *, epsilon: float, use_bias: bool = True
 ) -> JaxLayerNorm:
-    """Creates a layer norm, by default with config.json's `hidden_size` as shape.
-
-    The scope may be that of the layer that the norm is in. The other arguments are those of `JaxLayerNorm`.
-    """
+    """Creates a layer norm, by default of `hidden_size`. The scope may be that of the layer that the norm is in."""
     size: int | tuple[int, ...] = scope.config["hidden_size"] if shape is None else shape
     return JaxLayerNorm(size, scope.rngs, epsilon=epsilon, use_bias=use_bias, dtype=scope.dtype)
 
@@ -122,10 +119,7 @@ def experts(
     use_bias: bool = False,
     stack_layout: StackLayout | None = None,
 ) -> JaxExperts:
-    """Creates the experts that a router with this routing chooses among.
-
-    `hidden_size` is config.json's by default. The other arguments are those of `JaxExperts`.
-    """
+    """Creates the experts that a router with this routing chooses among; `hidden_size` is config.json's by default."""
     return JaxExperts(
         routing.num_experts,
         scope.config["hidden_size"] if hidden_size is None else hidden_size,

@@ -25,13 +25,8 @@ class JaxLinear(JaxModule):
     """`y = x weight^T + bias`.
 
     Args:
-      input_size: Features in.
-      output_size: Features out.
-      rngs: Random keys of the initial weights.
       use_bias: True for a `bias` [out].
-      dtype: Type of the weights.
       kernel_axes: Logical axes of the weight's (out, in).
-      kernel_init: Initializer of the weight.
       quant_config: Configuration that decides how the weight is stored.
       prefix: Dotted name of the layer, which `quant_config` looks up.
 
@@ -103,8 +98,8 @@ def can_be_fused(*layers: JaxLinear) -> bool:
 class JaxEinsum(JaxModule):
     """`y = einsum(einsum_str, x, weight) + bias`, for weights with more than two axes, such as [heads, head_dim, in].
 
-    The checkpoint may have the weight with neighbouring axes merged ([heads * head_dim, in]); it is then reshaped while
-    loading, without moving data. Any other shape is an error.
+    The checkpoint may have the weight with neighbouring axes merged ([heads * head_dim, in]). Any other shape is an
+    error.
     """
 
     def __init__(

@@ -46,8 +46,7 @@ class Mamba1Sizes:
 def time_step_rank(config: HFConfig, key: str) -> int:
     """Returns the value of this key of config.json; "auto", and a missing key, mean a sixteenth of `hidden_size`.
 
-    Raises:
-      ConfigError: It is neither "auto" nor a number of features.
+    Raises ConfigError if it is neither "auto" nor a number of features.
     """
     rank = config.get(key, "auto")
     if rank == "auto":
@@ -61,8 +60,6 @@ class Mamba1(JaxModule):
     """Projections, convolution, recurrence and gate (arXiv:2312.00752).
 
     Args:
-      scope: The layer's scope.
-      sizes: Sizes of the layer.
       conv_bias: True if the convolution has a bias.
       use_bias: True if the projections in and out have biases.
       norm_epsilon: Epsilon of RMS norms of time steps, B and C (Jamba); None for no norms.

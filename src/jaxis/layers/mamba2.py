@@ -52,7 +52,6 @@ class Mamba2Sizes:
 
     @property
     def inner_size(self) -> int:
-        """Number of features of all heads, H P."""
         return self.num_heads * self.head_dim
 
     @property
@@ -66,8 +65,6 @@ class Mamba2(JaxModule):
     """Projections, convolution, recurrence, and a gated norm.
 
     Args:
-      scope: The layer's scope.
-      sizes: Sizes of the layer.
       conv_bias: True if the convolution has a bias.
       in_bias, out_bias: True if the projections have biases.
       norm_epsilon: Epsilon of the norm over each group of the heads' outputs; None for no norm: outputs are only gated.

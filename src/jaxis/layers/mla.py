@@ -39,8 +39,7 @@ class LatentCacheSpec:
     Attributes:
       latent_dim: Elements of a latent.
       rope_dim: Elements of a rope key.
-      num_selected: Largest number of tokens that a token attends to, whose entries are read one by one. None: all
-        tokens.
+      num_selected: Most tokens that a token attends to, whose entries are read one by one; None: all tokens.
       context_devices: Devices that share each block's tokens; with one, every device has all of them.
     """
 
@@ -58,7 +57,6 @@ class LatentCacheSpec:
         return latent_cache_layout(block_size, self.latent_dim, self.rope_dim, dtype, is_gathered=is_gathered)
 
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
-        """Returns itself: the layer has decided the division between devices."""
         del tensor_parallel_size
         return self
 
@@ -94,13 +92,10 @@ class MultiHeadLatentAttention(JaxModule):
     """Self-attention whose keys and values are linear in one latent per token (arXiv:2405.04434).
 
     With a paged cache, the projections from the latent are absorbed, so that the cache holds
-    `kv_lora_rank + qk_rope_head_dim` elements per token. Compared with materialized keys and values, this takes more
-    arithmetic (about twice as much in a long prefill) but reads far less memory in a decode. Without a cache, keys and
-    values are materialized.
+    `kv_lora_rank + qk_rope_head_dim` elements per token. This takes more arithmetic (about twice as much in a long
+    prefill) but reads far less memory in a decode. Without a cache, keys and values are materialized.
 
     Args:
-      scope: The layer's scope.
-      sizes: All dimensions.
       rope: Rotates the last `qk_rope_head_dim` dimensions of each query head, and the rope key that all heads share;
         None leaves them as they are.
       scale: Multiplies the scores.
@@ -186,10 +181,9 @@ class MultiHeadLatentAttention(JaxModule):
         return kv_cache, self.o_proj(out.reshape(q.shape[0], -1))
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns the projections of x [T, E], before the rope.
+        """Returns queries [T, H, N + R], latents [T, L], rope keys [T, 1, R], the queries' input, the gate's logits.
 
-        They are queries [T, H, N + R], latents [T, L], rope keys [T, 1, R], the input of the queries' projection (their
-        normed latent, or x), and the logits of the output's gate if there is one.
+        The rope is not applied yet. The queries' input is their normed latent, or x. There may be no gate.
         """
         first = self.q_proj if self.sizes.q_lora_rank is None else self.q_a_proj
         gate_proj = [] if self._gate_name is None else [getattr(self, self._gate_name)]
@@ -268,10 +262,9 @@ class MultiHeadLatentAttention(JaxModule):
 def _attention_through_scratch(
     q: jax.Array, entries: jax.Array, metadata: AttentionMetadata, *, value_dim: int, scale: float
 ) -> jax.Array:
-    """Attention within each sequence by the paged kernel, with the derivative of the definition.
+    """Returns attention [T, H, value_dim] of q [T, H, D] to entries [T, D] by the paged kernel, within each sequence.
 
-    Returns [T, H, value_dim] for q [T, H, D] and entries [T, D]. `metadata` asks for a scratch cache, to whose type
-    entries are rounded; that changes no derivative.
+    The derivative is the definition's: rounding entries to the type of the scratch cache changes none.
     """
     scratch = metadata.scratch
     assert scratch is not None

@@ -26,8 +26,6 @@ from jaxis.parallel.mesh import devices_of_layer
 
 
 class FeedForward(Protocol):
-    """Position-wise part of a decoder layer."""
-
     def __call__(self, x: jax.Array, metadata: AttentionMetadata | None, /) -> jax.Array:
         """Returns [T, E] for x [T, E]; the step's batch tells padding (None: no row is padding)."""
         ...
@@ -51,11 +49,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
-    """Returns the activation that config.json calls `name`.
-
-    Raises:
-      ConfigError: The activation is unknown.
-    """
+    """Returns the activation that config.json calls `name`. Raises ConfigError if the activation is unknown."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(f"hidden_act={name!r} in config.json is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -65,7 +59,6 @@ class GatedMLP(JaxModule):
     """`down_proj(act(gate_proj(x)) * up_proj(x))` (arXiv:2002.05202).
 
     Args:
-      scope: The layer's scope.
       intermediate_size: F; None means config.json's `intermediate_size`.
       activation: Name of the gate's activation; None means config.json's `hidden_act`.
       gated_unit: Combination of gate and up that replaces `act(gate) * up`; None for that.
@@ -145,13 +138,9 @@ class GatedMLP(JaxModule):
 
 
 class UngatedMLP(JaxModule):
-    """`down_proj(act_fn(up_proj(x)))`.
+    """`down_proj(act_fn(up_proj(x)))`; the activation is a function, or a module with parameters.
 
-    Args:
-      scope: The layer's scope.
-      activation: Function, or module with parameters.
-      intermediate_size: F; None means config.json's `intermediate_size`.
-      use_bias: True if the projections have biases.
+    `intermediate_size` F is config.json's by default. With `use_bias`, the projections have biases.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""JaxModule: an nnx.Module whose parameters have dotted names.
+"""JaxModule: an nnx.Module whose parameters have dotted names, with the methods that PyTorch users expect.
 
-It has the methods that PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may be in
-lists, tuples and dicts, as in `model.layers.0`.
+Children may be in lists, tuples and dicts, as in `model.layers.0`.
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ class JaxModule(nnx.Module, pytree=False):
 
 @runtime_checkable
 class HasAfterLoading(Protocol):
-    """A module that post-processes its weights."""
-
     def after_loading(self) -> None:
         """Called once, after the whole checkpoint has been read and the module's `quant_method` has finished."""
         ...
@@ -133,16 +130,10 @@ def make_parameter(
     axes: tuple[str | None, ...],
     weight_loader: Callable[..., None] | None = None,
 ) -> nnx.Param:
-    """Creates a parameter with logical axes (`parallel.mesh.LOGICAL_AXIS_RULES`).
+    """Creates a parameter of the checkpoint's shape, with value `init(key, shape, dtype)`.
 
-    Args:
-      rngs: Source of the random key that `init` gets.
-      init: Function `init(key, shape, dtype)` that returns the initial value.
-      shape: The checkpoint's shape.
-      dtype: Data type.
-      axes: One logical axis name, or None, for each dimension.
-      weight_loader: Function `weight_loader(param, tensor, shard_id)` that fills the parameter, instead of the default
-        loader.
+    `axes` has a logical axis (`parallel.mesh.LOGICAL_AXIS_RULES`), or None, for each dimension. A function
+    `weight_loader(param, tensor, shard_id)` fills the parameter instead of the default loader.
     """
     metadata: dict[str, Any] = {"logical_axes": axes}
     if weight_loader is not None:
@@ -153,10 +144,7 @@ def make_parameter(
 def parameter_of(
     make: Callable[[jax.Array], Any], rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike, **metadata: Any
 ) -> nnx.Param:
-    """Creates a parameter whose value is `make(key)`, unless initializers are skipped or deferred.
-
-    `rngs` is the source of the key, `shape` is the checkpoint's, and `metadata` is the parameter's.
-    """
+    """Creates a parameter of the checkpoint's shape and value `make(key)`, unless initializers are skipped."""
     if _skip_initializers.get():
         return nnx.Param(jnp.zeros(shape, dtype), **metadata)
     key = rngs.params()

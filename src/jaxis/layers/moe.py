@@ -1,5 +1,3 @@
-"""Sparse feed-forward block: a router, its experts, and shared experts that every token goes through."""
-
 from __future__ import annotations
 
 import jax
@@ -18,17 +16,14 @@ from jaxis.layers.scope import LayerScope, never_quantized
 
 
 class SparseMoE(JaxModule):
-    """`experts(x)` of the experts that the router chooses, plus `shared_experts(x)` if there are any.
+    """`experts(x)` of the experts that the router chooses, plus `shared_experts(x)`, if any, of every token.
 
     Args:
-      scope: The layer's scope.
-      routing: Choice of experts.
       intermediate_size: F of one expert.
       gated_unit: Gated unit of the experts; None means the plain GLU with config.json's `hidden_act`.
       use_bias: True if router and experts have biases.
       use_selection_bias: True if the router has a bias for choosing only, as in `JaxRouter`.
       stack_layout: Layout of tensors that hold all experts, as in `JaxExperts`.
-      shared_experts: Block that every token goes through; None for none.
       use_shared_gate: True for a linear layer `shared_expert_gate` [1, E] whose sigmoid multiplies the shared block's
         output.
       latent_size: Features of the experts' input and output: `fc1_latent_proj` maps x to them, and `fc2_latent_proj`

@@ -15,8 +15,6 @@ from jaxis.layers.module import JaxModule, make_parameter
 
 
 class Norm(Protocol):
-    """A normalisation layer."""
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises x; the result has the same shape and type."""
         ...
@@ -26,10 +24,7 @@ class JaxRmsNorm(JaxModule):
     """Root-mean-square norm over the last axis, computed in float32 (arXiv:1910.07467).
 
     Args:
-      num_features: Size of the last axis.
       epsilon: Added to the mean square.
-      rngs: Random keys of the initial weight.
-      dtype: Type of the weight.
       add_unit_offset: True if the checkpoint has `weight - 1` (Gemma).
       use_weight: True for a `weight`; without one, features are only normalised.
     """
@@ -79,10 +74,8 @@ class JaxLayerNorm(JaxModule):
 
     Args:
       shape: Shape of the weight: the last axis's size, or [M, N] if each of M rows of N features has its own weights.
-      rngs: Random keys of the initial weights.
       epsilon: Added to the variance.
       use_bias: True for a `bias` of the same shape.
-      dtype: Type of the weights.
     """
 
     def __init__(
@@ -106,13 +99,7 @@ class JaxLayerNorm(JaxModule):
 
 
 class HeadLayerNorms(JaxModule):
-    """Layer norms of heads that are separate in the checkpoint, as `norms.0.weight` and so on, without biases.
-
-    Args:
-      num_heads: H.
-      head_dim: D.
-      rngs, epsilon, dtype: Arguments of `JaxLayerNorm`.
-    """
+    """Layer norms of H heads that are separate in the checkpoint, as `norms.0.weight` [D] and so on, without biases."""
 
     def __init__(
         self, num_heads: int, head_dim: int, rngs: nnx.Rngs, *, epsilon: float, dtype: DTypeLike = jnp.float32
@@ -130,15 +117,7 @@ class HeadLayerNorms(JaxModule):
 
 
 class GatedRmsNorm(JaxModule):
-    """Root-mean-square norm of `x * silu(gate)`, over each of several groups of consecutive features.
-
-    Args:
-      num_features: Size of the last axis.
-      num_groups: Number of groups, which divide the last axis evenly.
-      rngs: Random keys of the initial weight.
-      epsilon: Added to the mean squares.
-      dtype: Type of the weight.
-    """
+    """Root-mean-square norm of `x * silu(gate)`, over each of `num_groups` equal groups of consecutive features."""
 
     def __init__(
         self, num_features: int, num_groups: int, rngs: nnx.Rngs, *, epsilon: float, dtype: DTypeLike = jnp.float32

@@ -1,5 +1,3 @@
-"""Router that normalises and scales its input, and scales the weights of experts."""
-
 from __future__ import annotations
 
 import jax
@@ -16,10 +14,6 @@ class NormedRouter(JaxModule):
     """Routes by `proj(norm(x) * scale * E ** -0.5)`; each weight is multiplied by its expert's `per_expert_scale`.
 
     The norm has no weight: `scale` [E] is a parameter of the router's own (Gemma 4).
-
-    Args:
-      scope: The router's scope.
-      routing: Interpretation of the logits of `proj`.
     """
 
     def __init__(self, scope: LayerScope, routing: Routing) -> None:

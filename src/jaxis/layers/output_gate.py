@@ -1,5 +1,3 @@
-"""Gates on attention's output, as data: the source of their logits, and the activation."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ class OutputGate:
 
     @property
     def is_in_queries(self) -> bool:
-        """True if `q_proj` also has the gate's rows."""
         return self.name is None
 
     def __call__(self, out: jax.Array, logits: jax.Array) -> jax.Array:

@@ -60,13 +60,7 @@ class PartialWeight:
 
 @dataclass(frozen=True)
 class WeightLoader:
-    """`weight_loader` of a parameter that holds a weight. Identical layers have equal ones.
-
-    Attributes:
-      recipe: Recipe that builds the weight.
-      slot: The parameter.
-      dtype: Data type of the model.
-    """
+    """`weight_loader` of a parameter that holds a weight. Identical layers have equal ones."""
 
     recipe: WeightRecipe
     slot: WeightSlot
@@ -81,14 +75,12 @@ class WeightLoader:
         return parameter_of(make, rngs, shape, self.dtype, logical_axes=self.slot.axes, weight_loader=self)
 
     def takes(self, tensor_name: str) -> bool:
-        """Returns whether the file has a tensor of this name for the weight."""
         return tensor_name in self._specs
 
     def __call__(self, param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
         """Takes one of the weight's tensors; `shard_id` is its name in the file, None the parameter's own.
 
-        Raises:
-          CheckpointError: The weight does not take this tensor.
+        Raises CheckpointError if the weight does not take this tensor.
         """
         name = "weight" if shard_id is None else shard_id
         if name not in self._specs:
@@ -109,18 +101,17 @@ class WeightLoader:
     def take_expert(
         self, param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight"
     ) -> Callable[[], None] | None:
-        """Takes one tensor of an expert's weight.
+        """Takes one tensor, with its outputs along the first axis, of an expert's weight.
+
+        Returns a function that packs the weight, in any thread, if this was its last tensor and it is packed; else
+        None. The function raises CheckpointError. `finish_experts` must be called after the last of these functions has
+        returned.
 
         Args:
           param: Parameter whose value is abstract [X, ...], or partly filled by this function.
           expert: Index of the expert.
-          tensor: Tensor with its outputs along the first axis.
+          tensor: The tensor.
           name: Name of the tensor in the format.
-
-        Returns:
-          A function that packs the weight, in any thread, if this was its last tensor and it is packed; else None. The
-          function raises CheckpointError. `finish_experts` must be called after the last of these functions has
-          returned.
 
         Raises:
           CheckpointError: The weight does not take this tensor, or already has it.
@@ -233,7 +224,6 @@ class WeightLoader:
     def _put(
         self, stack: WeightValue | SpreadStack | None, expert: int, tensors: dict[str, np.ndarray]
     ) -> WeightValue | SpreadStack:
-        """Returns the stack with an expert's weight added, if the expert lies on a device of this host."""
         num_experts, mesh = self.slot.num_experts, jax.sharding.get_mesh()
         assert num_experts is not None
         if stack is None and self.slot.axes[0] == SPREAD_EXPERT and mesh.size > 1:
@@ -257,7 +247,6 @@ class WeightLoader:
         return jax.block_until_ready(jax.tree.map(functools.partial(write_entry, index=expert), whole, entry))
 
     def _place(self, weight: WeightValue) -> WeightValue:
-        """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
         axes = placement(weight, self.slot.axes)
         if isinstance(weight, jax.Array | np.ndarray):
             return place_array(weight, axes).astype(self.dtype)

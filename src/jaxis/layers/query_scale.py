@@ -1,5 +1,3 @@
-"""Factor of queries that grows with their position."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,12 +11,8 @@ import numpy as np
 class QueryScale:
     """Multiplies queries at position p by `1 + beta * log(1 + floor((p + offset) / interval))` (arXiv:2501.19399).
 
-    Attributes:
-      beta: Growth of the factor.
-      interval: Positions that share a factor.
-      max_position: Last position, after which the factor is constant. Factors are a table, which gives a position the
-        same factor in every batch.
-      offset: Added to positions.
+    The factor is constant after `max_position`. Factors are a table, which gives a position the same factor in every
+    batch.
     """
 
     beta: float

@@ -1,8 +1,6 @@
-"""Rotary position embeddings (arXiv:2104.09864) and their context-extension variants.
+"""Rotary position embeddings (arXiv:2104.09864) and their context-extension variants, as plain data.
 
-A rope object is plain data: the frequencies, the number of a head's dimensions that they rotate, and the pairs of
-dimensions. The variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the
-reference.
+The variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the reference.
 """
 
 from __future__ import annotations
@@ -52,15 +50,10 @@ class RotaryEmbedding:
         sequence_lens: jax.Array | None = None,
         norms: HeadNorms | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Rotates queries and keys.
+        """Rotates queries [T, H, D] and keys [T, K, D], after `norms` of each head, if any.
 
-        Args:
-          q: [T, H, D].
-          k: [T, K, D].
-          positions: i32 [T], or [3, T] for a rope with `axes`.
-          sequence_lens: i32 [T], the full length of each token's sequence if known (unpaged), for variants with
-            frequencies that depend on it.
-          norms: Norms applied to each head first; None for none.
+        `positions` are i32 [T], or [3, T] for a rope with `axes`. `sequence_lens`, i32 [T], are the full lengths of
+        each token's sequence if known (unpaged), for variants with frequencies that depend on them.
         """
         by_pair = positions[:, None] if positions.ndim == 1 else positions[np.asarray(self.axes)].T
         angles = by_pair.astype(jnp.float32) * self.frequencies(sequence_lens)

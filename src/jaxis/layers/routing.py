@@ -1,5 +1,3 @@
-"""Routing of tokens to experts, and the weights of the experts."""
-
 from __future__ import annotations
 
 import functools
@@ -28,7 +26,7 @@ GROUP_SCORES = ("max", "top2_sum")
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Parameters of a router: the map from logits to k experts per token and their weights.
+    """Map from a router's logits to k of X experts per token and their weights.
 
     An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
     are chosen, by score plus selection bias if there is one; their weights are their scores, without the bias. A
@@ -38,13 +36,10 @@ class Routing:
     the experts that were not chosen before and whose logits are near its own.
 
     Attributes:
-      num_experts: X.
-      num_experts_per_token: k.
       score_function: "softmax", "sigmoid" or "sparsemixer".
       sparsemixer_jitter: Logits are near the best one if their difference to it is at most twice this share of the
         larger of their magnitude and the best one.
-      logit_soft_cap: Bound of the logits, which first become `logit_soft_cap * tanh(logits / logit_soft_cap)`; None for
-        none.
+      logit_soft_cap: Bound of the logits, which first become `cap * tanh(logits / cap)`; None for none.
       renormalize: True to divide a token's k weights by their sum.
       sum_epsilon: Added to that sum; it guards against sigmoids that are all 0.
       minimum_sum: Lower bound of that sum.
@@ -122,12 +117,10 @@ def routers_observed_by(observe: Observer) -> Iterator[None]:
 def choose_experts(
     routing: Routing, logits: jax.Array, selection_bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns each token's expert_ids i32 [T, k], best first, and expert_weights float32 [T, k].
+    """Returns expert_ids i32 [T, k], best first, and expert_weights float32 [T, k], of logits [T, X].
 
-    Args:
-      routing: Parameters of the router.
-      logits: [T, X], in any floating type.
-      selection_bias: float32 [X], added to the scores, or the logits, for choosing only; None for none.
+    `selection_bias` float32 [X] is added to the scores, or the logits, for choosing only; None for none. Logits have
+    any floating type.
     """
     logits = logits.astype(jnp.float32)
     if routing.logit_soft_cap is not None:
@@ -200,15 +193,8 @@ def _load_selection_bias(param: nnx.Param, tensor: np.ndarray, shard_id: str | i
 class JaxRouter(JaxLinear):
     """Router: `weight` [X, E] and, in some families, a `bias` [X] on the logits.
 
-    The weight is never quantized in memory; a quantized one in the checkpoint is dequantized.
-
-    Args:
-      hidden_size: E.
-      routing: Parameters of the router.
-      rngs: Random keys of the initial weights.
-      use_bias: True for a `bias` [X] on the logits.
-      use_selection_bias: True for an `e_score_correction_bias` [X], which is added to scores for choosing only.
-      dtype, quant_config, prefix: Arguments of `JaxLinear`.
+    The weight is never quantized in memory; a quantized one in the checkpoint is dequantized. With
+    `use_selection_bias`, there is an `e_score_correction_bias` [X], which is added to scores for choosing only.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Rows of a linear layer's weight in the order in which the devices of a mesh need them.
 
-The axis of a weight's outputs is cut into equal parts, one for each device. A device that needs other rows would have
-to get their outputs from other devices in every step. So rows are put in order once, after loading.
+The outputs are cut into equal parts, one for each device. A device that needs other rows would have to get their
+outputs from other devices in every step. So rows are put in order once, after loading.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from jaxis.parallel.mesh import logical_sharding
 class RowOrder(NamedTuple):
     """Order of the rows of a layer's weight [out, in] for some number of devices.
 
-    Attributes:
-      layer: The layer.
-      rows: int [n], indices of outputs; devices' copies of a row are interchangeable.
+    `rows` are indices of outputs, int [n]; devices' copies of a row are interchangeable.
     """
 
     layer: JaxLinear

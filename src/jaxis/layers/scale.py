@@ -1,5 +1,3 @@
-"""Products with a constant."""
-
 from __future__ import annotations
 
 import jax

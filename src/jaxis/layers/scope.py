@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerScope:
-    """Arguments of a composite layer's constructor.
+    """Arguments of a composite layer's constructor; `scope / "self_attn"` is the scope of the child of that name.
 
-    `scope / "self_attn"` is the scope of the child of that name. Layers read what they need from a scope but do not
-    keep
-    it: decoder layers that differ only in their place must compare equal, so that they are traced once.
+    Layers read what they need from a scope but do not keep it: decoder layers that differ only in their place must
+    compare equal, so that they are traced once.
 
     Attributes:
-      vllm_config: Configuration of the engine.
-      rngs: Random keys of the initial weights.
-      quant_config: Configuration that decides how the weights of layers in this scope are stored and applied; None:
-        unchanged.
+      quant_config: Decides how the weights of layers in this scope are stored and applied; None: unchanged.
       prefix: Dotted name of the layer in the model.
       layer_index: Index, from 0, of the decoder layer that this is or belongs to; meaningless elsewhere.
       names: Names of modules in the model's checkpoints.
@@ -47,7 +43,6 @@ class LayerScope:
         return dataclasses.replace(self, prefix=f"{self.prefix}.{name}" if self.prefix else name)
 
     def layer(self, index: int) -> LayerScope:
-        """Returns the scope of the decoder layer `layers.<index>`."""
         return dataclasses.replace(self / "layers" / str(index), layer_index=index)
 
     @property
@@ -61,7 +56,6 @@ class LayerScope:
 
     @property
     def dtype(self) -> DTypeLike:
-        """Data type of weights and activations."""
         return self.vllm_config.model_config.dtype
 
     @property

@@ -1,5 +1,3 @@
-"""Attention of a layer's own queries to the keys and values of an earlier layer."""
-
 from __future__ import annotations
 
 import jax
@@ -23,13 +21,12 @@ class SharedCacheAttention(JaxModule):
     each head, then the rope.
 
     Args:
-      scope: The layer's scope.
       shares_cache_of: Index of the decoder layer whose keys and values it reads.
       head_dim: D of that layer.
+      span: The tokens that a token sees; that layer's span.
       rope_settings: Rope of this layer; None means config.json's settings for all layers.
       scale: Multiplies the scores.
       use_bias: True if the projections have biases.
-      span: The tokens that a token sees; that layer's span.
 
     Raises:
       ConfigError: config.json's rope is not supported.

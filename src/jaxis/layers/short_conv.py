@@ -1,5 +1,3 @@
-"""Short convolutions in place of attention, as most layers of LFM2 have them."""
-
 from __future__ import annotations
 
 import jax
@@ -17,14 +15,10 @@ State = tuple[jax.Array] | None
 
 
 class ShortConv(JaxModule):
-    """`out_proj(c * conv(b * v))`, where b, c and v are thirds of `in_proj(x)`.
+    """`out_proj(c * conv(b * v))`, where b, c and v are thirds of `in_proj(x)`: in place of attention, as in LFM2.
 
-    Sizes are config.json's: `hidden_size` E, and `conv_L_cache`, the taps of the convolution.
-
-    Args:
-      scope: The layer's scope.
-      default_width: Taps for a config.json without `conv_L_cache`.
-      use_bias: True if the projections and the convolution have biases.
+    The convolution has config.json's `conv_L_cache` taps, or `default_width`. With `use_bias`, it and the projections
+    have biases.
     """
 
     def __init__(self, scope: LayerScope, *, default_width: int = 3, use_bias: bool) -> None:

@@ -19,8 +19,8 @@ from jaxis.layers.glu import GLU
 class GaussianTopK:
     """Computes `max(x - cutoff, 0)` with the quantile `sparsity` of a normal distribution with x's moments as cutoff.
 
-    Attributes:
-      sparsity: Share of a token's features that become 0 if they are normally distributed; from 0 to 1, exclusive.
+    `sparsity` is the share of a token's features that become 0 if they are normally distributed; from 0 to 1,
+    exclusive.
     """
 
     sparsity: float
@@ -36,11 +36,7 @@ class GaussianTopK:
 
 @dataclass(frozen=True)
 class SparseGLU(GLU):
-    """Computes `activation(top_k(gate)) * up`.
-
-    Attributes:
-      top_k: Filter of the gate.
-    """
+    """Computes `activation(top_k(gate)) * up`."""
 
     top_k: GaussianTopK
 

@@ -1,5 +1,3 @@
-"""Multi-head latent attention to selected tokens (DeepSeek Sparse Attention)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +14,7 @@ from jaxis.layers.scope import LayerScope
 
 
 class SparseLatentAttention(MultiHeadLatentAttention):
-    """Latent attention in which a token attends to at most K tokens, selected by an indexer.
+    """Latent attention (DeepSeek Sparse Attention) to at most K tokens per token, selected by an indexer.
 
     If layers share selections (IndexShare, arXiv:2603.12201), a layer without an indexer uses the selection of the last
     layer before it that has one. Its cache is then a tuple whose last entry is that selection: the decoder hands it on
@@ -26,11 +24,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
     caches no keys of indexers.
 
     Args:
-      scope: The layer's scope.
-      sizes: All dimensions of attention.
-      indexer_sizes: Dimensions of the indexer.
       has_indexer: True if the layer has an indexer.
-      rope, scale, use_bias: Arguments of `MultiHeadLatentAttention`.
       indexer_rope: Rotates the first dimensions of the indexer's queries and keys.
       hands_on_selection: True if layers share selections.
 

@@ -1,6 +1,6 @@
 """Stacks of experts that lie whole on devices, filled expert by expert as a checkpoint is read.
 
-An expert goes to its own devices only, so nothing is exchanged. Experts on other hosts' devices are not even converted.
+An expert goes to its own devices only. Experts on other hosts' devices are not even converted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 
 
 class SpreadStack:
-    """Weights of X experts on the devices of this host.
-
-    Args:
-      mesh: All devices.
-      num_experts: X.
-    """
+    """Weights of X experts on the devices of this host."""
 
     def __init__(self, mesh: Mesh, num_experts: int) -> None:
         self._num_experts = num_experts
@@ -38,14 +33,12 @@ class SpreadStack:
         self._parts: dict[Any, WeightValue] = {}  # by device
 
     def is_here(self, expert: int) -> bool:
-        """Returns whether an expert lies on a device of this host."""
         return any(expert in experts for experts in self._experts.values())
 
     def put(self, expert: int, weight: WeightValue, dtype: DTypeLike | None) -> None:
         """Adds an expert's weight of host arrays on its devices of this host; `dtype` converts them unless it is None.
 
-        Raises:
-          CheckpointError: The weight is of another type than an earlier one.
+        Raises CheckpointError if the weight is of another type than an earlier one.
         """
         for device, experts in self._experts.items():
             if expert not in experts:
@@ -72,11 +65,7 @@ class SpreadStack:
 
 
 def check_same_type(stack: WeightValue, entry: WeightValue, *, has_dtype: bool) -> None:
-    """Checks that an expert's weight has the types of the earlier experts', unless its arrays become another type.
-
-    Raises:
-      CheckpointError: The types differ.
-    """
+    """Raises CheckpointError if an expert's weight has other types than earlier ones and no `dtype` converts it."""
     if not has_dtype and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
         raise CheckpointError("has a different type from those of the other experts")
 

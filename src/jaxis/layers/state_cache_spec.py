@@ -16,7 +16,6 @@ class StateArray:
     """One array of a layer's state, [num_slots, *shape].
 
     Attributes:
-      shape: Shape of one sequence's state.
       axes: Logical name of each axis of `shape`; None for an axis that is not split over devices.
       dtype: Type of the array; None for the type of the activations.
     """
@@ -26,7 +25,6 @@ class StateArray:
     dtype: DTypeLike | None = None
 
     def dtype_in(self, activations: DTypeLike) -> np.dtype:
-        """Returns the array's type in a model with activations of this type."""
         return np.dtype(activations if self.dtype is None else self.dtype)
 
 
@@ -49,6 +47,4 @@ class HasState(Protocol):
     """A layer that keeps a state for each sequence."""
 
     @property
-    def state_cache_spec(self) -> StateCacheSpec:
-        """Specification of the state that the engine allocates for the layer."""
-        ...
+    def state_cache_spec(self) -> StateCacheSpec: ...

@@ -1,5 +1,3 @@
-"""Keys and values in the place of a cache, for whole sequences that run without one in layers that share them."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,14 +11,10 @@ from jaxis.kernels.paged_cache import PagedCache
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class UncachedKeysAndValues:
-    """Keys and values of whole sequences that later layers attend to, too.
+    """Keys and values, [T, K, D] after norms and rope, in the place of a cache, for later layers that share them.
 
-    The decoder passes an empty one, instead of None, to the layer that makes the keys and values. It passes that
-    layer's result to the layers that share them.
-
-    Attributes:
-      keys: [T, K, D], after norms and rope; None before they are made.
-      values: [T, K, D] or None.
+    The decoder passes an empty one, instead of None, to the layer that makes the keys and values of whole sequences. It
+    passes that layer's result to the layers that share them.
     """
 
     keys: jax.Array | None = None

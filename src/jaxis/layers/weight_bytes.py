@@ -1,5 +1,3 @@
-"""Size of a model's weights in bytes, computed from their shapes alone."""
-
 from __future__ import annotations
 
 import math
@@ -20,8 +18,8 @@ _BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
 def weight_bytes(model: JaxModule, float_bytes: int = 2, mesh: Mesh | None = None) -> int:
     """Returns the bytes of a model's weights once loaded: `float_bytes` for each element, or its quantized size.
 
-    The model is constructed abstractly, with or without quantization rules, with weights in the checkpoint's shapes.
-    With a mesh, the bytes of all its devices are added up; each has a copy of parameters that they do not share.
+    The model is constructed abstractly, in the checkpoint's shapes. With a mesh, the bytes of all its devices are added
+    up; each has a copy of parameters that they do not share.
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
@@ -46,7 +44,6 @@ def _elements_on_all(param: nnx.Param, shape: tuple[int, ...], mesh: Mesh) -> in
 
 
 def logical_axes(param: nnx.Param) -> tuple[str | None, ...]:
-    """Returns the names of a parameter's axes, as in `parallel/mesh.py`; empty if it has none."""
     return tuple(param.get_metadata().get("logical_axes") or ())
 
 

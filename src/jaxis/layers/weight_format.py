@@ -39,13 +39,11 @@ class TensorSpec:
     is_zero: bool = False
 
     def example(self) -> np.ndarray:
-        """Returns a valid tensor, of zeros if those are valid."""
         dtype = self.dtypes[0] if self.dtypes else np.dtype(np.float32)
         elements = self.sample if self.content is None else self.content
         return np.zeros(self.shape, dtype) if elements is None else np.resize(np.asarray(elements, dtype), self.shape)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether a tensor may have this shape."""
         return shape in (self.shape, *self.other_shapes) or (self.any_length and len(shape) == 1)
 
 
