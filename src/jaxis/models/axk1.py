@@ -32,7 +32,6 @@ class AXK1DecoderLayer(DeepseekDecoderLayer):
         self.post_mlp_layernorm = rms_norm(scope) if is_sparse else None
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + attended
         fed = self.mlp(self.post_attention_layernorm(x), metadata)

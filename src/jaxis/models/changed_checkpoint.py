@@ -29,15 +29,9 @@ ChangeTensor = Callable[[str, np.ndarray], np.ndarray]
 def write_changed(
     source: Path, folder: Path, change: ChangeTensor, names: CheckpointNames, tables: Tables, *, is_tied: bool
 ) -> None:
-    """Writes a checkpoint with other weights, and copies all other files.
+    """Writes a checkpoint with other weights, each tensor changed by `change`, and copies all other files.
 
-    Args:
-      source: Folder of the checkpoint.
-      folder: Folder to write.
-      change: Function that changes each tensor.
-      names: Table of the model's names.
-      tables: Embeddings and head of the written model.
-      is_tied: True if the head is tied to the embeddings; a copy of them in the checkpoint is then left out.
+    If the head is tied to the embeddings, a copy of them in the checkpoint is left out.
     """
     copy_other_files(source, folder)
     for name in _OF_THE_SOURCE:

@@ -42,8 +42,6 @@ class Cohere2ForCausalLM(Cohere2CausalLM):
 
 
 class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
-    """Aya Vision: the text model, with its image encoder."""
-
     is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = AyaVision
     text_model_types = ("cohere2",)
@@ -55,8 +53,6 @@ class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
 
 
 class Cohere2VisionForConditionalGeneration(InnerTextPart, Cohere2ForCausalLM):
-    """Command A Vision: the text model, with its image encoder."""
-
     is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = Cohere2Vision
     text_model_types = ("cohere2",)

@@ -28,17 +28,10 @@ def load_eagle3(
     mesh: jax.sharding.Mesh,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Loads an EAGLE-3 head into the `draft` of a model.
+    """Loads an EAGLE-3 head into the `draft` of a loaded model, on its mesh; `on_progress` as in `load_model`.
 
-    Args:
-      model: Loaded model.
-      head_config: Configuration of the head.
-      mesh: Mesh of the model's devices.
-      on_progress: Callback as in `load_model`.
-
-    Raises:
-      ConfigError: The checkpoint has no EAGLE-3 head, or one for another model.
-      CheckpointError: The tensors do not match the head's parameters.
+    Raises ConfigError if the checkpoint has no EAGLE-3 head, or one for another model, and CheckpointError if the
+    tensors do not match the head's parameters.
     """
     target, hf_config = _checked_target(model), head_config.model_config.hf_config
     _check_architecture(hf_config)
@@ -59,16 +52,9 @@ def load_draft_model(
     mesh: jax.sharding.Mesh,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Loads another model into the `draft` of a model.
+    """Loads another model into the `draft` of a loaded model, on its mesh, as `load_model` does, with its errors.
 
-    Args:
-      model: Loaded model.
-      draft_config: Configuration of the other model, whose vocabulary `check_same_vocabulary` has compared.
-      mesh: Mesh of the model's devices.
-      on_progress: Callback as in `load_model`.
-
-    Raises:
-      ConfigError, CheckpointError: Errors of `load_model`.
+    `check_same_vocabulary` has compared their vocabularies.
     """
     target = _checked_target(model)
     vocab_size = target.decoder.embed_tokens.output_size
@@ -76,14 +62,9 @@ def load_draft_model(
 
 
 def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
-    """Constructs the module that drafts, without weights: parameters have shapes and types only.
+    """Constructs the module that drafts, by "eagle3" or "draft_model": parameters have shapes and types only.
 
-    Args:
-      draft_config: Configuration of its checkpoint.
-      method: "eagle3" or "draft_model".
-
-    Raises:
-      ConfigError: The checkpoint has no EAGLE-3 head, or its model is not supported.
+    Raises ConfigError if the checkpoint has no EAGLE-3 head, or its model is not supported.
     """
     if method == "draft_model":
         return construct_abstractly(draft_config, check_config=False)

@@ -15,7 +15,6 @@ class DraftModel(JaxModule):
     """A model that drafts from tokens alone, with the interface of `PredictionLayer`.
 
     Args:
-      model: Model that drafts.
       vocab_size: Number of the target's token ids; larger ids are never drafted.
 
     Attributes:
@@ -29,7 +28,6 @@ class DraftModel(JaxModule):
         self.vocab_size = vocab_size
 
     def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
-        """Returns the target's hidden states, which are not used."""
         del aux_hidden_states
         return hidden_states
 
@@ -52,5 +50,4 @@ class DraftModel(JaxModule):
         return self.model.compute_logits(states)[:, : self.vocab_size]
 
     def token_ids(self, indices: jax.Array) -> jax.Array:
-        """Returns the indices: indices into the logits are token ids."""
         return indices

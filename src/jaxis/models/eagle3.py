@@ -44,10 +44,8 @@ _NOT_LOADED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 class Eagle3Layer(JaxModule):
     """A decoder layer that attends with the embeddings of tokens as well as their states.
 
-    Args:
-      scope: Scope of the layer.
-      norm_before_residual: True if the attention's output is added to the normed states, False if to the states.
-      qk_norm: True if queries and keys have norms.
+    With `norm_before_residual`, the attention's output is added to the normed states, else to the states. With
+    `qk_norm`, queries and keys have norms.
     """
 
     def __init__(self, scope: LayerScope, *, norm_before_residual: bool, qk_norm: bool) -> None:
@@ -81,12 +79,8 @@ class Eagle3Head(JaxModule, LoadableWithIterator):
     """A head that drafts tokens for a target model.
 
     The first draft's state is computed from the target's states (`first_states`), the next ones are the layer's
-    results. Logits are over the draft vocabulary, which has only the most frequent tokens.
-
-    Args:
-      vllm_config: Configuration with the head's folder and the target's `max_model_len`.
-      rng: Random numbers for the initial weights.
-      quant_config: Storage and application of weights; None leaves them as they are.
+    results. Logits are over the draft vocabulary, which has only the most frequent tokens. The configuration has the
+    head's folder and the target's `max_model_len`.
 
     Attributes:
       reads_next_token: True: a token's row takes the token that follows, and has this token's position.
@@ -129,8 +123,7 @@ class Eagle3Head(JaxModule, LoadableWithIterator):
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
         """Returns the layers whose inputs the head reads, of a target with `num_layers` layers.
 
-        Raises:
-          ConfigError: config.json names layers that the target does not have.
+        Raises ConfigError if config.json names layers that the target does not have.
         """
         layers = self._layer_ids or (2, num_layers // 2, num_layers - 3)
         is_ascending = all(a < b for a, b in itertools.pairwise(layers))

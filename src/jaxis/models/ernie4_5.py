@@ -19,8 +19,6 @@ from jaxis.models.common.vision_tower import VisionTower
 
 
 class Ernie4_5DecoderLayer(PreNormDecoderLayer):
-    """A decoder layer; `interleaved_rope` pairs neighbouring dimensions."""
-
     def __init__(self, scope: LayerScope, *, interleaved_rope: bool = True) -> None:
         use_bias = scope.config.get("use_bias", False)
         super().__init__(

@@ -38,7 +38,6 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
 
     @classmethod
     def span(cls, config: HFConfig, kind: str) -> AttentionSpan:
-        """Returns the tokens that a token sees in a layer of this type."""
         return layer_span(config, kind, default_window=4096)
 
 

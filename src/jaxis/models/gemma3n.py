@@ -43,8 +43,6 @@ class Gemma3nLayer:
 
     Attributes:
       shares_cache_of: Layer whose keys and values this one attends to; None if it has its own.
-      rope: Rope of the layer.
-      span: Tokens that a token sees.
       intermediate_size: F.
       sparsity: Share of the gates to set to 0; 0 for a block that is not sparse.
     """
@@ -57,11 +55,7 @@ class Gemma3nLayer:
 
     @classmethod
     def of(cls, config: HFConfig, index: int) -> Gemma3nLayer:
-        """Reads a layer's settings.
-
-        Raises:
-          ConfigError: A key is missing or has no value for the layer, or no layer has a cache to share.
-        """
+        """Reads a layer's settings. Raises ConfigError if a key is missing, or no layer has a cache to share."""
         kinds = [layer_type(config, i, full_every=FULL_EVERY) for i in range(config["num_hidden_layers"])]
         return cls(
             cache_owner(config, kinds, index, default_sharing=15),

@@ -1,8 +1,7 @@
 """Gemma 4: full layers with larger heads, whose values are keys in some sizes.
 
 Small models also have layers that attend to the keys and values of earlier ones, and embeddings of each layer's own.
-One
-model has experts beside the dense feed-forward block.
+One model has experts beside the dense feed-forward block.
 """
 
 from __future__ import annotations
@@ -53,11 +52,9 @@ class Gemma4Layer:
     Attributes:
       head_dim: D.
       num_kv_heads: K.
+      intermediate_size: F.
       values_are_keys: True if one projection gives both keys and values.
       shares_cache_of: Layer whose keys and values this one attends to; None if it has its own.
-      rope: Rope of the layer.
-      span: Tokens that a token sees.
-      intermediate_size: F.
     """
 
     head_dim: int
@@ -70,11 +67,7 @@ class Gemma4Layer:
 
     @classmethod
     def of(cls, config: HFConfig, index: int) -> Gemma4Layer:
-        """Reads a layer's settings.
-
-        Raises:
-          ConfigError: A key is missing, or no layer has a cache to share.
-        """
+        """Reads a layer's settings. Raises ConfigError if a key is missing, or no layer has a cache to share."""
         kind = _kind(config, index)
         kinds = [_kind(config, i) for i in range(config["num_hidden_layers"])]
         owner = cache_owner(config, kinds, index)

@@ -19,13 +19,7 @@ _MARKS = tuple(f"{kind}_{mark}token_id" for kind in ("image", "video") for mark 
 
 
 class Glm4DecoderLayer(GlmSandwichDecoderLayer):
-    """A decoder layer.
-
-    Args:
-      scope: Scope of the layer.
-      default_head_dim: D if config.json lacks `head_dim`; None means E / H.
-      default_bias: Default for biases of queries, keys and values.
-    """
+    """A decoder layer; `default_head_dim` D is E / H by default, and `default_bias` is for queries, keys and values."""
 
     def __init__(self, scope: LayerScope, *, default_head_dim: int | None = 128, default_bias: bool = True) -> None:
         super().__init__(
@@ -60,8 +54,6 @@ class Glm46VForConditionalGeneration(Glm4vForConditionalGeneration):
 
 
 class GlmOcrForConditionalGeneration(Glm4vForConditionalGeneration):
-    """GLM-OCR: the text model, with its image encoder."""
-
     tower = GlmOcrVision
     layer_class = functools.partial(Glm4DecoderLayer, default_bias=False)
     text_model_types = ("glm_ocr_text",)

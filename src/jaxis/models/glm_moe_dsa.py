@@ -52,8 +52,7 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
 def _has_indexer(config: HFConfig) -> list[bool]:
     """Returns for each layer whether it has an indexer: by a list, a pattern of letters, or a period.
 
-    Raises:
-      ConfigError: The list or the pattern lacks a layer, or the first layer has no indexer.
+    Raises ConfigError if the list or the pattern lacks a layer, or the first layer has no indexer.
     """
     num_layers: int = config["num_hidden_layers"]
     key = "indexer_types" if config.get("indexer_types") is not None else "index_topk_pattern"

@@ -43,7 +43,6 @@ class GraniteMoeSharedDecoderLayer(GraniteBaseDecoderLayer):
             self.shared_mlp = GatedMLP(scope / "shared_mlp", intermediate_size=size, packed_gate_up=True)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + scaled(attended, self.residual_multiplier)
         normalised = self.post_attention_layernorm(x)

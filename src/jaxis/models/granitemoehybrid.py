@@ -39,7 +39,6 @@ class GraniteMoeHybridDecoderLayer(JaxModule):
         )
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         mixer = self.self_attn if self.mamba is None else self.mamba
         assert mixer is not None
         kv_cache, mixed = mixer(kv_cache, self.input_layernorm(x), metadata)

@@ -34,7 +34,6 @@ class HyperCLOVAXDecoderLayer(JaxModule):
         self.post_norm2 = rms_norm(scope) if has_post_norms else None
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, y = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + scaled(y if self.post_norm1 is None else self.post_norm1(y), self.residual_multiplier)
         y = self.mlp(self.post_attention_layernorm(x), metadata)

@@ -89,8 +89,7 @@ def _is_one_of_a_period(
 ) -> bool:
     """Returns whether the layer is the one in its period, by `name`'s period and offset in config.json.
 
-    Raises:
-      ConfigError: The period or the offset is invalid.
+    Raises ConfigError if the period or the offset is invalid.
     """
     period, offset = config.get(f"{name}_period", default_period), config.get(f"{name}_offset", default_offset)
     if type(period) is not int or type(offset) is not int or not 0 <= offset < period:

@@ -30,8 +30,6 @@ def _intermediate_size(config: HFConfig) -> int:
 
 
 class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
-    """LFM2-VL: the text model, with its image encoder."""
-
     is_tied_outside = True
     tower = Lfm2Vision
     text_model_types = ("lfm2",)

@@ -61,8 +61,6 @@ class Lfm3ForCausalLM(LfmCausalLM):
 
 
 class Lfm3VlForConditionalGeneration(InnerTextPart, Lfm3ForCausalLM):
-    """LFM3-VL: the text model, with its image encoder."""
-
     is_tied_outside = True
     tower = Lfm3Vision
     text_model_types = ("lfm3",)

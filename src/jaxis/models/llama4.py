@@ -48,8 +48,6 @@ class Llama4ForCausalLM(CausalLM):
 
 
 class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
-    """The published multimodal checkpoints: the text model, with its image encoder."""
-
     tower = Llama4Vision
     text_module_renames = TextPart.text_renames
     text_model_types = ("llama4_text",)
@@ -83,7 +81,6 @@ def _l2_norm(scope: LayerScope) -> MakeHeadNorm:
 
 
 def _temperature(config: HFConfig) -> QueryScale:
-    """Returns the temperature of attention as a factor of queries."""
     floor_scale, attn_scale = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
     return QueryScale(attn_scale, floor_scale, config["max_position_embeddings"] - 1, offset=1)
 

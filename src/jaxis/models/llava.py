@@ -67,14 +67,10 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
-    """LLaVA-OneVision: the text model, with its image encoder."""
-
     other_keys = (*LlavaNextForConditionalGeneration.other_keys, "video_token_index", "vision_aspect_ratio")
 
 
 class VipLlavaForConditionalGeneration(LlavaForConditionalGeneration):
-    """ViP-LLaVA: the text model, with its image encoder."""
-
     tower = VipLlavaVision
     other_keys = (
         *LlavaForConditionalGeneration.other_keys,
@@ -105,8 +101,6 @@ class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
 
 
 class Idefics3ForConditionalGeneration(TextPart, CausalLM):
-    """Idefics3: the text model, with its image encoder."""
-
     tower = Idefics3Vision
     layer_class = LlamaDecoderLayer
     text_renames = text_module_renames = (("model.text_model", "model"),)

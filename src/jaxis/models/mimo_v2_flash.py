@@ -60,10 +60,7 @@ class MiMoV2FlashForCausalLM(CausalLM):
 
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the first prediction layer: with a window, and dense, as in SGLang's `MiMoV2MTP`.
-
-    There are three; published config.json files do not say so.
-    """
+    """Returns the first of three prediction layers: with a window, and dense, as in SGLang's `MiMoV2MTP`."""
     if config.get("num_nextn_predict_layers", 3) == 0:
         return None
     return PredictionNames(
@@ -144,10 +141,7 @@ def _window(config: HFConfig) -> AttentionSpan:
 
 
 def _is_sparse(scope: LayerScope) -> bool:
-    """Returns whether the layer has experts, by `mlp_layer_types` or the published `moe_layer_freq`.
-
-    Without both, all layers but the first have them.
-    """
+    """Returns whether the layer has experts: by `mlp_layer_types`, `moe_layer_freq`, or else all but the first."""
     if _predicts(scope):
         return False
     if "mlp_layer_types" in scope.config:

@@ -1,7 +1,4 @@
-"""MiniCPM (arXiv:2404.06395) and MiniCPM4: Llama with multipliers on embeddings, residuals and logits.
-
-MiniCPM3 has latent attention as well.
-"""
+"""MiniCPM (arXiv:2404.06395), MiniCPM4: Llama with multipliers; MiniCPM3 has latent attention as well."""
 
 from __future__ import annotations
 

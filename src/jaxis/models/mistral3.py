@@ -21,8 +21,6 @@ def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
 
 
 class Mistral3ForConditionalGeneration(TextPart, CausalLM):
-    """The multimodal checkpoints: the text model, with its image encoder."""
-
     is_tied_outside = True
     tower = PixtralVision
     layer_class = _layer_of_text

@@ -43,11 +43,7 @@ MAX_NAMES_SHOWN = 5
 
 
 class NamedTensors(Protocol):
-    """Tensors by a checkpoint's names, as a context manager.
-
-    Attributes:
-      total_bytes: Size of all tensors; 0 if unknown.
-    """
+    """Tensors by a checkpoint's names, as a context manager; `total_bytes` is 0 if unknown."""
 
     total_bytes: int
 
@@ -125,8 +121,7 @@ def construct_model(
 ) -> JaxModule:
     """Calls the constructor with those arguments of the contract that it declares.
 
-    Raises:
-      ConfigError: The constructor requires an argument that the contract does not have.
+    Raises ConfigError if it requires an argument that the contract does not have.
     """
     offered: dict[str, Callable[[], Any]] = {
         "vllm_config": lambda: vllm_config,
@@ -144,17 +139,11 @@ def construct_abstractly(
     model_class: type[Any] | None = None,
     stage: Stage = WHOLE,
 ) -> JaxModule:
-    """Constructs the checkpoint's model without weights: parameters have shapes and types only.
+    """Constructs the checkpoint's model, or its stage, without weights: parameters have shapes and types only.
 
-    Args:
-      vllm_config: Configuration with the folder and the data type.
-      check_config: True if unread keys and rules are errors; with False, see `HFConfig.unread_keys`.
-      model_class: Class of the model; None means that of config.json's `architectures`.
-      stage: Pipeline stage to construct.
-
-    Raises:
-      ConfigError: An architecture, a config key or a quantization rule is not supported, or the model cannot be divided
-        into stages.
+    With `check_config`, unread keys and rules are errors; otherwise, see `HFConfig.unread_keys`. The default class is
+    that of config.json's `architectures`. Raises ConfigError if an architecture, a config key or a quantization rule is
+    not supported, or the model cannot be divided into stages.
     """
     model_class = model_class or model_class_of(vllm_config.model_config.hf_config)
     with initializers_skipped():
@@ -284,11 +273,7 @@ def _tensors(
 
 
 def loader_of(model: JaxModule) -> LoadsWeights:
-    """Returns the model after checking that it has `load_weights`.
-
-    Raises:
-      ConfigError: Its class has no `load_weights`.
-    """
+    """Returns the model, or raises ConfigError if its class has no `load_weights`."""
     if not isinstance(model, LoadsWeights):
         raise ConfigError(
             f"{type(model).__name__} has no load_weights: inherit LoadableWithIterator, or write one "

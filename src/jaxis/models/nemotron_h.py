@@ -180,8 +180,7 @@ _LETTERS = {
 def _layer_kinds(config: HFConfig) -> str:
     """Returns a letter per layer, as in `hybrid_override_pattern`; config.json may list names instead.
 
-    Raises:
-      ConfigError: The key is missing, a layer has an unknown kind, or the number of layers differs.
+    Raises ConfigError if the key is missing, a layer has an unknown kind, or the number of layers differs.
     """
     listed = config.get("layers_block_type")
     if listed is None:

@@ -19,7 +19,6 @@ class _UnweightedLayerNorm(JaxModule):
     def __init__(self, _scope: LayerScope) -> None: ...
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> the same shape and type."""
         return layer_norm(x, jnp.ones(x.shape[-1], jnp.float32), None, epsilon=1e-5)
 
 

@@ -46,9 +46,6 @@ def _is_350m(config: HFConfig) -> bool:
 class OPTPostNormDecoderLayer(JaxModule):
     """`x = norm(x + self_attn(x))`
     `x = norm(x + mlp(x))`
-
-    Args:
-      scope, self_attn, mlp: Arguments of `PreNormDecoderLayer`.
     """
 
     def __init__(self, scope: LayerScope, *, self_attn: GroupedQueryAttention, mlp: UngatedMLP) -> None:
@@ -58,7 +55,6 @@ class OPTPostNormDecoderLayer(JaxModule):
         self.post_attention_layernorm = biased_layer_norm(scope)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, x, metadata)
         x = self.input_layernorm(x + attended)
         return kv_cache, self.post_attention_layernorm(x + self.mlp(x, metadata))
@@ -97,7 +93,6 @@ class NoNorm(JaxModule):
     """Placeholder of a norm that a model does not have."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns x unchanged."""
         return x
 
 

@@ -54,8 +54,6 @@ class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
 
 
 class Qwen2VLForConditionalGeneration(Qwen2_5_VLForConditionalGeneration):
-    """Qwen2-VL: the text model, with its image encoder."""
-
     tower = Qwen2VLVision
     text_model_types = ("qwen2_vl_text", "qwen2_vl")
 

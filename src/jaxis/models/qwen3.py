@@ -23,8 +23,6 @@ class Qwen3ForCausalLM(CausalLM):
 
 
 class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
-    """Qwen3-VL: the text model, with its image encoder."""
-
     tower = Qwen3VLVision
     layer_class = functools.partial(Qwen3DecoderLayer, mrope=QWEN3_VL_MROPE)
     text_model_types = ("qwen3_vl_text",)
@@ -39,8 +37,6 @@ class LightOnOcrVision(PixtralVision):
 
 
 class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
-    """LightOnOCR: the text model, with its image encoder."""
-
     is_tied_outside = True
     tower = LightOnOcrVision
     text_model_types = ("qwen3",)

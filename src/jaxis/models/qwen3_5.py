@@ -22,8 +22,6 @@ class Qwen3_5ForCausalLM(QwenHybridCausalLM):
 
 
 class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
-    """The text model, with its image encoder."""
-
     tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_text",)
     other_parts = ("model.visual",)

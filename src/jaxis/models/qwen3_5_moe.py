@@ -29,8 +29,6 @@ class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
 
 
 class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):
-    """The text model, with its image encoder."""
-
     tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_moe_text",)
     other_parts = ("model.visual",)

@@ -19,13 +19,7 @@ from jaxis.models.common.text_part import InnerTextPart
 
 
 class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
-    """A decoder layer.
-
-    Args:
-      scope: Scope of the layer.
-      stack_layout: Layout of experts that the checkpoint has stacked.
-      mrope: Default numbers of pairs for time, row and column, of a model that reads images.
-    """
+    """A decoder layer; `stack_layout` is as in `JaxExperts`, and `mrope` as in `Qwen3DecoderLayer`."""
 
     def __init__(
         self, scope: LayerScope, *, stack_layout: StackLayout | None = None, mrope: tuple[int, ...] | None = None
@@ -61,8 +55,6 @@ class Qwen3MoeForCausalLM(CausalLM):
 
 
 class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
-    """Qwen3-VL MoE: the text model, with its image encoder."""
-
     tower = Qwen3VLVision
     layer_class = functools.partial(
         Qwen3MoeDecoderLayer, stack_layout=StackLayout(transposed=None), mrope=QWEN3_VL_MROPE

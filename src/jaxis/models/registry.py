@@ -61,10 +61,7 @@ def family_of(architecture: str) -> Family | None:
 
 
 def declared_architectures() -> frozenset[str]:
-    """Returns the names of `supported_architectures` without importing the families' files, nor JAX with them.
-
-    The names are read from the syntax trees of the files: `Family(...)` calls are parsed, not run.
-    """
+    """Returns the names of `supported_architectures`, from syntax trees, without importing the families, nor JAX."""
     return frozenset({*_built_in_names(), *_registered, *_plugins()})
 
 
@@ -107,8 +104,7 @@ def is_supported(architectures: list[str]) -> bool:
 def get_model_class(architectures: list[str]) -> type[Any]:
     """Returns the class of the first known name: registered classes precede plug-ins, plug-ins built-in models.
 
-    Raises:
-      ConfigError: No name is known, or a plug-in's module cannot be imported.
+    Raises ConfigError if no name is known, or a plug-in's module cannot be imported.
     """
     for architecture in architectures:
         if (model := _find(architecture)) is not None:
@@ -121,15 +117,10 @@ def get_model_class(architectures: list[str]) -> type[Any]:
 
 
 def model_class_of(hf_config: HFConfig, architectures: list[str] | None = None) -> type[Any]:
-    """Returns the class for config.json's `architectures`, as `get_model_class` does.
+    """Returns the class for config.json's `architectures`, or for other names, as `get_model_class` does.
 
-    Args:
-      hf_config: Contents of config.json.
-      architectures: Names to use instead of those in config.json.
-
-    Raises:
-      ConfigError: No name is known, or a plug-in's module cannot be imported. For a built-in model, also if
-        config.json's `model_type` is another model's, or one of its sizes is invalid.
+    For a built-in model, raises ConfigError also if config.json's `model_type` is another model's, or one of its sizes
+    is invalid.
     """
     names = architectures or architectures_of(hf_config)
     model = get_model_class(names)

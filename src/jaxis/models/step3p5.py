@@ -207,10 +207,7 @@ def _unit(config: HFConfig, key: str, layer_index: int) -> CappedGLU | None:
 
 
 def _is_sparse(scope: LayerScope) -> bool:
-    """Returns whether the layer has experts, by `mlp_layer_types` or the published `moe_layers_enum`.
-
-    Without both, the model's layers from the fourth on have them.
-    """
+    """Returns whether the layer has experts: by `mlp_layer_types`, `moe_layers_enum`, or else from the fourth on."""
     config = scope.config
     if "mlp_layer_types" in config:
         config.ignore("moe_layers_enum", because="mlp_layer_types names each layer's kind")

@@ -24,9 +24,8 @@ _KEYS = ("tie_word_embeddings", "tie_embedding")  # the second is LFM's
 class Tables:
     """Embeddings and head of a model.
 
-    Attributes:
-      config: Config of the model, which says whether they are one table.
-      are_split: True if the model has two tables that differ, and the checkpoint one.
+    `config` says whether they are one table. `are_split` is True if the model has two that differ, and the checkpoint
+    one.
     """
 
     config: HFConfig

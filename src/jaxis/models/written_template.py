@@ -16,9 +16,7 @@ GENERATION_CONFIG = "generation_config.json"
 def write_template(folder: Path, template: str | None = None) -> None:
     """Writes the chat template that a model was trained with, and declares its end token in the config files.
 
-    Args:
-      folder: Folder of the model, or of an adapter, which has no config files.
-      template: Jinja source; None means the folder's own.
+    None means the template in the folder, of a model or of an adapter, which has no config files.
     """
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

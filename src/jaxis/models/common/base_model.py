@@ -26,9 +26,7 @@ def names_with_head(architecture: str) -> list[str]:
 def name_with_prefix(parameter_name: Callable[[str], str], name_in_file: str) -> str:
     """Returns a parameter's name for a tensor of a checkpoint with or without a head.
 
-    Args:
-      parameter_name: Maps tensor names of checkpoints with a head to parameter names.
-      name_in_file: Name of the tensor.
+    `parameter_name` maps tensor names of checkpoints with a head to parameter names.
     """
     name = parameter_name(name_in_file)
     if name.startswith(_PARTS):
@@ -40,12 +38,7 @@ def name_with_prefix(parameter_name: Callable[[str], str], name_in_file: str) ->
 
 
 def of_base_model(model_class: type[Any], architecture: str) -> type[Any]:
-    """Returns a subclass that loads checkpoints without a head.
-
-    Args:
-      model_class: Class of the model with a head, a `CausalLM`.
-      architecture: Entry of `architectures` in the checkpoint.
-    """
+    """Returns a subclass of a `CausalLM` that loads checkpoints without a head, with this entry of `architectures`."""
 
     class WithoutHead(model_class):
         def parameter_name(self, name_in_file: str) -> str:

@@ -9,8 +9,6 @@ from jaxis.models.common.layer_norms import unbiased_layer_norm
 
 
 class CohereCausalLM(CausalLM):
-    """Base of Cohere's models; each model sets its layer class."""
-
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(

@@ -26,13 +26,9 @@ _DEFAULTS = {
 
 
 class CohereProjector(JaxModule):
-    """`linear_2(silu(gate) * x)`, where `linear_1` computes x and then the gate.
+    """`linear_2(silu(gate) * x)`, where `linear_1` computes x and then the gate of joined neighbours.
 
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: Features of the joined neighbours.
-      size: Features of x and the gate together.
-      norm_epsilon: Epsilon of a norm before the products; None for no norm.
+    `size` counts the features of x and the gate together; without `norm_epsilon`, there is no norm before the products.
     """
 
     def __init__(self, scope: LayerScope, num_features: int, size: int, norm_epsilon: float | None) -> None:
@@ -49,8 +45,6 @@ class CohereProjector(JaxModule):
 
 
 class Cohere2Vision(VisionTower):
-    """The vision tower of Command A Vision, with its projector."""
-
     config_keys = (
         *("vision_config", "downsample_factor", "alignment_intermediate_size", "text_config.hidden_size"),
         *("vision_feature_layer", "vision_feature_select_strategy", "adapter_layer_norm_eps"),
@@ -82,7 +76,5 @@ class Cohere2Vision(VisionTower):
 
 
 class AyaVision(Cohere2Vision):
-    """The vision tower of Aya Vision, with its projector."""
-
     unused = (*Cohere2Vision.unused, "vision_tower.post_layernorm.")
     norms_late = True

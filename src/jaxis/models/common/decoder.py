@@ -52,9 +52,7 @@ class LayerClass(Protocol):
     The layer also takes the arrays that `DecoderModel.layer_inputs` returns for it.
     """
 
-    def __call__(self, scope: LayerScope) -> JaxModule:
-        """Creates the layer at this scope."""
-        ...
+    def __call__(self, scope: LayerScope) -> JaxModule: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +95,6 @@ class DecoderOptions:
 
 class DecoderModel(JaxModule):
     """Token embeddings, layers, final norm.
-
-    Args:
-      scope: Scope of the model.
-      layer_class: Factory of the layers.
-      options: Settings outside the layers.
 
     Attributes:
       cache_entries: Indices of each layer's entries in `kv_caches`: none, one or several. A layer that shares the cache
@@ -176,15 +169,12 @@ class DecoderModel(JaxModule):
 
     @property
     def has_layer_inputs(self) -> bool:
-        """True if layers take `layer_inputs`."""
         return False
 
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        """Returns further inputs of each layer besides cache, x and metadata: none, unless a family overrides this.
+        """Returns further inputs of each layer besides cache, x and metadata; none, unless a family overrides this.
 
-        Args:
-          input_ids: i32 [T].
-          embeddings: [T, E]; `intermediate_tensors`' hidden states if those were given.
+        Takes input_ids i32 [T], and their embeddings [T, E] or `intermediate_tensors`' hidden states.
         """
         del input_ids, embeddings
         return [()] * len(self.layers)
@@ -242,7 +232,6 @@ def run_layer(
     attention_metadata: AttentionMetadata,
     *layer_inputs: jax.Array,
 ) -> LayerOutput:
-    """Runs one layer."""
     return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
 
 
@@ -256,11 +245,7 @@ _runner: ContextVar[Callable[..., LayerOutput] | None] = ContextVar("runner", de
 
 @contextmanager
 def layers_run_by(run: Callable[..., LayerOutput]) -> Iterator[None]:
-    """Makes models called in the block run each layer by a function of the caller's.
-
-    Args:
-      run: Function with the arguments and the result of `run_layer`.
-    """
+    """Makes models called in the block run each layer by a function with `run_layer`'s arguments and result."""
     token = _runner.set(run)
     try:
         yield
@@ -277,8 +262,8 @@ def _layer_runner() -> Callable[..., LayerOutput]:
 def layers_are_inlined() -> bool:
     """Returns whether layers are inlined in the program instead of functions in it that equal layers share.
 
-    They are inlined among data ranks: in a region that is manual over some axes only, XLA for TPUs cannot divide a
-    function that is called twice.
+    Among data ranks, in a region that is manual over some axes only, XLA for TPUs cannot divide a function called
+    twice.
     """
     return 0 < len(automatic_axes()) < len(MESH_AXES)
 
@@ -289,11 +274,6 @@ class CausalLM(JaxModule, LoadableWithIterator):
     A family sets `layer_class`, and overrides `check_config` and `options` as needed. It does not override the
     constructor, which has the signature of the model development guides.
 
-    Args:
-      vllm_config: Configuration of the engine.
-      rng: Random numbers for the initial weights.
-      quant_config: Storage and application of weights; None leaves them as they are.
-
     Attributes:
       layer_class: Factory of the decoder layers.
       model_class: Class of the decoder below the head.
@@ -301,7 +281,6 @@ class CausalLM(JaxModule, LoadableWithIterator):
       buffers: Name suffixes, after the renames, of tensors that are computed here instead of loaded.
       router_aux_loss_coef: Default factor of the loss that balances routers in training; None for no such loss.
       checkpoint_names: Table of this model's names.
-      model: Decoder below the head.
       lm_head: Output head; None if it is tied to the embeddings.
       draft: Module that drafts tokens for the model; None unless requested.
       elsewhere: Name prefixes of parameters of other pipeline stages; see `cut_to_stage`.
@@ -351,18 +330,13 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def check_config(cls, config: HFConfig) -> None:
         """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
 
-        Raises:
-          ConfigError: A key has another value.
+        Raises ConfigError if a key has another value.
         """
         del config
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:
-        """Returns the table of names of a model.
-
-        Args:
-          config: Config of the model's text.
-        """
+        """Returns the table of names of a model with this config of its text."""
         renames, module_renames = cls.all_renames(config), cls.all_module_renames(config)
         return CheckpointNames(renames, cls.other_names, cls.transposed, module_renames, cls.unadaptable)
 
@@ -380,7 +354,6 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @property
     def decoder(self) -> DecoderModel:
-        """The decoder below the head."""
         return self.model
 
     @classmethod
@@ -411,7 +384,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
           attention_metadata: Requests and positions of the tokens.
           inputs_embeds: [T, E], used instead of the embeddings of `input_ids`.
           layer_additions: Additions to the outputs of the first layers; None for none.
-          intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E], used instead of the other two
+          intermediate_tensors: `hidden_states` [T, E] of an earlier pipeline stage, used instead of the other two
             inputs.
 
         Returns:
@@ -452,10 +425,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that are no parameters of the model: prediction layers and duplicates.
 
-        A tied model's table may have either name in the checkpoint; it is yielded under that of the embeddings.
-
-        Raises:
-          CheckpointError: A tensor differs from the one it should duplicate, or cannot be its duplicate.
+        A tied model's table may have either name in the checkpoint; it is yielded under that of the embeddings. Raises
+        CheckpointError if a tensor differs from the one it should duplicate, or cannot be its duplicate.
         """
         embedding = None
         tied_head = None

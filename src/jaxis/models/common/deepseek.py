@@ -26,9 +26,6 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
     `x = x + mlp(norm(x))`, where mlp is a dense block, or a mixture of experts plus one wide shared block.
 
     Args:
-      scope: Scope of the layer.
-      routing: Choice of experts by the router.
-      is_sparse: True for a mixture of experts, False for a dense block.
       use_selection_bias: True if the router has a selection bias.
       interleaved_rope: True if the rope pairs neighbouring dimensions.
       mlp_bias: True if the dense and the shared block have biases.
@@ -82,15 +79,9 @@ class DeepseekCausalLM(CausalLM):
 def latent_attention(
     scope: LayerScope, *, interleaved_rope: bool = True, query_scale: QueryScale | None = None
 ) -> MultiHeadLatentAttention:
-    """Latent attention with config.json's sizes, rope and scale.
+    """Latent attention with config.json's sizes, rope and scale. Raises ConfigError if sizes are inconsistent.
 
-    Args:
-      scope: Scope of the attention.
-      interleaved_rope: True if the rope pairs neighbouring dimensions.
-      query_scale: Factors of queries, as in `MultiHeadLatentAttention`.
-
-    Raises:
-      ConfigError: The sizes are inconsistent.
+    `interleaved_rope` pairs neighbouring dimensions. `query_scale` is that of `MultiHeadLatentAttention`.
     """
     settings = LatentAttentionSettings.of(scope)
     # A redundant key that transformers derives from others.
@@ -110,7 +101,6 @@ class LatentAttentionSettings:
     """Settings of latent attention in config.json.
 
     Attributes:
-      sizes: All dimensions.
       rope: Settings of the rope; None for no positions.
       max_model_len: Longest sequence that the engine will serve, in tokens.
       scale: Factor of the scores.
@@ -125,11 +115,7 @@ class LatentAttentionSettings:
 
     @classmethod
     def of(cls, scope: LayerScope) -> LatentAttentionSettings:
-        """Reads config.json.
-
-        Raises:
-          ConfigError: The sizes are inconsistent.
-        """
+        """Reads config.json. Raises ConfigError if the sizes are inconsistent."""
         config, rope = scope.config, rope_config(scope.config)
         settings = cls.with_rope(scope, rope)
         sizes = settings.sizes
@@ -142,15 +128,10 @@ class LatentAttentionSettings:
 
     @classmethod
     def with_rope(cls, scope: LayerScope, rope: RopeConfig | None) -> LatentAttentionSettings:
-        """Reads all settings but the rope.
+        """Reads all settings but the rope. Raises ConfigError if the sizes are inconsistent.
 
-        Args:
-          scope: Scope of the attention.
-          rope: Rope of all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None for no
-            positions.
-
-        Raises:
-          ConfigError: The sizes are inconsistent.
+        The rope rotates all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None: no
+        positions.
         """
         sizes = latent_attention_sizes(scope.config)
         scale = sizes.qk_head_dim**-0.5
@@ -181,8 +162,7 @@ def yarn_mscale(rope: RopeConfig) -> float:
 def deepseek_v3_routing(config: HFConfig) -> Routing:
     """Routing by sigmoid scores: a bias affects only the choice, of the best experts in the best groups.
 
-    Raises:
-      ConfigError: config.json asks for another method.
+    Raises ConfigError if config.json asks for another method.
     """
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
@@ -200,11 +180,7 @@ def deepseek_v3_routing(config: HFConfig) -> Routing:
 
 
 def latent_attention_sizes(config: HFConfig) -> LatentAttentionSizes:
-    """Reads latent attention's sizes under DeepSeek's keys.
-
-    Raises:
-      ConfigError: The sizes are inconsistent.
-    """
+    """Reads latent attention's sizes under DeepSeek's keys. Raises ConfigError if the sizes are inconsistent."""
     sizes = LatentAttentionSizes(
         hidden_size=config["hidden_size"],
         num_heads=config["num_attention_heads"],

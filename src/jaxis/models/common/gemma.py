@@ -38,15 +38,9 @@ def gemma2_attention(scope: LayerScope) -> GroupedQueryAttention:
 def gemma_mlp(
     scope: LayerScope, intermediate_size: int | None = None, *, gated_unit: GatedUnit | None = None
 ) -> GatedMLP:
-    """The feed-forward block. Gemma has its own config key for the activation.
+    """The feed-forward block, with config.json's `intermediate_size` by default, and `gated_unit` as in `GatedMLP`.
 
-    Args:
-      scope: Scope of the block.
-      intermediate_size: F; None means config.json's `intermediate_size`.
-      gated_unit: Unit in place of the activation, as in `GatedMLP`.
-
-    Raises:
-      ConfigError: `hidden_act`, which older software reads, names another activation.
+    Raises ConfigError if `hidden_act`, which older software reads, names another activation than Gemma's own key.
     """
     activation = gemma_activation(scope.config)
     return GatedMLP(scope, intermediate_size=intermediate_size, activation=activation, gated_unit=gated_unit)
@@ -55,8 +49,7 @@ def gemma_mlp(
 def gemma_activation(config: HFConfig) -> str:
     """Returns the name of the activation, for which Gemma has its own config key.
 
-    Raises:
-      ConfigError: `hidden_act`, which older software reads, names another activation.
+    Raises ConfigError if `hidden_act`, which older software reads, names another activation.
     """
     activation: str = config.get("hidden_activation", "gelu_pytorch_tanh")
     config.expect("hidden_act", activation)

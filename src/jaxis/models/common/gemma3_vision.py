@@ -43,8 +43,6 @@ class Gemma3Projector(JaxModule):
 
 
 class Gemma3Vision(VisionTower):
-    """The vision tower of Gemma 3, with its projector."""
-
     config_keys = ("vision_config", "mm_tokens_per_image", "text_config.hidden_size")
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.head.",)

@@ -50,8 +50,6 @@ class ClippedLinear(JaxModule):
 
 
 class Gemma4VisionAttention(JaxModule):
-    """Attention among all patches of an image."""
-
     def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
         config = scope.config
         self.num_heads: int = config.get("num_attention_heads", 12)
@@ -90,7 +88,6 @@ class Gemma4VisionMLP(JaxModule):
         self.act = activation_function(scope.config.get("hidden_activation", "gelu_pytorch_tanh"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P, C]."""
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -112,8 +109,6 @@ class Gemma4VisionLayer(JaxModule):
 
 
 class Gemma4VisionEncoder(JaxModule):
-    """The layers of the tower."""
-
     def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
         count = scope.config.get("num_hidden_layers", 16)
         self.layers = [Gemma4VisionLayer(scope.layer(i), num_features, head_dim) for i in range(count)]
@@ -171,8 +166,6 @@ class Gemma4VisionModel(JaxModule):
 
 
 class Gemma4Embedder(JaxModule):
-    """Projection of averages to embeddings of the text."""
-
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
         size, epsilon = config["text_config"]["hidden_size"], config["vision_config"].get("rms_norm_eps", 1e-6)
@@ -185,8 +178,6 @@ class Gemma4Embedder(JaxModule):
 
 
 class Gemma4Vision(VisionTower):
-    """The vision tower of Gemma 4, with its projection."""
-
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("vision_tower.", "embed_vision.")
 
@@ -227,8 +218,6 @@ class Gemma4PixelEmbedder(JaxModule):
 
 
 class Gemma4UnifiedVision(VisionTower):
-    """The vision tower of the 12B."""
-
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("embed_vision.",)
     names = CheckpointNames(

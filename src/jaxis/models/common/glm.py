@@ -17,10 +17,6 @@ class GlmSandwichDecoderLayer(JaxModule):
     `x = x + norm(mlp(norm(x)))`
 
     GLM's names differ: `post_attention_layernorm` comes before the feed-forward block.
-
-    Args:
-      scope: Scope of the layer.
-      self_attn, mlp: The two blocks.
     """
 
     def __init__(self, scope: LayerScope, *, self_attn: SelfAttention, mlp: FeedForward) -> None:
@@ -32,7 +28,6 @@ class GlmSandwichDecoderLayer(JaxModule):
         self.post_mlp_layernorm = rms_norm(scope)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + self.post_self_attn_layernorm(attended)
         return kv_cache, x + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(x), metadata))

@@ -21,13 +21,7 @@ from jaxis.models.common.vision_tower import Patches
 
 
 class GlmVisionEmbeddings(JaxModule):
-    """Embeddings of positions from a table that is interpolated over the image (bicubic).
-
-    Args:
-      scope: The embeddings' scope, with the tower's config.
-      side: Positions of a side of the table.
-      num_features: C.
-    """
+    """Embeddings of positions from a table [side ** 2, C] that is interpolated over the image (bicubic)."""
 
     def __init__(self, scope: LayerScope, side: int, num_features: int) -> None:
         self.side = side
@@ -40,14 +34,7 @@ class GlmVisionEmbeddings(JaxModule):
 
 
 class GlmDownsample(JaxModule):
-    """A convolution that merges neighbouring patches.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      size: E.
-      merge_size: Merged patches of a side.
-    """
+    """A convolution that merges neighbouring patches, `merge_size` of a side."""
 
     def __init__(self, scope: LayerScope, num_features: int, size: int, merge_size: int) -> None:
         self.weight, self.bias = parameter(scope, size, num_features, merge_size, merge_size), parameter(scope, size)
@@ -60,8 +47,6 @@ class GlmDownsample(JaxModule):
 
 
 class GlmMerger(JaxModule):
-    """Projection of merged patches to embeddings of the text."""
-
     def __init__(self, scope: LayerScope, size: int, inner_size: int) -> None:
         activation = scope.config.get("hidden_act", "silu")
         into, out = ("mlp", "embed"), ("embed", "mlp")
@@ -79,12 +64,7 @@ class GlmMerger(JaxModule):
 
 
 class GlmVisual(AxialTransformer):
-    """The vision transformer, with its merger.
-
-    Args:
-      scope: Scope of the tower.
-      is_ocr: True for GLM-OCR, which has norms on heads and no table of positions.
-    """
+    """The vision transformer, with its merger; GLM-OCR's has norms on heads and no table of positions."""
 
     def __init__(self, scope: LayerScope, *, is_ocr: bool = False) -> None:
         config = scope.config
@@ -140,8 +120,6 @@ class GlmVisual(AxialTransformer):
 
 
 class GlmVision(QwenVision):
-    """The vision tower of GLM-4.1V, 4.5V and 4.6V."""
-
     make_visual = GlmVisual
 
 
@@ -150,6 +128,4 @@ def _ocr_visual(scope: LayerScope) -> GlmVisual:
 
 
 class GlmOcrVision(QwenVision):
-    """The vision tower of GLM-OCR."""
-
     make_visual = staticmethod(_ocr_visual)

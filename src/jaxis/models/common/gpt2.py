@@ -28,12 +28,8 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
     """`x = x + self_attn(norm(x))`
     `x = x + mlp(norm(x))`, with packed projections.
 
-    Args:
-      scope: Scope of the layer.
-      num_kv_heads: K; None means H.
-      packed_by_group: Layout of the packed projection, as in `GroupedQueryAttention`.
-      alibi: Biases of scores by distance, as in `GroupedQueryAttention`.
-      default_activation: Activation if config.json names none.
+    `num_kv_heads`, `packed_by_group` and `alibi` are arguments of `GroupedQueryAttention`, and `default_activation` is
+    for a config.json that names none.
     """
 
     def __init__(
@@ -63,8 +59,6 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
 
 
 class Gpt2CausalLM(CausalLM):
-    """Base of models with GPT-2's names; each model sets its layer class."""
-
     renames = (
         ("transformer.wte", "model.embed_tokens"),
         ("transformer.wpe", "model.embed_positions"),

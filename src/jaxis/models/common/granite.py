@@ -18,13 +18,7 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 class GraniteBaseDecoderLayer(PreNormDecoderLayer):
-    """The Llama layer with multipliers on scores and residuals.
-
-    Args:
-      scope: Scope of the layer.
-      mlp: Feed-forward block.
-      attention: Further arguments of `GroupedQueryAttention`.
-    """
+    """The Llama layer with multipliers on scores and residuals, and further arguments of `GroupedQueryAttention`."""
 
     def __init__(self, scope: LayerScope, mlp: FeedForward, **attention: Any) -> None:
         super().__init__(
@@ -52,11 +46,7 @@ def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttent
 def granite_window_arguments(scope: LayerScope) -> dict[str, Any]:
     """Arguments of `granite_attention` for Granite SWA: a window in three of four layers, sinks, a rope per layer.
 
-    Args:
-      scope: Scope of the decoder layer.
-
-    Raises:
-      ConfigError: A list in config.json does not have one entry per layer.
+    Raises ConfigError if a list in config.json does not have one entry per layer.
     """
     config, index = scope.config, scope.layer_index
     kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)

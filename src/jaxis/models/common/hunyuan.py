@@ -1,5 +1,3 @@
-"""Code shared by Hunyuan's models: names, and checks of config keys."""
-
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
@@ -12,11 +10,7 @@ _TOKENS = ("im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id"
 
 
 def check_hunyuan_keys(config: HFConfig) -> None:
-    """Checks keys that may have only one value, and declares those that do not concern the decoder.
-
-    Raises:
-      ConfigError: A key has a value that is not supported.
-    """
+    """Checks keys that may have only one value (ConfigError), and declares those that do not concern the decoder."""
     for key in ("use_qk_norm", "use_rotary_pos_emb"):
         config.expect(key, True)
     for key in ("use_cla", "mlp_bias", "add_classification_head"):

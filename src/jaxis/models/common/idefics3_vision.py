@@ -24,8 +24,6 @@ _DEFAULTS = {
 
 
 class Idefics3Projection(JaxModule):
-    """The product of the connector."""
-
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         self.proj = linear(scope / "proj", num_features, size, axes=("embed", "mlp"))
 
@@ -38,8 +36,6 @@ class Idefics3Connector(JaxModule):
 
 
 class Idefics3Vision(VisionTower):
-    """The vision tower of Idefics3 and SmolVLM, with its connector."""
-
     config_keys = ("vision_config", "scale_factor", "text_config.hidden_size")
     prefixes = ("vision_model.", "connector.")
 

@@ -21,11 +21,9 @@ class JaxIntermediateTensors(dict):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerAdditions:
-    """Values to add to the outputs of a model's first layers.
+    """Values [T, layers * E], layer by layer, to add to the outputs of a model's first layers.
 
-    Attributes:
-      is_changed: bool [T], True for tokens that receive additions.
-      values: [T, layers * E], layer by layer.
+    `is_changed`, bool [T], is True for tokens that receive additions.
     """
 
     is_changed: jax.Array

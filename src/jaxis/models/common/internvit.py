@@ -81,11 +81,7 @@ class InternViTPatches(JaxModule):
 class InternViTEmbeddings(JaxModule):
     """Embeddings of patches and of the class token, plus embeddings of their positions.
 
-    Args:
-      scope: The embeddings' scope, with the tower's config.
-      patch_size: Pixels of a side of a patch.
-      side: Patches of a side of a view.
-      num_features: C.
+    A view has `side` patches of a side.
     """
 
     def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
@@ -105,16 +101,12 @@ class InternViTEmbeddings(JaxModule):
 
 
 class InternViTEncoder(JaxModule):
-    """The layers of the tower."""
-
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         count = scope.config.get("num_hidden_layers", 24)
         self.layer = [InternViTLayer(scope / "layer" / str(i), num_features) for i in range(count)]
 
 
 class InternViT(JaxModule):
-    """The vision transformer."""
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         config.expect("model_type", "internvl_vision")
@@ -138,8 +130,6 @@ class InternViT(JaxModule):
 
 
 class InternVLVision(VisionTower):
-    """The vision tower of InternVL, with its projector."""
-
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
         *("downsample_ratio", "text_config.hidden_size"),

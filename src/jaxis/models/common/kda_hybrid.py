@@ -21,8 +21,7 @@ from jaxis.models.common.deepseek import LatentAttentionSettings
 def listed_as_linear(config: HFConfig, layer_index: int) -> bool | None:
     """True if the layer has linear attention, by `layer_types`; None if config.json has no such list.
 
-    Raises:
-      ConfigError: `layer_types` has an unknown type.
+    Raises ConfigError if `layer_types` has an unknown type.
     """
     kind = listed_layer_type(config, layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
     return None if kind is None else kind == LINEAR_ATTENTION
@@ -56,15 +55,10 @@ def hybrid_latent_attention(
     rope: RopeConfig | None,
     output_gate: OutputGate | None = None,
 ) -> MultiHeadLatentAttention:
-    """Latent attention with config.json's sizes.
+    """Latent attention with config.json's sizes, and an `output_gate` as in `MultiHeadLatentAttention`.
 
-    Args:
-      scope: Scope of the attention.
-      rope: Rope of all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None for no positions.
-      output_gate: Gate of the output, as in `MultiHeadLatentAttention`.
-
-    Raises:
-      ConfigError: The sizes are inconsistent, or the rope is not supported.
+    The rope rotates all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None: no positions.
+    Raises ConfigError if the sizes are inconsistent, or the rope is not supported.
     """
     settings = LatentAttentionSettings.with_rope(scope, rope)
     return MultiHeadLatentAttention(
@@ -86,11 +80,7 @@ def hybrid_moe(
 ) -> SparseMoE:
     """Experts of `moe_intermediate_size`, and one block as wide as `num_shared_experts` of them.
 
-    Args:
-      scope: Scope of the block.
-      routing: Choice of experts, as in `SparseMoE`.
-      gated_unit: Unit of the experts, as in `SparseMoE`.
-      shared_gated_unit: Unit of the shared block, as in `GatedMLP`.
+    `gated_unit` is that of the experts, as in `SparseMoE`, and `shared_gated_unit` that of the block, as in `GatedMLP`.
     """
     size: int = scope.config["moe_intermediate_size"]
     shared_size = size * scope.config["num_shared_experts"]

@@ -47,14 +47,7 @@ class MoonViTPositions(JaxModule):
 
 
 class MoonViTPatchEmbed(JaxModule):
-    """Embeddings of patches plus embeddings of their positions.
-
-    Args:
-      scope: The embeddings' scope.
-      patch_size: Pixels of a side of a patch.
-      side: Positions of a side of the table.
-      num_features: C.
-    """
+    """Embeddings of patches plus embeddings of their positions, from a table of `side` * `side`."""
 
     def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
         self.proj = PatchConvolution(scope / "proj", patch_size, num_features, use_bias=True)
@@ -67,8 +60,6 @@ class MoonViTPatchEmbed(JaxModule):
 
 
 class MoonViTEncoder(JaxModule):
-    """The layers of the tower."""
-
     def __init__(
         self, scope: LayerScope, num_layers: int, num_features: int, size: int, num_heads: int, activation: str
     ) -> None:
@@ -131,8 +122,6 @@ class MoonViT(JaxModule):
 
 
 class KimiVision(VisionTower):
-    """The vision tower of Kimi K2.5 to K2.7, with its projector."""
-
     config_keys = ("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "text_config.hidden_size")
     prefixes = ("vision_tower.", "mm_projector.")
     names = CheckpointNames(

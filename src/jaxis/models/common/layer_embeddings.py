@@ -1,5 +1,3 @@
-"""A decoder with further embeddings for each layer (Gemma 3n, Gemma 4)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
 
 
 class LayerEmbeddingsModel(DecoderModel):
-    """The decoder with a table of each layer's own embeddings, if the model has one. P is their size for one layer.
+    """The decoder with a table of each layer's own embeddings (Gemma 3n, Gemma 4), if the model has one.
 
     Tokens beyond the end of the table, used by some checkpoints for images and sound, have the embedding of token 0.
 
@@ -25,8 +23,7 @@ class LayerEmbeddingsModel(DecoderModel):
       padding_id: Token whose layer embeddings the placeholders have.
 
     Args:
-      scope, layer_class, options: Arguments of `DecoderModel`.
-      layer_size: P; 0 without such embeddings.
+      layer_size: P, the size of the embeddings for one layer; 0 without such embeddings.
       num_embeddings: Number of tokens in the table.
     """
 

@@ -18,12 +18,7 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 class LfmDecoderLayer(PreNormDecoderLayer):
-    """A decoder layer with a convolution or with attention.
-
-    Args:
-      scope: Scope of the layer.
-      mlp: Feed-forward block.
-    """
+    """A decoder layer with a convolution or with attention, and a feed-forward block."""
 
     def __init__(self, scope: LayerScope, mlp: FeedForward) -> None:
         config = scope.config
@@ -56,8 +51,6 @@ lfm_mlp = partial(GatedMLP, activation="silu")
 
 
 class LfmCausalLM(CausalLM):
-    """Base of LFM2's models; each model sets its layer class."""
-
     renames = (
         ("model.embedding_norm", "model.norm"),
         ("operator_norm", "input_layernorm"),

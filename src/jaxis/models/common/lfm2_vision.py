@@ -24,13 +24,7 @@ _DEFAULTS = {"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_
 
 
 class Siglip2Embeddings(JaxModule):
-    """Embeddings of patches plus embeddings of positions from a table that is resized to the image.
-
-    Args:
-      scope: The embeddings' scope, with the tower's config.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-    """
+    """Embeddings of patches plus embeddings of positions from a table that is resized to the image."""
 
     def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
         num_places: int = scope.config.get("num_patches", 256)
@@ -58,8 +52,6 @@ class Siglip2Embeddings(JaxModule):
 
 
 class Siglip2Tower(JaxModule):
-    """The vision transformer."""
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         config.expect("model_type", "siglip2_vision_model")
@@ -78,8 +70,6 @@ class Siglip2Tower(JaxModule):
 
 
 class Lfm2Vision(VisionTower):
-    """The vision tower of LFM2-VL, with its projector."""
-
     config_keys = (
         *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
         *("projector_use_layernorm", "downsample_factor", "text_config.hidden_size"),

@@ -57,13 +57,7 @@ class Lfm3VisionAttention(JaxModule):
 
 
 class Lfm3SpatialConvolution(JaxModule):
-    """A convolution of each feature over neighbouring patches, which are zero beyond the image's border.
-
-    Args:
-      scope: Scope of the layer.
-      num_features: C.
-      side: Side of the kernel, odd.
-    """
+    """A convolution of each feature over neighbouring patches, which are zero beyond the image's border."""
 
     def __init__(self, scope: LayerScope, num_features: int, side: int) -> None:
         self.weight = parameter(scope, num_features, 1, side, side)
@@ -77,13 +71,7 @@ class Lfm3SpatialConvolution(JaxModule):
 
 
 class Lfm3VisionConv(JaxModule):
-    """`out_proj(gate * conv(input_gate * x))`, where `in_proj` computes the input gate, the gate, and x.
-
-    Args:
-      scope: Scope of the layer.
-      num_features: C.
-      side: Side of the kernel, odd.
-    """
+    """`out_proj(gate * conv(input_gate * x))`, where `in_proj` computes the input gate, the gate, and x."""
 
     def __init__(self, scope: LayerScope, num_features: int, side: int) -> None:
         self.in_proj = linear(scope / "in_proj", num_features, 3 * num_features, axes=("mlp", "embed"))
@@ -117,7 +105,6 @@ class Lfm3VisionLayer(JaxModule):
         self.feed_forward = GatedMLP(scope / "feed_forward", intermediate_size=size, activation="silu")
 
     def __call__(self, x: jax.Array, angles: jax.Array, neighbours: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C] -> [P, C]; other arguments as in `Lfm3VisionConv` and `Lfm3VisionAttention`."""
         x = x + self.mixer(self.operator_norm(x), angles, neighbours, num_patches)
         return x + self.feed_forward(self.ffn_norm(x))
 
@@ -156,14 +143,9 @@ class Lfm3VisionTower(JaxModule):
 
 
 def patches_around(patches: Patches, reach: int) -> jax.Array:
-    """Returns the neighbours of each patch.
+    """Returns the neighbours of each patch, `reach` on each side: i32 [P, (2 * reach + 1) ** 2].
 
-    Args:
-      patches: Patches of an image.
-      reach: Number of neighbours on each side.
-
-    Returns:
-      i32 [P, (2 * reach + 1) ** 2] indices, row by row; P for neighbours beyond the border.
+    They are indices, row by row; P for neighbours beyond the border.
     """
     rows, columns, count = patches.rows, patches.columns, patches.rows.shape[0]
     # Padding is in the first row and column.
@@ -179,8 +161,6 @@ def patches_around(patches: Patches, reach: int) -> jax.Array:
 
 
 class Lfm3Vision(VisionTower):
-    """The vision tower of LFM3-VL, with its projector."""
-
     config_keys = (
         *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
         "text_config.hidden_size",

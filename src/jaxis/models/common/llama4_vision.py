@@ -52,8 +52,6 @@ class Llama4VisionAttention(JaxModule):
 
 
 class Llama4VisionLayer(JaxModule):
-    """A pre-norm layer."""
-
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
         self.input_layernorm = layer_norm(scope, num_features, epsilon=_EPSILON)
@@ -67,8 +65,6 @@ class Llama4VisionLayer(JaxModule):
 
 
 class Llama4VisionEncoder(JaxModule):
-    """The layers of the tower."""
-
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         count = scope.config.get("num_hidden_layers", 34)
         self.layers = [Llama4VisionLayer(scope.layer(i), num_features) for i in range(count)]
@@ -102,8 +98,6 @@ class Llama4AdapterMLP(JaxModule):
 
 
 class Llama4Adapter(JaxModule):
-    """Projection of joined neighbours."""
-
     def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
         self.mlp = Llama4AdapterMLP(scope / "mlp", num_features, size)
 
@@ -159,16 +153,12 @@ class Llama4VisionModel(JaxModule):
 
 
 class Llama4Projector(JaxModule):
-    """The product to embeddings of the text."""
-
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         size = scope.config["text_config"]["hidden_size"]
         self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("embed", "mlp"))
 
 
 class Llama4Vision(VisionTower):
-    """The vision tower of Llama 4, with its projector."""
-
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("vision_model.", "multi_modal_projector.")
 

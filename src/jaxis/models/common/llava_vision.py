@@ -1,8 +1,7 @@
 """Image encoders of LLaVA 1.5 (arXiv:2310.03744) and related models.
 
 A projector follows CLIP's, SigLIP's or Pixtral's transformer without its last layers. It reads several layers in
-ViP-LLaVA
-(arXiv:2312.00784) and in Granite Vision (arXiv:2502.09927).
+ViP-LLaVA (arXiv:2312.00784) and in Granite Vision (arXiv:2502.09927).
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ _SIGLIP_DEFAULTS = {
 class ClipEmbeddings(JaxModule):
     """Embeddings of patches and of the class token, plus embeddings of their positions.
 
-    Args:
-      scope: The embeddings' scope.
-      patch_size: Pixels of a side of a patch.
-      side: Patches of a side of a view.
-      num_features: C.
+    A view has `side` patches of a side.
     """
 
     def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:

@@ -23,8 +23,7 @@ MAMBA_RENAMES = (("backbone", "model"), ("model.embeddings", "model.embed_tokens
 def has_mamba(config: HFConfig, layer_index: int) -> bool:
     """True if the layer is a Mamba2 layer by `layer_types`; without that list, all layers are.
 
-    Raises:
-      ConfigError: `layer_types` is too short or has an unknown type for the layer.
+    Raises ConfigError if `layer_types` is too short or has an unknown type for the layer.
     """
     kind = listed_layer_type(config, layer_index, LINEAR_ATTENTION, FULL_ATTENTION, "mamba", "attention")
     return kind in (None, LINEAR_ATTENTION, "mamba")
@@ -40,15 +39,9 @@ def mamba_of_prefixed_keys(
 ) -> Mamba2:
     """The Mamba2 layer of a family whose keys begin with `mamba_`, such as Bamba, Granite and Falcon.
 
-    Args:
-      scope: Scope of the layer.
-      inner_size: Features of all heads together; None means `mamba_expand` times `hidden_size`.
-      out_bias: True if `out_proj` has a bias; None means the same as `in_proj`.
-      has_norm: True if the layer has a norm.
-      multipliers: Factors of the projections, as in `Mamba2`.
-
-    Raises:
-      ConfigError: Number and size of heads contradict the size of all together.
+    `inner_size`, the features of all heads together, is `mamba_expand` times `hidden_size` by default; `out_proj` has a
+    bias if `in_proj` has one, by default. `multipliers` are those of `Mamba2`. Raises ConfigError if number and size of
+    heads contradict the size of all together.
     """
     config = scope.config
     num_heads: int = config.get("mamba_n_heads", 128)
@@ -80,11 +73,7 @@ def mamba_of_prefixed_keys(
 
 
 def check_mamba_keys(config: HFConfig) -> None:
-    """Declares config keys common to families with Mamba2.
-
-    Raises:
-      ConfigError: A key has a value that is not supported.
-    """
+    """Declares config keys common to families with Mamba2. Raises ConfigError if a value is not supported."""
     limit = config.get("time_step_limit")
     if not (isinstance(limit, list) and len(limit) == 2 and limit[0] == 0 and _is_no_limit(limit[1])):
         config.expect("time_step_limit", [0.0, math.inf])

@@ -61,12 +61,7 @@ class MiniCPMVMerger(VisionProjector):
 
 
 class MiniCPMVTower(SiglipTower):
-    """The vision transformer.
-
-    Args:
-      scope: Scope of the tower.
-      merges_after: Layer after which neighbours are merged; None for no merging.
-    """
+    """The vision transformer, which merges neighbours after the layer `merges_after`, if any."""
 
     def __init__(self, scope: LayerScope, merges_after: int | None) -> None:
         config = scope.config
@@ -96,8 +91,6 @@ class MiniCPMVTower(SiglipTower):
 
 
 class MiniCPMVision(VisionTower):
-    """The vision tower of MiniCPM-V 4.6, with its projector."""
-
     config_keys = (
         *("vision_config", "insert_layer_id", "image_size", "drop_vision_last_layer", "downsample_mode"),
         *("merge_kernel_size", "merger_times", "patch_size", "text_config.hidden_size"),

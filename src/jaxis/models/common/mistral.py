@@ -16,12 +16,9 @@ from jaxis.models.common.deepseek import DeepseekDecoderLayer, latent_attention
 
 
 class MistralDecoderLayer(PreNormDecoderLayer):
-    """The Llama layer, with a sliding window in all layers if config.json has one.
+    """The Llama layer, with a sliding window in all layers if config.json has one; a null means none.
 
-    Args:
-      scope: Scope of the layer.
-      default_window: Window if config.json has no such key. A null in config.json means no window.
-      query_scale: Factors of queries, as in `GroupedQueryAttention`.
+    `default_window` is for a config.json without the key. `query_scale` is that of `GroupedQueryAttention`.
     """
 
     def __init__(

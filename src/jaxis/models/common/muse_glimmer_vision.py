@@ -77,8 +77,6 @@ class MuseGlimmerPatchEmbedder(JaxModule):
 
 
 class MuseGlimmerTower(JaxModule):
-    """The vision transformer."""
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         config.expect("model_type", "muse_glimmer_vision")
@@ -143,8 +141,6 @@ class MuseGlimmerAdapter(JaxModule):
 
 
 class MuseGlimmerVision(VisionTower):
-    """The vision tower of Muse Glimmer, with its projections."""
-
     config_keys = (
         *("vision_config", "out_hidden_size", "projector_hidden_size", "projector_hidden_act"),
         *("text_config.hidden_size", "text_config.rms_norm_eps"),

@@ -1,16 +1,10 @@
-"""Layers without a rope, in families that list them."""
-
 from __future__ import annotations
 
 from jaxis.layers.scope import LayerScope
 
 
 def has_rope(scope: LayerScope) -> bool:
-    """True if the layer has a rope: 1 in `no_rope_layers`, despite its name; an empty list counts as absent.
-
-    Args:
-      scope: Scope of the decoder layer.
-    """
+    """True if the decoder layer has a rope: 1 in `no_rope_layers`, despite its name; an empty list counts as absent."""
     scope.config.ignore("no_rope_layer_interval", because="no_rope_layers, where there is one, says it of each layer")
     if layers := scope.config.get("no_rope_layers"):
         return bool(layers[scope.layer_index])

@@ -16,7 +16,6 @@ def olmo_attention(
     rope_settings: RopeConfig | None = None,
     span: AttentionSpan = FULL_CONTEXT,
 ) -> GroupedQueryAttention:
-    """A layer's `GroupedQueryAttention`."""
     use_bias = scope.config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,

@@ -57,8 +57,6 @@ class PaddleOcrTower(SiglipTower):
 
 
 class PaddleOcrVision(QwenVision):
-    """The vision tower of PaddleOCR-VL, with its projector."""
-
     config_keys = (*QwenVision.config_keys, "hidden_size", "text_config.hidden_size")
     prefixes = ("visual.", "projector.")
     unused = ("visual.head.", "visual.embeddings.packing_position_embedding.", "visual.embeddings.position_ids")

@@ -51,8 +51,6 @@ class PixtralAttention(JaxModule):
 
 
 class PixtralLayer(JaxModule):
-    """A pre-norm layer."""
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         num_features = config.get("hidden_size", 1024)
@@ -68,15 +66,11 @@ class PixtralLayer(JaxModule):
 
 
 class PixtralTransformer(JaxModule):
-    """The layers of the tower."""
-
     def __init__(self, scope: LayerScope) -> None:
         self.layers = [PixtralLayer(scope.layer(i)) for i in range(scope.config.get("num_hidden_layers", 24))]
 
 
 class PixtralTower(JaxModule):
-    """The vision transformer."""
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         config.expect("model_type", "pixtral")
@@ -108,13 +102,7 @@ class PixtralTower(JaxModule):
 
 
 class PatchMerger(JaxModule):
-    """A product that merges neighbouring patches.
-
-    Args:
-      scope: Scope of the merger.
-      num_features: C.
-      merge_size: Merged patches of a side.
-    """
+    """A product that merges neighbouring patches, `merge_size` of a side."""
 
     def __init__(self, scope: LayerScope, num_features: int, merge_size: int) -> None:
         self.num_merged = merge_size * merge_size
@@ -144,8 +132,6 @@ class PixtralProjector(VisionProjector):
 
 
 class PixtralVision(VisionTower):
-    """The vision tower of Mistral 3, with its projector."""
-
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
         *("multimodal_projector_bias", "text_config.hidden_size", "text_config.rms_norm_eps"),

@@ -1,7 +1,6 @@
 """Multi-token-prediction layers (arXiv:2412.19437), which some checkpoints have after the model's own.
 
-They draft tokens for speculative decoding. The model's own logits do not depend on them, so they are loaded only on
-request.
+They draft tokens for speculative decoding. The model's own logits do not depend on them; they are loaded on request.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ class PredictionNames:
 
     @classmethod
     def numbered(cls, num_layers: int) -> PredictionNames:
-        """DeepSeek's names: a layer after the decoder's own, of the last one's kind, contains the other parts.
-
-        Args:
-          num_layers: Number of the decoder's own layers.
-        """
+        """DeepSeek's names: a layer after the decoder's own `num_layers`, like the last one, has the other parts."""
         return cls(
             module=f"model.layers.{num_layers}",
             embedding_norm="enorm",
@@ -111,11 +106,6 @@ class PredictionLayer(JaxModule):
     Some families project the two in the other order, or hand on h before its norm. Embeddings and head are the model's
     own. This layer makes all predictions, each from the h of the one before, even if the checkpoint has further layers.
 
-    Args:
-      scope: Scope of the model.
-      layer_class: Factory of the model's own decoder layers.
-      names: Names of the parts in the checkpoint.
-
     Attributes:
       reads_next_token: True: a token's row takes the token that follows, and has this token's position.
     """
@@ -135,7 +125,6 @@ class PredictionLayer(JaxModule):
         self.hands_on_normed = names.hands_on_normed
 
     def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
-        """Returns the layer's states for the model's tokens: their hidden states, [T, E]."""
         return hidden_states if self.hands_on_normed else aux_hidden_states[0]
 
     def __call__(
@@ -146,7 +135,7 @@ class PredictionLayer(JaxModule):
         states: jax.Array,
         attention_metadata: AttentionMetadata,
     ) -> tuple[list[Any] | None, jax.Array]:
-        """Runs the layer over a flat batch.
+        """Runs the layer over a flat batch; returns the updated caches, and states [T, E].
 
         Args:
           target: Model whose embeddings the layer uses.
@@ -154,9 +143,6 @@ class PredictionLayer(JaxModule):
           next_ids: i32 [T], the token after each token.
           states: [T, E], the hidden state of each token, or the result of this layer for the token before.
           attention_metadata: Metadata of the tokens.
-
-        Returns:
-          The updated caches, and states [T, E].
         """
         parts = [self.embedding_norm(target.decoder.embed(next_ids)), self.hidden_norm(states)]
         x = jnp.concatenate(parts[::-1] if self.hidden_first else parts, axis=-1)
@@ -178,11 +164,6 @@ class PredictionLayer(JaxModule):
 def without_layers(
     weights: Iterable[tuple[str, np.ndarray]], indices: Iterable[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Drops the tensors of prediction layers, whose numbers follow the model's own layers.
-
-    Args:
-      weights: (name, tensor) pairs.
-      indices: Layers to drop.
-    """
+    """Drops the tensors of these prediction layers, whose numbers follow the model's own layers."""
     prefixes = tuple(f"model.layers.{i}." for i in indices)
     return ((name, tensor) for name, tensor in weights if not name.startswith(prefixes))

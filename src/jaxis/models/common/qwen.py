@@ -21,16 +21,10 @@ QWEN_MOE_RENAMES = (("mlp.shared_expert", "mlp.shared_experts"),)
 
 
 def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
-    """Returns the layer's attention span.
+    """Returns the layer's attention span. Raises ConfigError if `layer_types` has no known type for the layer.
 
     `use_sliding_window` enables windows in the layers that `layer_types` lists. Without that list, layers from
     `max_window_layers` on have them.
-
-    Args:
-      scope: Scope of the decoder layer.
-
-    Raises:
-      ConfigError: `layer_types` has no known type for the layer.
     """
     config = scope.config
     config.ignore("max_window_layers", because="it matters only with use_sliding_window and without layer_types")
@@ -59,9 +53,7 @@ class Qwen2DecoderLayer(PreNormDecoderLayer):
 class Qwen3DecoderLayer(PreNormDecoderLayer):
     """The Llama layer with a norm on each query and key head.
 
-    Args:
-      scope: Scope of the layer.
-      mrope: Default numbers of pairs for time, row and column, of a model that reads images.
+    `mrope` has the default numbers of pairs for time, row and column, of a model that reads images.
     """
 
     def __init__(self, scope: LayerScope, *, mrope: tuple[int, ...] | None = None) -> None:
@@ -90,11 +82,8 @@ def qwen_feed_forward(
 ) -> FeedForward:
     """Returns a layer's dense block or mixture of experts, by `mlp_only_layers` and `decoder_sparse_step`.
 
-    Args:
-      scope: Scope of the decoder layer.
-      renormalize: Renormalization of weights, as in `Routing`.
-      shared_size: F of a shared expert behind a gate; None for none.
-      stack_layout: Layout of stacked experts, as in `JaxExperts`.
+    `renormalize` is that of `Routing`, `stack_layout` that of `JaxExperts`. `shared_size` is F of a shared expert
+    behind a gate; None for none.
     """
     config = scope.config
     routing = Routing(

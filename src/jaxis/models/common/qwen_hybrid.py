@@ -26,13 +26,7 @@ _norm = partial(rms_norm, add_unit_offset=True)
 
 
 class QwenHybridLayer(PreNormDecoderLayer):
-    """A decoder layer with linear or full attention.
-
-    Args:
-      scope: Scope of the layer.
-      mlp: Feed-forward block.
-      delta_net: Class of the linear attention.
-    """
+    """A decoder layer with linear attention of this class, or full attention, and a feed-forward block."""
 
     def __init__(self, scope: LayerScope, *, mlp: FeedForward, delta_net: type[GatedDeltaNet]) -> None:
         config = scope.config
@@ -64,8 +58,6 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 
 class QwenHybridCausalLM(CausalLM):
-    """Base of the hybrid models; each model sets its layer class."""
-
     renames = QWEN_MOE_RENAMES
 
     @classmethod

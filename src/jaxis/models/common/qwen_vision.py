@@ -49,12 +49,7 @@ _EPSILON = 1e-6
 class FrameConvolution(JaxModule):
     """A convolution over frames and pixels without overlap; an image counts as equal frames.
 
-    Args:
-      scope: Scope of the layer.
-      num_features: C.
-      num_frames: Frames of a kernel.
-      patch_size: Pixels of a side of a patch.
-      use_bias: True for a `bias` [C].
+    A kernel has `num_frames` frames of `patch_size` pixels a side.
     """
 
     def __init__(
@@ -71,12 +66,7 @@ class FrameConvolution(JaxModule):
 class FlatFrameConvolution(JaxModule):
     """A `FrameConvolution` without a bias, whose kernels are rows of a matrix in checkpoints.
 
-    Args:
-      scope: Scope of the layer.
-      num_features: C.
-      num_frames: Frames of a kernel.
-      patch_size: Pixels of a side of a patch.
-      has_frames_first: True if a row has all channels of a frame together, False if all frames of a channel.
+    With `has_frames_first`, a row has all channels of a frame together, otherwise all frames of a channel.
     """
 
     def __init__(
@@ -110,14 +100,7 @@ def frame_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None
 
 
 class QwenPatchEmbed(JaxModule):
-    """The convolution over patches.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      patch_size: Pixels of a side of a patch.
-      use_bias: True if it has a bias.
-    """
+    """The convolution over patches of `patch_size` pixels a side."""
 
     def __init__(self, scope: LayerScope, num_features: int, patch_size: int, *, use_bias: bool) -> None:
         num_frames = scope.config.get("temporal_patch_size", 2)
@@ -128,7 +111,6 @@ class QwenVisionAttention(JaxModule):
     """Attention among an image's patches.
 
     Args:
-      scope: Scope of the layer.
       num_features: C.
       num_heads: H.
       num_kv_heads: K, which divides H; None means H.
@@ -170,15 +152,9 @@ class QwenVisionAttention(JaxModule):
 
 
 class QwenVisionBlock(JaxModule):
-    """A pre-norm layer.
+    """A pre-norm layer, with `layer_norm` or `rms_norm` as `make_norm`.
 
-    Args:
-      scope: Scope of the layer.
-      num_features: C.
-      make_norm: Factory of the norms: `layer_norm` or `rms_norm`.
-      epsilon: Epsilon of the norms.
-      attn: Attention: a `QwenVisionAttention` or a module that is called the same way.
-      mlp: Feed-forward block.
+    `attn` is a `QwenVisionAttention` or a module that is called the same way.
     """
 
     def __init__(
@@ -204,11 +180,7 @@ class QwenVisionBlock(JaxModule):
 class AxialTransformer(JaxModule):
     """Layers over an image's patches with a rope by row and column; each family creates its own blocks.
 
-    Args:
-      scope: Scope of the tower.
-      num_features: C.
-      patch_size: Pixels of a side of a patch, if the config does not say.
-      num_heads: H, if the config does not say.
+    The constructor's sizes are used if the config does not say them.
 
     Attributes:
       patch_size: Pixels of a side of a patch.
@@ -272,14 +244,13 @@ class QwenVisual(AxialTransformer):
     """The vision transformer, with its merger.
 
     Args:
-      scope: Scope of the tower.
       num_features: C.
       size: E.
       make_norm: Factory of the norms: `layer_norm` or `rms_norm`.
       make_mlp: Factory of the layers' feed-forward blocks.
       patch_size: Pixels of a side of a patch, if the config does not say.
-      has_bias: True if the convolution has a bias.
       num_layers: Number of layers, if the config does not say.
+      has_bias: True if the convolution has a bias.
     """
 
     def __init__(
@@ -349,9 +320,7 @@ class Qwen2_5Visual(QwenVisual):
 class Qwen3Visual(QwenVisual):
     """The transformer of Qwen3-VL: interpolated positions from a table, and features of several layers (DeepStack).
 
-    Args:
-      scope: Scope of the tower.
-      deepstack_layers: Layers of DeepStack, if the config does not name them.
+    `deepstack_layers` is for a config that does not name them.
     """
 
     def __init__(self, scope: LayerScope, deepstack_layers: tuple[int, ...] = (8, 16, 24)) -> None:
@@ -443,14 +412,10 @@ def _qwen2_visual(scope: LayerScope) -> QwenVisual:
 
 
 class Qwen2VLVision(QwenVision):
-    """The vision tower of Qwen2-VL."""
-
     make_visual = staticmethod(_qwen2_visual)
 
 
 class Qwen2_5VLVision(QwenVision):
-    """The vision tower of Qwen2.5-VL."""
-
     make_visual = Qwen2_5Visual
 
 
@@ -465,8 +430,6 @@ class Exaone4_5Vision(QwenVision):
 
 
 class Qwen3VLVision(QwenVision):
-    """The vision tower of Qwen3-VL."""
-
     make_visual = Qwen3Visual
     is_interleaved = True
     default_section = QWEN3_VL_MROPE
@@ -477,7 +440,5 @@ def _qwen3_5_visual(scope: LayerScope) -> Qwen3Visual:
 
 
 class Qwen3_5Vision(QwenVision):
-    """The vision tower of Qwen3.5 and later."""
-
     make_visual = staticmethod(_qwen3_5_visual)
     is_interleaved = True

@@ -24,17 +24,8 @@ _KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
 def cache_owner(config: HFConfig, kinds: Sequence[str], index: int, *, default_sharing: int = 0) -> int | None:
     """Returns the layer whose keys and values a layer attends to: the last of its kind that has its own.
 
-    Args:
-      config: Config of the model.
-      kinds: Type of each layer.
-      index: Index of the layer.
-      default_sharing: Number of layers that share, if config.json lacks `num_kv_shared_layers`.
-
-    Returns:
-      Index of that layer; None for a layer with its own keys and values (all but the last `num_kv_shared_layers`).
-
-    Raises:
-      ConfigError: There is no such layer.
+    None for a layer with its own keys and values: all but the last `num_kv_shared_layers`, or `default_sharing` if
+    config.json lacks the key. `kinds` has the type of each layer. Raises ConfigError if there is no such layer.
     """
     num_layers = len(kinds)
     num_owners = num_layers - config.get("num_kv_shared_layers", default_sharing)
@@ -58,9 +49,7 @@ class SharingLayer(Protocol):
         ...
 
     @property
-    def rope(self) -> RopeConfig:
-        """Rope of the layer."""
-        ...
+    def rope(self) -> RopeConfig: ...
 
     @property
     def span(self) -> AttentionSpan:
@@ -78,15 +67,7 @@ def own_or_shared_attention(
 ) -> SelfAttention:
     """Attention to the layer's own keys and values or to another layer's, with head norms and unscaled scores.
 
-    Args:
-      scope: Scope of the attention.
-      layer: Settings of the layer.
-      head_dim: D.
-      num_kv_heads: K; None as in `GroupedQueryAttention`.
-      values_are_keys: Shared projection of keys and values, as in `GroupedQueryAttention`.
-
-    Raises:
-      ConfigError: config.json's rope is not supported.
+    The arguments are those of `GroupedQueryAttention`. Raises ConfigError if config.json's rope is not supported.
     """
     use_bias = scope.config.get("attention_bias", False)
     if layer.shares_cache_of is not None:
@@ -115,8 +96,6 @@ def own_or_shared_attention(
 
 
 class SharedCacheCausalLM(CausalLM):
-    """A model with `SharedCacheAttention` in some layers."""
-
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Also drops keys and values of layers that attend to another layer's, which checkpoints contain."""
         modules = named_modules(self.decoder, "model")

@@ -55,8 +55,6 @@ class SiglipAttention(JaxModule):
 
 
 class SiglipLayer(JaxModule):
-    """A pre-norm layer."""
-
     def __init__(
         self,
         scope: LayerScope,
@@ -72,19 +70,12 @@ class SiglipLayer(JaxModule):
         self.mlp = VisionMLP(scope / "mlp", num_features, intermediate_size, activation)
 
     def __call__(self, x: jax.Array, num_patches: jax.Array, angles: jax.Array | None = None) -> jax.Array:
-        """x [P, C] -> [P, C]; arguments as in `SiglipAttention`."""
         x = x + self.self_attn(self.layer_norm1(x), num_patches, angles)
         return x + self.mlp(self.layer_norm2(x))
 
 
 class SiglipEncoder(JaxModule):
-    """The layers of the tower.
-
-    Args:
-      scope: Scope of the encoder.
-      num_features: C.
-      defaults: Defaults of config.json's values, by key.
-    """
+    """The layers of the tower, with defaults of config.json's values, by key."""
 
     def __init__(self, scope: LayerScope, num_features: int, defaults: Mapping[str, Any]) -> None:
         values = {**_DEFAULTS, **defaults}
@@ -108,14 +99,7 @@ class SiglipEncoder(JaxModule):
 
 
 class SiglipEmbeddings(JaxModule):
-    """Embeddings of patches plus embeddings of their positions.
-
-    Args:
-      scope: The embeddings' scope.
-      patch_size: Pixels of a side of a patch.
-      side: Patches of a side of a view.
-      num_features: C.
-    """
+    """Embeddings of patches plus embeddings of their positions; a view has `side` patches of a side."""
 
     def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
         self.side = side
@@ -132,7 +116,6 @@ class SiglipTower(JaxModule):
     """The vision transformer.
 
     Args:
-      scope: Scope of the tower.
       model_types: Accepted values of the config's `model_type`.
       defaults: Defaults of config.json's values, by key.
       is_normed: True if a norm follows the layers.

@@ -25,7 +25,6 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
     """DeepSeek V3's layer with sparse latent attention.
 
     Args:
-      scope: Scope of the layer.
       interleaved_index_rope: True if the rope of the indexer pairs neighbouring dimensions.
       has_indexer: For each layer of the model, True if it has an indexer. A layer without one uses the selection of the
         last layer before it that has one. None: all layers have one.
@@ -65,8 +64,6 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
 
 
 class SparseLatentCausalLM(DeepseekCausalLM):
-    """Base of the models; each model sets its layer class."""
-
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("moe_layer_freq", 1)

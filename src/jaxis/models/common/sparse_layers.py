@@ -12,15 +12,10 @@ from jaxis.layers.scope import LayerScope
 
 
 def is_sparse_layer(config: HFConfig, layer_index: int, *, default_first_sparse: int) -> bool:
-    """True if the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
+    """True if the layer, from 0, is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
 
-    Args:
-      config: Config of the model.
-      layer_index: Index of the decoder layer, from 0.
-      default_first_sparse: First sparse layer if config.json has neither key.
-
-    Raises:
-      ConfigError: `mlp_layer_types` has an unknown type, or not one entry per layer.
+    Without both, layers from `default_first_sparse` on are sparse. Raises ConfigError if `mlp_layer_types` has an
+    unknown type, or not one entry per layer.
     """
     kinds = config.get("mlp_layer_types")
     if kinds is None:
@@ -51,17 +46,8 @@ def dense_or_sparse(
     """A layer's `mlp` as in DeepSeek: a dense block, or experts and one shared block.
 
     The dense block has `intermediate_size`, each expert `moe_intermediate_size`. The shared block is as wide as all
-    shared
-    experts together.
-
-    Args:
-      scope: Scope of the decoder layer.
-      routing: Choice of experts by the router.
-      is_sparse: True for experts, False for a dense block.
-      num_shared_experts: Number of shared experts; 0 for none.
-      use_bias: True if the dense and the shared block have biases.
-      stack_layout: Layout of stacked experts, as in `JaxExperts`.
-      use_selection_bias: Selection bias of the router, as in `SparseMoE`.
+    shared experts together; there may be 0. `use_bias` gives the dense and the shared block biases. Other arguments are
+    those of `SparseMoE`.
     """
     mlp = scope / "mlp"
     if not is_sparse:
@@ -82,16 +68,9 @@ def dense_or_sparse(
 
 
 def sigmoid_routing(config: HFConfig, num_experts: int, *, renormalize: bool, scaling_factor: float) -> Routing:
-    """DeepSeek V3's routing with its keys of groups; the reference multiplies in float32.
+    """DeepSeek V3's routing of X experts with its keys of groups; the reference multiplies in float32.
 
-    Args:
-      config: Config of the model.
-      num_experts: X.
-      renormalize: Renormalization of weights, as in `Routing`.
-      scaling_factor: Factor of weights, as in `Routing`.
-
-    Raises:
-      ConfigError: config.json asks for another method.
+    The other arguments are those of `Routing`. Raises ConfigError if config.json asks for another method.
     """
     config.expect("scoring_func", "sigmoid", "noaux_tc")
     config.expect("topk_method", "noaux_tc")

@@ -25,17 +25,11 @@ class Elsewhere(JaxModule):
 
 
 def cut_to_stage(model: JaxModule, stage: Stage) -> None:
-    """Removes everything from a model that belongs to other stages.
+    """Removes everything that belongs to other stages from a model that is not loaded yet.
 
     The model then has the caches of its own layers and loads only what it has. It takes the output of the stage before
-    as `intermediate_tensors`. In place of normed hidden states, it returns the output for the stage after.
-
-    Args:
-      model: Constructed model, not loaded yet.
-      stage: Stage that the model becomes.
-
-    Raises:
-      ConfigError: The model cannot be divided into these stages.
+    as `intermediate_tensors`. In place of normed hidden states, it returns the output for the stage after. Raises
+    ConfigError if the model cannot be divided into these stages.
     """
     if stage.num_stages == 1:
         return
@@ -77,8 +71,7 @@ def _leave_out(module: JaxModule, child: str) -> None:
 def cache_entries(model: JaxModule, stage: Stage) -> range:
     """Returns the range of a whole model's caches that belong to a stage's layers.
 
-    Raises:
-      ConfigError: The model cannot be divided into stages.
+    Raises ConfigError if the model cannot be divided into stages.
     """
     if not isinstance(model, CausalLM):
         raise _refusal(stage, f"{type(model).__name__} does not say what its layers are")

@@ -15,7 +15,6 @@ EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def other_table(name: str) -> str:
-    """Returns the name of the other table."""
     return EMBEDDINGS if name == HEAD else HEAD
 
 

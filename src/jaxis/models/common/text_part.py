@@ -1,5 +1,3 @@
-"""The text part of multimodal checkpoints, served alone."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TextPart(CausalLM):
-    """A text model that is one part of a checkpoint; the other parts are not loaded with it.
+    """A text model that is one part of a multimodal checkpoint; the other parts are not loaded with it.
 
     A family inherits this class and then its text model. The text model's config is `text_config` or, if a family's
     first checkpoints have no such key, all of config.json. The class names the parts left out; any other tensor or

@@ -42,14 +42,7 @@ CLASS_ROWS = 64
 
 
 class PatchConvolution(JaxModule):
-    """A convolution without overlap: a product with each patch.
-
-    Args:
-      scope: Scope of the layer.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-      use_bias: True for a `bias` [C].
-    """
+    """A convolution without overlap: a product with each patch, plus a `bias` [C] if there is one."""
 
     def __init__(self, scope: LayerScope, patch_size: int, num_features: int, *, use_bias: bool = False) -> None:
         self.weight = parameter(scope, num_features, 3, patch_size, patch_size)
@@ -67,13 +60,7 @@ def patch_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None
 
 
 class PositionTable(JaxModule):
-    """An embedding of each position.
-
-    Args:
-      scope: Scope of the table.
-      num_places: Number of positions.
-      num_features: C.
-    """
+    """An embedding of each of `num_places` positions."""
 
     def __init__(self, scope: LayerScope, num_places: int, num_features: int) -> None:
         self.weight = parameter(scope, num_places, num_features)
@@ -84,11 +71,7 @@ class PositionTable(JaxModule):
 
 
 class VisionMLP(JaxModule):
-    """`fc2(act(fc1(x)))`.
-
-    Raises:
-      ConfigError: The activation is unknown.
-    """
+    """`fc2(act(fc1(x)))`. Raises ConfigError if the activation is unknown."""
 
     def __init__(self, scope: LayerScope, num_features: int, intermediate_size: int, activation: str) -> None:
         into, out = ("mlp", "embed"), ("embed", "mlp")
@@ -97,7 +80,6 @@ class VisionMLP(JaxModule):
         self.fc2 = linear(scope / "fc2", intermediate_size, num_features, axes=out, use_bias=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P, C]."""
         return self.fc2(self.act(self.fc1(x)))
 
 
@@ -105,7 +87,6 @@ class VisionProjector(JaxModule):
     """`linear_2(act(linear_1(x)))`: projects a tower's features of joined neighbours to embeddings of the text.
 
     Args:
-      scope: Scope of the projector. Arguments left out are read from all of config.json.
       num_features: C.
       size: E; None means the text's `hidden_size`.
       num_merged: Number of patches that become one embedding.
@@ -154,17 +135,9 @@ class VisionProjector(JaxModule):
 def attend_within(
     segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None
 ) -> jax.Array:
-    """Attention among patches of the same segment.
+    """Returns attention [P, H * D] among patches of the same segment, i32 [P]; negative segments are padding.
 
-    Args:
-      segments: i32 [P], the segment of each patch; negative for padding.
-      q: [P, H, D].
-      k: [P, K, D], K a divisor of H.
-      v: [P, K, D].
-      scale: Factor of scores; None means 1 / sqrt(D).
-
-    Returns:
-      [P, H * D].
+    q is [P, H, D]; k and v are [P, K, D], K a divisor of H. The default scale is 1 / sqrt(D).
     """
     num_patches = q.shape[0]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
@@ -220,12 +193,9 @@ class Windows(NamedTuple):
 
     @classmethod
     def of(cls, patches: Patches, side: int, merge_size: int) -> Windows:
-        """Divides an image into square windows.
+        """Divides an image, whose rows and columns `merge_size` divides, into square windows of `side` patches a side.
 
-        Args:
-          patches: Patches of the image.
-          side: Patches of a side of a window. Windows at the lower and right edge may have fewer.
-          merge_size: Divisor of the image's rows and columns.
+        Windows at the lower and right edge may have fewer.
         """
         num_rows, size = patches.rows.shape[0], side * side
         # The most windows of this many patches: those of an image that is `merge_size` wide.
@@ -242,16 +212,9 @@ class Windows(NamedTuple):
 
 
 def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention among patches of the same window. Its cost grows with the windows in use.
+    """Returns attention [P, H * D] among patches of the same window. Its cost grows with the windows in use.
 
-    Args:
-      windows: Windows of the image.
-      q: [P, H, D].
-      k: [P, K, D], K a divisor of H.
-      v: [P, K, D].
-
-    Returns:
-      [P, H * D].
+    q is [P, H, D]; k and v are [P, K, D], K a divisor of H.
     """
     num_patches, size, scale = q.shape[0], windows.patches.shape[1], q.shape[-1] ** -0.5
     k, v = _of_each_head(q, k, v)
@@ -290,15 +253,10 @@ def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
 
 
 def add_class_token(x: jax.Array, token: jax.Array, num_patches: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Adds a class token as the row after all patches and their padding. It sees patches, and they see it.
+    """Adds a class token [C] as the row after all patches and their padding. It sees patches, and they see it.
 
-    Args:
-      x: [P, C].
-      token: [C].
-      num_patches: Number of rows of x that are no padding.
-
-    Returns:
-      [P + CLASS_ROWS, C], and the segments of these rows for `attend_within`.
+    Returns [P + CLASS_ROWS, C] for x [P, C], and the segments of these rows for `attend_within`. `num_patches` rows of
+    x are no padding.
     """
     rows = jnp.arange(x.shape[0] + CLASS_ROWS)
     segments = jnp.where((rows < num_patches) | (rows == x.shape[0]), 0, -1)
@@ -330,18 +288,15 @@ def stretched_positions(
     aligns_corners: bool = False,
     is_zero_beyond: bool = False,
 ) -> jax.Array:
-    """Interpolates a table of positions over an image, with the weights of PyTorch's interpolation.
+    """Interpolates a table [side, side, C] of positions over an image, float32 [P, C], as PyTorch's interpolation does.
 
     Args:
-      table: [side, side, C].
+      table: The table.
       patches: Patches of the image.
       is_cubic: True for bicubic interpolation, over sixteen positions around each patch; False for bilinear, over four.
       aligns_corners: True to align the centers of the outermost positions and patches, False to align the borders of
         table and image.
       is_zero_beyond: True for zeros beyond the table's border, False for the values at the border.
-
-    Returns:
-      float32 [P, C].
     """
     side, taps = table.shape[0], []
     for places in (patches.rows, patches.columns):
@@ -377,27 +332,14 @@ def _far(distance: jax.Array) -> jax.Array:
 
 
 def axial_angles(patches: Patches, head_dim: int, theta: float) -> jax.Array:
-    """Returns angles that rotate pairs of a head's elements: by row in its first half, by column in the second.
-
-    Args:
-      patches: Patches of the image.
-      head_dim: D.
-      theta: Base of the rope.
-
-    Returns:
-      float32 [P, D / 2].
-    """
+    """Returns angles float32 [P, D / 2] that rotate pairs of a head's elements: first half by row, second by column."""
     inverse = 1.0 / theta ** (jnp.arange(0, head_dim // 2, 2, dtype=jnp.float32) / (head_dim // 2))
     places = (patches.rows, patches.columns)
     return jnp.concatenate([each.astype(jnp.float32)[:, None] * inverse for each in places], axis=-1)
 
 
 def axial_rope_theta(config: HFConfig, default: float) -> float:
-    """Returns the base of a tower's RoPE by row and column.
-
-    Raises:
-      ConfigError: The config has another kind of RoPE.
-    """
+    """Returns the base of a tower's RoPE by row and column. Raises ConfigError for another kind of RoPE."""
     rope = config.read_object("rope_parameters") or {}
     if rope.get("rope_type", "default") not in ("axial", "default"):
         raise ConfigError(f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known")
@@ -411,11 +353,7 @@ def vision_scope(scope: LayerScope) -> LayerScope:
 
 
 def one_side(value: Any, source: str) -> int:
-    """Returns a size that is given once or for both sides.
-
-    Raises:
-      ConfigError: The sides differ.
-    """
+    """Returns a size that is given once or for both sides. Raises ConfigError if the sides differ."""
     sides = value if isinstance(value, list | tuple) else [value]
     if len(set(sides)) != 1 or not isinstance(sides[0], int):
         raise ConfigError(f"{source}: the vision tower has sides of {value!r}; expected a square")

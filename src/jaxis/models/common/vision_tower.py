@@ -20,8 +20,7 @@ class Patches(NamedTuple):
     Attributes:
       pixels: [P, patch * patch * 3 * frames], row by row and channels last, frame after frame. uint8 on the host; in
         the tower, values that the processor computed from them.
-      rows: i32 [P], row of each patch.
-      columns: i32 [P], column of each patch.
+      rows, columns: i32 [P], row and column of each patch.
       num_patches: i32, number of patches without the padding.
     """
 
@@ -86,15 +85,10 @@ class VisionTower(JaxModule, LoadableWithIterator):
 
 
 def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padded: int) -> np.ndarray:
-    """Packs a view of an image into one int32 vector, for `unpack_patches`.
+    """Packs a view of an image, uint8 [height, width, 3 * frames], into one int32 vector, for `unpack_patches`.
 
-    Patches to be merged are adjacent, so that merging is a reshape.
-
-    Args:
-      pixels: uint8 [height, width, 3 * frames]; sides are multiples of `patch_size * merge_size`.
-      patch_size: Patch size of the tower.
-      merge_size: Merge size of the tower.
-      num_padded: P, a multiple of `merge_size ** 2`.
+    Patches to be merged are adjacent, so that merging is a reshape. The sides are multiples of
+    `patch_size * merge_size`, and `num_padded` P is one of `merge_size ** 2`.
     """
     height, width, channels = pixels.shape
     rows, columns = height // patch_size, width // patch_size
