@@ -1,5 +1,3 @@
-"""The weights of a checkpoint folder, in one file or in shards, as one set of named tensors."""
-
 from __future__ import annotations
 
 import os
@@ -23,7 +21,7 @@ _SHARD_NAME = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
 
 
 class Checkpoint:
-    """A folder's safetensors weights. A context manager.
+    """A folder's safetensors weights, in one file or in shards, as one set of named tensors. A context manager.
 
     Reads the files that transformers would: `model.safetensors`; else the shards named in
     `model.safetensors.index.json`; else every `*.safetensors` file. Skips adapters, and Mistral's
@@ -31,7 +29,6 @@ class Checkpoint:
     params.json, they are the weights: see `MistralNames`.
 
     Attributes:
-      folder: The folder.
       total_bytes: Bytes of all tensors together.
       metadata: The free-form metadata of all files together.
 
@@ -78,8 +75,7 @@ class Checkpoint:
     def tensor(self, name: str) -> np.ndarray:
         """Returns a read-only view of a tensor's mapped file, or a copy if the file has the rows in another order.
 
-        Raises:
-          CheckpointError: There is none of that name.
+        Raises CheckpointError if there is none of that name.
         """
         return self._value(*self._place(name))
 
@@ -87,8 +83,7 @@ class Checkpoint:
         """Yields every tensor once, in the files' own order, so that reading is sequential.
 
         A tensor's pages are released two tensors later, so that the caller can still read one in the background while
-        it takes the next: the process holds at most two mapped tensors, plus what the caller made of the others.
-        A view that the caller keeps stays valid.
+        it takes the next: the process holds at most two mapped tensors. A view that the caller keeps stays valid.
         """
         previous: tuple[SafetensorsFile, str] | None = None
         for name, (file, stored_name) in self._place_of.items():

@@ -16,14 +16,9 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt
 
 
 def check_destination(destination: Path, kind: str = "path") -> None:
-    """Checks that a new path can be written.
+    """Raises CheckpointError if a new path cannot be written: it exists, or its folder does not.
 
-    Args:
-      destination: The path.
-      kind: Name of the new file or folder in the error.
-
-    Raises:
-      CheckpointError: The path exists, or its folder does not.
+    `kind` is the name of the new file or folder in the error.
     """
     if destination.exists():
         raise CheckpointError(f"{destination} already exists: give a {kind} that does not exist, or remove it")
@@ -33,18 +28,14 @@ def check_destination(destination: Path, kind: str = "path") -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """A safetensors file to be written: its name, and its tensors."""
-
     name: str
     specs: dict[str, TensorHeader]
 
 
 def plan_shards(groups: Iterable[Mapping[str, TensorHeader]], max_shard_bytes: int) -> list[Shard]:
-    """Assigns tensors to files.
+    """Assigns groups of tensors, which stay together and in this order, to files.
 
-    Args:
-      groups: Tensors that stay together, in the order in which they will be written.
-      max_shard_bytes: Maximum size of a file, unless one group alone is larger.
+    A file has at most `max_shard_bytes`, unless one group alone is larger.
     """
     parts: list[dict[str, TensorHeader]] = [{}]
     shard_bytes = 0

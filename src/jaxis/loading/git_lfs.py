@@ -10,15 +10,7 @@ _START = b"version https://git-lfs"
 
 
 def check_not_lfs_pointer(path: Path, start: bytes | None = None) -> None:
-    """Checks that a file is not a Git LFS pointer.
-
-    Args:
-      path: The file.
-      start: First bytes of the file, at least eight; None reads them.
-
-    Raises:
-      CheckpointError: The file is a pointer.
-    """
+    """Raises CheckpointError if a file is a Git LFS pointer; `start` has its first bytes, at least eight, if read."""
     if start is None:
         try:
             with path.open("rb") as file:

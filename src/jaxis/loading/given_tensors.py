@@ -1,5 +1,3 @@
-"""Tensors that a program has in memory, in place of a checkpoint's files."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,13 +24,9 @@ class BorrowedArray(np.ndarray):
 
 
 class GivenTensors:
-    """Tensors with the interface of `Checkpoint`, in the types of the model's own checkpoint. A context manager.
+    """Tensors that a program has in memory, with the interface of `Checkpoint`. A context manager.
 
     Attributes:
-      stored: Types and shapes in the model's own checkpoint.
-
-    Args:
-      weights: The tensors, or a checkpoint that has them.
       stored: Types and shapes in the model's own checkpoint.
     """
 
@@ -44,8 +38,7 @@ class GivenTensors:
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields every tensor once.
 
-        Raises:
-          CheckpointError: A value is not an array, or has integers where the model has floats.
+        Raises CheckpointError if a value is not an array, or has integers where the model has floats.
         """
         weights = self._weights
         for name, value in weights.iterate() if isinstance(weights, OpenCheckpoint) else _pairs(weights):

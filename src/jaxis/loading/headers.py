@@ -24,7 +24,6 @@ def only_headers() -> Iterator[None]:
 
 
 def reading_only_headers() -> bool:
-    """Returns whether `only_headers` is active."""
     return _only_headers.get()
 
 

@@ -109,11 +109,7 @@ def resolve_model(
 
 
 def _local_model(path: Path) -> Path:
-    """Returns the folder itself, or the first GGUF file of the local model.
-
-    Raises:
-      CheckpointError: The path is a file of another kind, or a shard is missing.
-    """
+    """Returns the folder, or the first GGUF file; CheckpointError for another kind of file or a missing shard."""
     if (file := gguf_file(path)) is not None:
         return find_shards(file)[0]
     if not path.is_dir():

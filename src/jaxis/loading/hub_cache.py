@@ -17,10 +17,8 @@ class CachedModel:
 
     Attributes:
       name: Hub id.
-      commit: Commit of the revision.
       refs: Branches and tags that point to it, as of the last download.
       nbytes: Size of its files; revisions of a repository may share some.
-      num_files: Number of its files.
       path: Folder of the files.
       last_used: Time at which one of the repository's files was last read.
     """
@@ -35,11 +33,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Returns the models in the cache, by name, the newest revision of each first.
-
-    Raises:
-      CheckpointError: The cache cannot be read.
-    """
+    """Returns the models in the cache, by name, the newest revision first. Raises CheckpointError on failure."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -66,14 +60,9 @@ def cached_models() -> list[CachedModel]:
 
 
 def find_cached(name: str, revision: str | None) -> list[CachedModel]:
-    """Returns revisions of a repository in the cache.
+    """Returns the cached revisions of a repository: a branch, a tag, the beginning of a commit, or None for all.
 
-    Args:
-      name: Hub id.
-      revision: A branch, a tag, or the beginning of a commit; None for all revisions in the cache.
-
-    Raises:
-      CheckpointError: There is none, or several commits begin like this.
+    Raises CheckpointError if there is none, or several commits begin like this.
     """
     models = [model for model in cached_models() if model.name == name]
     if not models:
@@ -89,13 +78,9 @@ def find_cached(name: str, revision: str | None) -> list[CachedModel]:
 
 
 def remove_cached(models: Sequence[CachedModel]) -> int:
-    """Deletes revisions of one repository, and every file that no other revision of it needs.
+    """Deletes revisions of one repository, and every file that no other one needs; returns the freed bytes.
 
-    Returns:
-      The bytes that were freed.
-
-    Raises:
-      CheckpointError: A file could not be deleted.
+    Raises CheckpointError if a file could not be deleted.
     """
     from huggingface_hub import scan_cache_dir
 

@@ -15,15 +15,13 @@ from jaxis.loading.safetensors import DTYPES, TensorInfo, TensorInfos
 def download_config(model: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """Downloads a repository's config.json, and the files beside it that describe the quantization of the weights.
 
-    They go into huggingface_hub's cache; nothing else of the repository does.
+    They go into huggingface_hub's cache. Returns the path of config.json, or of Mistral's params.json in its place; the
+    other files are beside it.
 
     Args:
       model: A Hub id.
       revision: Branch, tag or commit; None means the main branch.
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
-
-    Returns:
-      Path of config.json, or Mistral's params.json in its place; the other files are beside it.
 
     Raises:
       CheckpointError: There is no such repository or config.json, access is refused, or the download fails.
@@ -74,12 +72,9 @@ def _download(model: str, name: str, revision: str | None, token: str | None, fa
 def hub_tensor_infos(model: str, *, revision: str | None = None, token: str | None = None) -> TensorInfos | None:
     """Reads type, shape and size of a repository's tensors, from its files' headers alone, concurrently.
 
-    Returns:
-      Tensor name -> info, in the order of the files and of the bytes in each; `offset` counts within the file's data.
-      None if the repository has no safetensors weights.
-
-    Raises:
-      CheckpointError: A header cannot be read, or has an unknown type.
+    The result is in the order of the files and of the bytes in each; `offset` counts within the file's data. None if
+    the repository has no safetensors weights. Raises CheckpointError if a header cannot be read, or has an unknown
+    type.
     """
     from huggingface_hub import HfApi, errors
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars

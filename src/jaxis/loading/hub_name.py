@@ -20,10 +20,8 @@ _QUANTIZATION = re.compile(
 class HubName:
     """Name of a model on the Hub, as a user gives it.
 
-    Attributes:
-      repository: Hub id.
-      quantization: Part after a colon, such as Q4_K_M; empty for none.
-      file: Path of one GGUF file in the repository; empty for none.
+    `quantization` is the part after a colon, such as Q4_K_M, and `file` the path of one GGUF file in the repository;
+    both may be empty.
     """
 
     repository: str
@@ -32,7 +30,6 @@ class HubName:
 
     @property
     def chooses_file(self) -> bool:
-        """True if the name asks for a GGUF file."""
         return bool(self.quantization or self.file)
 
 
@@ -48,14 +45,9 @@ def parse_hub_name(name: str) -> HubName | None:
 
 
 def choose_gguf(wanted: HubName, files: Sequence[str]) -> list[str]:
-    """Returns the files, all shards of one model, that a name means.
+    """Returns the files, all shards of one model, that a name means among all files in the repository.
 
-    Args:
-      wanted: The user's name.
-      files: Paths of all files in the repository.
-
-    Raises:
-      CheckpointError: There is no such model, or more than one.
+    Raises CheckpointError if there is no such model, or more than one.
     """
     models: dict[str, list[str]] = {}
     for file in sorted(files):

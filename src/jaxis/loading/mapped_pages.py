@@ -1,5 +1,3 @@
-"""Pages of memory-mapped files, which the readers of weights release once a tensor is used."""
-
 from __future__ import annotations
 
 import mmap
@@ -12,14 +10,9 @@ _FAULT_AROUND_BYTES = 64 << 10
 
 
 def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
-    """Lets the operating system drop the pages of a part of a file from this process.
+    """Lets the operating system drop the pages of bytes `start` to `end` of a mapped file from this process.
 
     Reading them again reads the file again. Does nothing where the system cannot be told.
-
-    Args:
-      mapped: The file.
-      start: The part's first byte, counted from the start of the file.
-      end: The byte after its last one.
     """
     if start == end or not hasattr(mmap, "MADV_DONTNEED"):
         return

@@ -1,5 +1,3 @@
-"""Error messages for folders without loadable weights."""
-
 from __future__ import annotations
 
 from pathlib import Path

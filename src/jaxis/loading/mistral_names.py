@@ -43,11 +43,7 @@ _OTHER_PARTS = ("vision_encoder", "vision_language_adapter", "patch_merger", "pr
 
 @dataclass(frozen=True)
 class MistralNames:
-    """Conversion of a folder's tensors.
-
-    Attributes:
-      num_heads, num_kv_heads: H and K.
-    """
+    """Conversion of a folder's tensors, with H and K heads."""
 
     num_heads: int
     num_kv_heads: int

@@ -50,11 +50,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
 
 
 def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
-    """Reads a checkpoint's config.
+    """Reads a checkpoint's config. Raises CheckpointError if there is none, or it cannot be read.
 
-    Raises:
-      CheckpointError: There is none, or it cannot be read.
-      ConfigError: A GGUF file whose keys are not supported.
+    Raises ConfigError for a GGUF file whose keys are not supported.
     """
     if (file := gguf_file(path)) is not None:
         with GGUFCheckpoint(file) as checkpoint:
@@ -84,9 +82,7 @@ def read_tensor_infos(folder: str | os.PathLike[str]) -> TensorInfos:
 class TensorListing(Mapping[str, TensorInfo]):
     """Names, types and shapes of a checkpoint's tensors, which show how its modules are stored.
 
-    Args:
-      folder: Argument for `open_checkpoint`. It is opened when the listing is first used, and may raise CheckpointError
-        then.
+    `open_checkpoint` opens the folder when the listing is first used, and may raise CheckpointError then.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

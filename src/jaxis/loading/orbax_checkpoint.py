@@ -35,7 +35,6 @@ class OrbaxCheckpoint:
     """The weights of a folder that `jaxis convert --to orbax` made. A context manager; see `Checkpoint`.
 
     Attributes:
-      folder: The folder.
       is_scanned: True if layers are stacked.
       total_bytes: Bytes of all tensors together.
 
@@ -59,11 +58,9 @@ class OrbaxCheckpoint:
         self.total_bytes = sum(info.nbytes for info in self._infos.values())
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the order of `iterate`."""
         return tuple(self._infos)
 
     def info(self, name: str) -> TensorInfo:
-        """Returns a tensor's type and shape. Raises CheckpointError if there is none of that name."""
         try:
             return self._infos[name]
         except KeyError:
@@ -84,7 +81,6 @@ class OrbaxCheckpoint:
             yield name, self.tensor(name)
 
     def close(self) -> None:
-        """Closes the files."""
         self._arrays.clear()
 
     def __enter__(self) -> OrbaxCheckpoint:
@@ -104,12 +100,10 @@ class OrbaxCheckpoint:
 
 
 def is_orbax_checkpoint(folder: Path) -> bool:
-    """Returns whether the folder's weights are an Orbax checkpoint."""
     return (folder / LAYOUT_FILE).exists()
 
 
 def write_layout(folder: Path, layout: TensorLayout, *, is_scanned: bool) -> None:
-    """Writes `orbax_layout.json`."""
     content = {
         "version": LAYOUT_VERSION,
         "layout": "scanned" if is_scanned else "unscanned",

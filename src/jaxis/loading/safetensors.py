@@ -54,14 +54,7 @@ DTYPES: dict[str, tuple[np.dtype, int]] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Place and type of a tensor.
-
-    Attributes:
-      dtype: Element type of the array that `tensor` returns.
-      shape: The tensor's shape.
-      nbytes: Size in the file.
-      offset: Position of its first byte, from the start of the file.
-    """
+    """Place and type of a tensor; `offset` is the position of its first byte, from the start of the file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -70,11 +63,7 @@ class TensorInfo:
 
 
 class TensorInfos(dict[str, TensorInfo]):
-    """Name -> info of a checkpoint's tensors.
-
-    Attributes:
-      metadata: The free-form metadata of its files.
-    """
+    """Name -> info of a checkpoint's tensors, and the free-form metadata of its files."""
 
     def __init__(self, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
         super().__init__(infos)
@@ -82,14 +71,9 @@ class TensorInfos(dict[str, TensorInfo]):
 
 
 class SafetensorsFile:
-    """One open safetensors file. A context manager.
+    """One open safetensors file, with the header's free-form `__metadata__`, if any. A context manager.
 
-    Attributes:
-      path: The file.
-      metadata: The header's free-form `__metadata__`, empty if there is none.
-
-    Raises:
-      CheckpointError: On opening, if the file cannot be read or breaks the format in any way.
+    Raises CheckpointError on opening, if the file cannot be read or breaks the format in any way.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -119,10 +103,8 @@ class SafetensorsFile:
     def tensor(self, name: str) -> np.ndarray:
         """Returns a read-only view of the mapped file (a copy for F4, which the file packs two to a byte).
 
-        The view stays valid after `release` and after `close`.
-
-        Raises:
-          CheckpointError: The file has no tensor of that name, or was closed.
+        The view stays valid after `release` and after `close`. Raises CheckpointError if the file has no tensor of that
+        name, or was closed.
         """
         info = self.info(name)
         if self._map is None:

@@ -1,7 +1,6 @@
 """A writer for the safetensors format that never holds more than one tensor.
 
-The header says where every tensor is, so names, types and shapes are given first, and the tensors follow one by one, in
-that order. See `safetensors` for the format.
+Names, types and shapes are given first, for the header; the tensors follow one by one, in that order.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ _NAME_OF = {dtype: name for name, (dtype, _) in DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """Type and shape of a tensor to come."""
-
     dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
         return math.prod(self.shape) * DTYPES[_NAME_OF[self.dtype]][1] // 8
 
 

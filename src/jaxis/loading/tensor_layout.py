@@ -2,9 +2,8 @@
 
 Unscanned, a tensor `model.layers.3.mlp.up_proj.weight` is the array at (model, layers, 3, mlp, up_proj, weight).
 Scanned, the layers that have the same tensors are one array `[layers, ...]` at (model, layers, mlp, up_proj, weight),
-and the experts below them another axis, for training with `jax.lax.scan` or `nnx.scan`. Different kinds of layers
-(the first of DeepSeek V3 have no experts) make several stacks: (model, layers, group_0, ...), (model, layers, group_1,
-...).
+and the experts below them another axis, for training with `jax.lax.scan` or `nnx.scan`. Different kinds of layers (the
+first of DeepSeek V3 have no experts) make several stacks: (model, layers, group_0, ...), (model, layers, group_1, ...).
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor.
-
-    Attributes:
-      path: Path of the array in the tree.
-      index: The tensor's index along the array's leading axes; () if it is the whole array.
-    """
+    """The place of a tensor: the path of its array in the tree, and its index along leading axes, () for all of it."""
 
     path: Path
     index: tuple[int, ...]
@@ -43,12 +37,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The places of all tensors.
-
-    Attributes:
-      places: Tensor's name -> its place, in the best order for loading: layer by layer.
-      arrays: The tree, flattened.
-    """
+    """Places of all tensors by name, layer by layer, the best order for loading; and the flattened tree of arrays."""
 
     places: Mapping[str, Place]
     arrays: Mapping[Path, ArraySpec]
@@ -65,7 +54,6 @@ class TensorLayout:
 
 
 def unscanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
-    """Returns the layout in which every tensor is a separate array."""
     names = sorted(tensors, key=natural_order)
     places = {name: Place(tuple(name.split(".")), ()) for name in names}
     return TensorLayout(places, {places[name].path: tensors[name] for name in names})

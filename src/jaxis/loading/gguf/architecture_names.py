@@ -127,7 +127,6 @@ _FEED_FORWARD = {name: target.replace("mlp.", "feed_forward.") for name, target 
 
 
 def _packed(attention: str, output: str, up: str, down: str) -> dict[str, str]:
-    """Returns a layer with a packed projection and an ungated block, whose norms have names of their own."""
     return {"attn_qkv": attention, "attn_output": output, "ffn_up": up, "ffn_down": down}
 
 

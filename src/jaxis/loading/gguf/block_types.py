@@ -1,5 +1,3 @@
-"""Storage of elements in GGUF tensors: plain floats, or blocks of neighbouring elements of a row."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from jaxis.errors import CheckpointError
 
 @dataclass(frozen=True)
 class BlockType:
-    """Storage of elements.
+    """Storage of elements in GGUF tensors: plain floats, or blocks of neighbouring elements of a row.
 
     Attributes:
       name: ggml's name.
@@ -89,15 +87,7 @@ _FIRST_OF_IK_LLAMA, _LAST_OF_IK_LLAMA = 97, 400
 
 
 def find_block_type(type_id: int, what: str) -> BlockType:
-    """Returns the type of this id.
-
-    Args:
-      type_id: The id in the file.
-      what: Name of the tensor, for the error.
-
-    Raises:
-      CheckpointError: The type is not supported.
-    """
+    """Returns the type of this id in a file. Raises CheckpointError, which names `what`, if it is not supported."""
     if type_id in BLOCK_TYPES:
         return BLOCK_TYPES[type_id]
     if type_id in _REMOVED:

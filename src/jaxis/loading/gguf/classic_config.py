@@ -8,7 +8,6 @@ from jaxis.loading.gguf.config_reader import ConfigReader, Values
 
 
 def _gpt2(reader: ConfigReader) -> Values:
-    """GPT-2."""
     return _classic(reader, "GPT2LMHeadModel", "gpt2")
 
 
@@ -47,7 +46,6 @@ def _falcon(reader: ConfigReader) -> Values:
 
 
 def _bloom(reader: ConfigReader) -> Values:
-    """BLOOM."""
     values = _classic(reader, "BloomForCausalLM", "bloom")
     return {key: value for key, value in values.items() if key not in ("max_position_embeddings", "intermediate_size")}
 
@@ -63,7 +61,6 @@ def _mpt(reader: ConfigReader) -> Values:
 
 
 def _phi2(reader: ConfigReader) -> Values:
-    """Phi-1, Phi-1.5 and Phi-2."""
     return {**_classic(reader, "PhiForCausalLM", "phi"), **_partial_rope(reader)}
 
 
@@ -99,7 +96,6 @@ def _internlm2(reader: ConfigReader) -> Values:
 
 
 def _exaone(reader: ConfigReader) -> Values:
-    """EXAONE 3 and 3.5."""
     return reader.usual("ExaoneForCausalLM", "exaone")
 
 

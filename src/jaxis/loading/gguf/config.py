@@ -34,7 +34,6 @@ class GGUFConfig:
     Attributes:
       architecture: The entry of `architecture_names.NAMES`.
       values: Content of the corresponding config.json.
-      sizes: Sizes of the model.
       assumptions: Sentences about assumed values, as in `GGUFCheckpoint`.
       small_tensors: Tensors of the checkpoint that the file has as keys, float32.
     """
@@ -49,16 +48,9 @@ class GGUFConfig:
 def read_config(
     metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], read_tensor: ReadTensor, source: str
 ) -> GGUFConfig:
-    """Reads the keys.
+    """Reads the keys of a file; `read_tensor` reads a tensor of floats, None if there is none of the name.
 
-    Args:
-      metadata: All keys of the file.
-      tensors: Its tensors.
-      read_tensor: Reads a tensor of floats; None if there is none of the name.
-      source: The file, for errors.
-
-    Raises:
-      ConfigError: The architecture, or something in the keys, is not supported.
+    Raises ConfigError, which names `source`, if the architecture, or something in the keys, is not supported.
     """
     keys = Keys(metadata, tensors, source)
     family = _FAMILIES.get(keys.architecture)
@@ -201,18 +193,15 @@ def _qwen3moe(reader: ConfigReader) -> Values:
 
 
 def _qwen2vl(reader: ConfigReader) -> Values:
-    """The text of Qwen2-VL and Qwen2.5-VL."""
     return reader.with_mrope(_qwen2(reader), interleaved=False)
 
 
 def _qwen3vl(reader: ConfigReader) -> Values:
-    """The text of Qwen3-VL."""
     reader.keys.ignore("n_deepstack_layers")  # as many as the vision part makes
     return reader.with_mrope(_qwen3(reader), interleaved=True)
 
 
 def _qwen3vlmoe(reader: ConfigReader) -> Values:
-    """Text of Qwen3-VL with experts."""
     reader.keys.ignore("n_deepstack_layers")
     return reader.with_mrope(_qwen3moe(reader), interleaved=True)
 

@@ -20,11 +20,6 @@ NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.fine
 class Keys:
     """The keys below `{architecture}.`, each marked as read when it is read.
 
-    Args:
-      metadata: All keys of the file.
-      tensors: Its tensors.
-      source: The file, for errors.
-
     Attributes:
       architecture: `general.architecture`.
       metadata: All keys of the file, also those of no architecture.
@@ -47,8 +42,7 @@ class Keys:
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a key's value, or the default; one number where an array has the same for every layer.
 
-        Raises:
-          ConfigError: The layers differ.
+        Raises ConfigError if the layers differ.
         """
         self._read.add(key)
         value = self._values.get(key)
@@ -90,8 +84,7 @@ class Keys:
     def for_layers(self, key: str, num_layers: int) -> list[Any] | None:
         """Returns a key's value for each layer; None if it is absent or one number for all.
 
-        Raises:
-          ConfigError: There are fewer values than layers.
+        Raises ConfigError if there are fewer values than layers.
         """
         self._read.add(key)
         value = self._values.get(key)
@@ -106,11 +99,7 @@ class Keys:
         self._read.update(keys)
 
     def expect(self, key: str, *expected: Any) -> None:
-        """Reads a key with only one supported value; the key may be absent.
-
-        Raises:
-          ConfigError: It has another value.
-        """
+        """Reads a key with only one supported value, or none. Raises ConfigError if it has another value."""
         value = self.get(key, expected[0])
         if value not in expected:
             wanted = " or ".join(map(str, expected))

@@ -1,5 +1,3 @@
-"""Reader of the config values that all architectures share, from the keys of a GGUF file."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,11 +19,7 @@ ReadTensor = Callable[[str], np.ndarray | None]
 
 
 class ConfigReader:
-    """Values that all architectures share, as the keys of config.json.
-
-    Args:
-      keys: Keys of the file.
-      read_tensor: Reads a tensor of floats; None if there is none of the name.
+    """Values that all architectures share, as the keys of config.json, from the keys of a GGUF file.
 
     Attributes:
       kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
@@ -104,19 +98,15 @@ class ConfigReader:
         return {frozenset({"F16"}): "float16", frozenset({"F32"}): "float32"}.get(frozenset(found), "bfloat16")
 
     def rms(self) -> Values:
-        """The RMS norms' epsilon."""
         return {"rms_norm_eps": float(self.keys.require("attention.layer_norm_rms_epsilon"))}
 
     def dense(self) -> Values:
-        """Returns the width of dense feed-forward blocks."""
         return {"intermediate_size": self.keys.integer("feed_forward_length")}
 
     def attention_bias(self) -> Values:
-        """Returns whether the projections of attention have biases."""
         return {"attention_bias": self.keys.has_tensor("attn_q.bias")}
 
     def granite_multipliers(self) -> Values:
-        """Returns Granite's multipliers of embeddings, residuals, scores and logits."""
         keys = self.keys
         return {
             "embedding_multiplier": keys.get("embedding_scale", 1.0) or 1.0,
@@ -126,7 +116,6 @@ class ConfigReader:
         }
 
     def has_tensors(self, name: str) -> bool:
-        """Returns whether any layer has a tensor of this name."""
         return any(stored.partition(".")[2].partition(".")[2] == name for stored in self.keys.tensors)
 
     def rope(self, *, theta: float = 10_000.0, yarn: Values | None = None) -> Values:

@@ -50,7 +50,6 @@ class GGUFTensor:
     """A tensor of the file.
 
     Attributes:
-      name: Name in the file.
       block_type: Storage of its elements.
       shape: Shape in elements, the slowest axis first, as in NumPy (the file has the reverse).
       offset: Position of its first byte, from the start of the file.
@@ -63,7 +62,6 @@ class GGUFTensor:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
         return math.prod(self.shape) // self.block_type.elements * self.block_type.nbytes
 
     @property
@@ -78,7 +76,6 @@ class GGUFFile:
     """One open GGUF file. A context manager.
 
     Attributes:
-      path: The file.
       metadata: Its keys; see `read_gguf_metadata`.
       tensors: Its tensors by name, in the order of their bytes in the file.
 
@@ -99,10 +96,7 @@ class GGUFFile:
     def tensor(self, name: str) -> np.ndarray:
         """Returns a read-only view of the mapped file; of a quantized tensor, uint8 [..., bytes of a row].
 
-        The view stays valid after `release` and after `close`.
-
-        Raises:
-          CheckpointError: The file was closed.
+        The view stays valid after `release` and after `close`. Raises CheckpointError if the file was closed.
         """
         tensor = self.tensors[name]
         if self._map is None:
@@ -111,10 +105,7 @@ class GGUFFile:
         return np.ndarray(tensor.stored_shape, dtype, buffer=self._map, offset=tensor.offset)
 
     def release(self, view: np.ndarray) -> None:
-        """Lets the operating system drop the pages of a tensor, or of a part of one, from this process.
-
-        Reading it again reads the file again.
-        """
+        """Lets the operating system drop the pages of (a part of) a tensor; reading it again reads the file again."""
         if self._map is not None:
             drop_pages_of(view)
 
@@ -131,13 +122,10 @@ class GGUFFile:
 
 
 def read_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the keys of a GGUF file, in its order.
+    """Reads the keys of a GGUF file, in its order. Raises CheckpointError if it cannot be read or breaks the format.
 
     Numbers, booleans and strings are Python's; an array of numbers is a NumPy array, one of strings a list. Strings
     that are not valid UTF-8 (some vocabularies have them) are decoded with `surrogateescape`.
-
-    Raises:
-      CheckpointError: The file cannot be read or breaks the format.
     """
     return _read_header(Path(path), with_tensors=False).metadata
 
@@ -182,8 +170,6 @@ def _read_header(path: Path, *, with_tensors: bool) -> _Header:
 
 
 class _HeaderReader:
-    """Parses everything before the data."""
-
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
         self._file_bytes = os.fstat(file.fileno()).st_size

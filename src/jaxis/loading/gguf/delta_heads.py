@@ -15,14 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """Heads of the layers.
+    """Heads of the layers: G key heads in the file, and a multiple of G value heads.
 
-    Attributes:
-      num_key_heads: G, of the file.
-      num_value_heads: A multiple of G.
-      key_dim: Size of a query and of a key.
-      value_dim: Size of a value.
-      keeps_order: True if values keep the file's order, and keys are repeated.
+    If `keeps_order`, values keep the file's order, and keys are repeated. `key_dim` is the size of a query and of a
+    key.
     """
 
     num_key_heads: int
@@ -58,20 +54,12 @@ class DeltaHeads:
         return np.concatenate([keys, keys_size + keys, 2 * keys_size + _rows(values, self.value_dim)])
 
     def _values(self) -> np.ndarray:
-        """The file's value heads in the checkpoint's order."""
         return np.arange(self.num_value_heads).reshape(-1, self.num_key_heads).T.reshape(-1)
 
 
 @dataclass(frozen=True)
 class PackedDeltaHeads:
-    """Heads of Qwen3-Next's layers, whose projections have the rows of each key head together.
-
-    Attributes:
-      num_key_heads: G.
-      num_value_heads: A multiple of it.
-      key_dim: Size of a query and of a key.
-      value_dim: Size of a value.
-    """
+    """Heads of Qwen3-Next's layers, as in `DeltaHeads`, whose projections have the rows of each key head together."""
 
     num_key_heads: int
     num_value_heads: int

@@ -26,11 +26,7 @@ def nomic_bert(reader: ConfigReader) -> Values:
 
 
 def pooling_values(keys: Keys) -> Values:
-    """Returns the pooling of a model's hidden states, if the file describes it.
-
-    Raises:
-      ConfigError: The pooling is not supported.
-    """
+    """Returns the pooling of a model's hidden states, if the file describes it; ConfigError if it is not supported."""
     kind = keys.get("pooling_type", 0)
     if kind not in (0, *_POOLING_MODES):
         raise ConfigError(

@@ -37,7 +37,6 @@ def _qwen2moe(reader: ConfigReader) -> Values:
 
 
 def _dots1(reader: ConfigReader) -> Values:
-    """dots.llm1."""
     keys = reader.keys
     keys.expect("expert_gating_func", _SIGMOID)
     return {
@@ -70,7 +69,6 @@ def _bailingmoe2(reader: ConfigReader) -> Values:
 
 
 def deepseek_experts(reader: ConfigReader) -> Values:
-    """Returns the keys for families with DeepSeek V3's routing."""
     keys = reader.keys
     return {
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -130,7 +128,6 @@ def _granitemoe(reader: ConfigReader) -> Values:
 
 
 def granite_experts(reader: ConfigReader) -> Values:
-    """Returns the numbers of Granite's experts and of a token's experts."""
     keys = reader.keys
     keys.expect("expert_weights_scale", 1.0)
     return {
@@ -145,7 +142,6 @@ _PHIMOE_MSCALE, _PHIMOE_JITTER = 1.243163121016122, 0.01
 
 
 def _phimoe(reader: ConfigReader) -> Values:
-    """Phi-3.5-MoE."""
     keys = reader.keys
     keys.expect("attention.sliding_window", 0, keys.get("context_length"))
     long, short = reader.read_tensor(ROPE_FACTORS_LONG), reader.read_tensor(ROPE_FACTORS_SHORT)

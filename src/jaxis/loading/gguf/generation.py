@@ -1,5 +1,3 @@
-"""The sampling settings that a GGUF file recommends."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,10 +17,9 @@ SETTINGS = {
 
 
 def gguf_generation_defaults(path: Path) -> dict[str, Any]:
-    """Returns the file's settings as keys of generation_config.json; empty if the file recommends nothing.
+    """Returns the sampling settings that a GGUF file recommends, if any, as keys of generation_config.json.
 
-    Raises:
-      CheckpointError: The file cannot be read.
+    Raises CheckpointError if the file cannot be read.
     """
     metadata = read_gguf_metadata(find_shards(path)[0])
     found = {name: metadata[key] for key, (name, kind) in SETTINGS.items() if type(metadata.get(key)) is kind}

@@ -1,5 +1,3 @@
-"""A GGUF model read as if it were a Hugging Face checkpoint: its tensors under their Hugging Face names."""
-
 from __future__ import annotations
 
 import math
@@ -26,13 +24,10 @@ _EXPERT_STACKS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 class GGUFCheckpoint:
-    """The weights of a GGUF model. A context manager; see `Checkpoint`.
+    """The weights of a GGUF model, under the names of a Hugging Face checkpoint. A context manager; see `Checkpoint`.
 
     A tensor of floats is an array of them. A quantized one, [out, in], is an array uint8 [out, bytes of a row] of the
-    file's blocks; `config["quantization_config"]` names their type.
-
-    Args:
-      path: Any of the model's files.
+    file's blocks; `config["quantization_config"]` names their type. Any of the model's files may be given.
 
     Attributes:
       path: The first file.
@@ -68,11 +63,9 @@ class GGUFCheckpoint:
         self.total_bytes = sum(self.info(name).nbytes for name in self.names())
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the order of `iterate`."""
         return (*self._parts, *self._small)
 
     def info(self, name: str) -> TensorInfo:
-        """Returns a tensor's type, shape and place. Raises CheckpointError if there is none of that name."""
         if name in self._small:
             tensor = self._small[name]
             return TensorInfo(tensor.dtype, tensor.shape, tensor.nbytes, 0)
@@ -94,8 +87,7 @@ class GGUFCheckpoint:
     def tensor(self, name: str) -> np.ndarray:
         """Returns a tensor, as a read-only view of the mapped file if it is there unchanged.
 
-        Raises:
-          CheckpointError: There is none of that name.
+        Raises CheckpointError if there is none of that name.
         """
         if name in self._small:
             return self._small[name]
@@ -115,7 +107,6 @@ class GGUFCheckpoint:
         yield from self._small.items()
 
     def close(self) -> None:
-        """Closes every file; arrays that still view one stay valid."""
         self._files.close()
 
     def __enter__(self) -> GGUFCheckpoint:
@@ -175,7 +166,6 @@ class GGUFCheckpoint:
         return found
 
     def _scaled_modules(self) -> Iterator[str]:
-        """Yields modules whose weights have a separate scale."""
         for name in self._parts:
             module = name.removesuffix(".scale")
             if module != name and f"{module}.weight" in self._parts:

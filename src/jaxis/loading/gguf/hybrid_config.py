@@ -13,12 +13,10 @@ _DELTA_OUTPUT = re.compile(r"blk\.\d+\.ssm_out\.weight")
 
 
 def qwen35(reader: ConfigReader) -> Values:
-    """Qwen3.5, 3.6 and 3.8."""
     return {**_qwen_hybrid(reader, "Qwen3_5ForCausalLM", "qwen3_5_text"), **reader.dense()}
 
 
 def qwen35moe(reader: ConfigReader) -> Values:
-    """Qwen3.5, 3.6 and 3.8 with experts."""
     keys = reader.keys
     keys.expect("expert_gating_func", _SOFTMAX)
     keys.expect("expert_weights_scale", 1.0, 0.0)
@@ -92,7 +90,6 @@ def _splits_blocks(reader: ConfigReader, value_dim: int) -> bool:
 
 
 def lfm2(reader: ConfigReader) -> Values:
-    """LFM2 and LFM2.5."""
     return {
         **_lfm(reader, "Lfm2ForCausalLM", "lfm2"),
         **reader.dense(),
@@ -101,7 +98,6 @@ def lfm2(reader: ConfigReader) -> Values:
 
 
 def lfm2moe(reader: ConfigReader) -> Values:
-    """LFM2 and LFM2.5 with experts."""
     keys = reader.keys
     keys.expect("expert_gating_func", _SIGMOID)
     keys.expect("expert_weights_norm", True)

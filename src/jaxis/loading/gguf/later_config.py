@@ -25,7 +25,6 @@ def _arcee(reader: ConfigReader) -> Values:
 
 
 def _ernie4_5(reader: ConfigReader) -> Values:
-    """ERNIE 4.5 (dense)."""
     return {
         **reader.usual("Ernie4_5ForCausalLM", "ernie4_5", theta=500_000.0),
         "use_bias": reader.keys.has_tensor("attn_output.bias"),

@@ -93,7 +93,6 @@ def _jamba(reader: ConfigReader) -> Values:
 
 
 def _period(reader: ConfigReader, name: str, chosen: list[bool]) -> Values:
-    """Returns the period and the offset of the chosen layers."""
     indices = [i for i, is_chosen in enumerate(chosen) if is_chosen]
     first = indices[0] if indices else 0
     period = indices[1] - first if len(indices) > 1 else max(len(chosen), first + 1)

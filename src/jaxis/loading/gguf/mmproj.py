@@ -59,10 +59,8 @@ def mmproj_beside(model: Path) -> Path | None:
 class _Names:
     """Names of a kind's tensors in Hugging Face checkpoints.
 
-    Attributes:
-      blocks: Name of the list of layers.
-      block: Name in the file, without `v.blk.N.` and `.weight`, -> name in the layer.
-      top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors outside layers.
+    `blocks` is the list of layers. `block` maps a name in the file, without `v.blk.N.` and `.weight`, to a name in the
+    layer, and `top_level` one without `.weight` or `.bias` to a name outside layers.
     """
 
     blocks: str
@@ -116,11 +114,9 @@ class MmprojFile:
     """The vision part of a model. A context manager.
 
     Attributes:
-      path: The file.
       kind: llama.cpp's name of the projector after the tower, such as `qwen3vl_merger`.
       config: The tower's part of config.json.
-      processor: Content of the corresponding processor_config.json.
-      image_processor: Content of the corresponding preprocessor_config.json.
+      processor, image_processor: Content of the corresponding processor_config.json and preprocessor_config.json.
       size: E, of the embeddings.
       total_bytes: Bytes of all tensors in the file.
 
@@ -156,11 +152,7 @@ class MmprojFile:
         keys.check_all_read()
 
     def iterate(self, floats: Floats) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields every tensor once, under its Hugging Face name.
-
-        Args:
-          floats: Converts a tensor as `GGUFFile.tensor` returns it to floats.
-        """
+        """Yields every tensor once, under its Hugging Face name; `floats` converts a `GGUFFile.tensor` to floats."""
         for name, stored in self._parts.items():
             arrays = [floats(self._file.tensors[each], self._file.tensor(each)) for each in stored]
             if stored[0] == _PATCHES and len(arrays) > 1:
@@ -171,7 +163,6 @@ class MmprojFile:
                 yield name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def close(self) -> None:
-        """Closes the file; arrays that still view it stay valid."""
         self._file.close()
 
     def __enter__(self) -> MmprojFile:
@@ -233,8 +224,6 @@ class MmprojFile:
 
 
 class _Reader:
-    """Converts the keys to the content of a Hugging Face checkpoint's files."""
-
     def __init__(self, keys: Keys, tensors: Mapping[str, GGUFTensor]) -> None:
         self._keys, self._tensors = keys, tensors
         keys.ignore("has_text_encoder", "has_audio_encoder", "has_llava_projector", "has_qwen2vl_merger")

@@ -1,5 +1,3 @@
-"""The GGUF files of one model, opened together."""
-
 from __future__ import annotations
 
 import os
@@ -13,10 +11,7 @@ from jaxis.loading.gguf.shards import find_shards
 
 
 class GGUFModelFiles:
-    """All files of a model. A context manager.
-
-    Args:
-      path: Any of the model's files.
+    """All GGUF files of a model, opened by the path of any of them. A context manager.
 
     Attributes:
       path: The first file.
@@ -46,11 +41,9 @@ class GGUFModelFiles:
             raise
 
     def file_of(self, name: str) -> GGUFFile:
-        """The file that holds a tensor."""
         return self._file_of[name]
 
     def close(self) -> None:
-        """Closes every file; arrays that still view one stay valid."""
         for file in self._files:
             file.close()
 

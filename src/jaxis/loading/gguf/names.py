@@ -1,7 +1,6 @@
 """Conversion of tensors from GGUF names and forms to those of Hugging Face checkpoints.
 
-The names are llama.cpp's (`gguf-py/gguf/tensor_mapping.py`). The changes undo those of its converters
-(`conversion/*.py`).
+Names are llama.cpp's (`gguf-py/gguf/tensor_mapping.py`); changes undo those of its converters (`conversion/*.py`).
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ _NOT_WEIGHTS_OF_BLOCKS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "r
 def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list[StoredPart]:
     """Returns the Hugging Face tensors that one of the file becomes; empty if the model's logits do not need it.
 
-    Raises:
-      CheckpointError: The architecture has no such tensor.
+    Raises CheckpointError if the architecture has no such tensor.
     """
     top_level = {
         "token_embd.weight": StoredPart("model.embed_tokens.weight"),

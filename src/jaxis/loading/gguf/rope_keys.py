@@ -1,5 +1,3 @@
-"""The rotary embedding of a GGUF model, as a config.json would describe it."""
-
 from __future__ import annotations
 
 import math
@@ -25,15 +23,9 @@ def rope_values(
 ) -> dict[str, Any]:
     """Returns `rope_theta`, and `rope_scaling` and `partial_rotary_factor` where the file has any.
 
-    Args:
-      keys: Keys of the file.
-      head_dim: Dimensions of a head.
-      default_theta: Base for files that have none.
-      freqs: The tensor `rope_freqs`, the divisors of the frequencies; None if there is none.
-      yarn: Further settings of a YaRN rope.
-
-    Raises:
-      ConfigError: The rope is of a kind that is not supported.
+    `default_theta` is the base for files that have none, `freqs` the tensor `rope_freqs`, the divisors of the
+    frequencies, if any, and `yarn` has further settings of a YaRN rope. Raises ConfigError if the kind of rope is not
+    supported.
     """
     theta = float(keys.get("rope.freq_base", default_theta))
     values: dict[str, Any] = {"rope_theta": theta}
@@ -76,13 +68,7 @@ def _scaling(keys: Keys, yarn: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _scaling_of_freqs(divisors: np.ndarray, theta: float, context_length: int) -> dict[str, Any]:
-    """Returns Llama 3's scaling if it gives exactly these divisors, else the divisors themselves.
-
-    Args:
-      divisors: float32 [D / 2].
-      theta: Base of the frequencies.
-      context_length: Longest sequence of the model.
-    """
+    """Returns Llama 3's scaling if it gives exactly these divisors, float32 [D / 2], else the divisors themselves."""
     factor = float(divisors.max())
     for low, high in _LLAMA3_FACTORS:
         expected = llama3_divisors(theta, 2 * len(divisors), factor, low, high, _LLAMA3_ORIGINAL_CONTEXT)

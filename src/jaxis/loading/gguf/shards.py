@@ -25,13 +25,10 @@ def model_name(name: str) -> str:
 
 
 def gguf_file(path: str | os.PathLike[str]) -> Path | None:
-    """Returns the GGUF file that a path means.
+    """Returns the GGUF file that a path means: itself, or the first shard of the only model in a folder.
 
-    It is the path itself, or the first shard of the only model in a folder without safetensors. Returns None for a
-    folder with another kind of checkpoint.
-
-    Raises:
-      CheckpointError: The folder has several models.
+    None for a folder with safetensors or another kind of checkpoint. Raises CheckpointError if the folder has several
+    models.
     """
     path = Path(path)
     if not path.is_dir():
@@ -47,11 +44,7 @@ def gguf_file(path: str | os.PathLike[str]) -> Path | None:
 
 
 def find_shards(path: Path) -> list[Path]:
-    """Returns all files of the model that this one belongs to, the first shard first.
-
-    Raises:
-      CheckpointError: A shard is missing.
-    """
+    """Returns all files of a model, the first shard first. Raises CheckpointError if one is missing."""
     match = _SHARD.fullmatch(path.name)
     if match is None:
         return [path]

@@ -1,5 +1,3 @@
-"""The part of a GGUF file's tensor that a Hugging Face tensor is made of, and its changes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -67,8 +65,7 @@ class StoredPart:
     def made_of(self, stored: np.ndarray) -> np.ndarray:
         """Returns the tensor from the array in the file; a view of it where nothing changes.
 
-        Raises:
-          CheckpointError: The array does not have the heads that the model has.
+        Raises CheckpointError if the array does not have the heads that the model has.
         """
         array = stored[(*self.index, ...)]
         if self.rope_heads:
