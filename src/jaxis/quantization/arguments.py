@@ -1,5 +1,3 @@
-"""Parser of the user's quantization arguments."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,7 +16,6 @@ def parse_quantization(
 
 
 def requested_config(requested: RequestedQuantization | None) -> RuleQuantizationConfig | Dequantize | None:
-    """Returns the configuration that a request asks for."""
     if requested is None:
         return None
     if requested.dequantize:

@@ -41,8 +41,7 @@ _WIDEST = 8
 def auto_round_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
     """Reads a `quantization_config` whose `quant_method` is "auto-round".
 
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    Raises ConfigError if the object asks for something that is not implemented.
     """
     data_type = config.get("data_type") or "int"
     is_float = isinstance(data_type, str) and data_type.startswith(DATA_TYPES)

@@ -42,11 +42,9 @@ class FloatsByTensors(FormatsByTensors):
 
 @dataclass(frozen=True)
 class FloatModules:
-    """The format of each module of a checkpoint.
+    """The format of each module of a checkpoint, by its tensors' headers, if there are any to look at.
 
-    Attributes:
-      block: (rows, columns) of the blocks of fp8; None if config.json has none.
-      tensors: Headers of the checkpoint's tensors; None if there are none to look at.
+    `block` is (rows, columns) of the blocks of fp8; None if config.json has none.
     """
 
     block: tuple[int, int] | None
@@ -77,7 +75,6 @@ def floats_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] |
 
 
 def _block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(rows, columns) of the blocks, under either key."""
     for key in ("weight_block_size", "group_size"):
         block = config.get(key)
         if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):

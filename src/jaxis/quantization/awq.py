@@ -35,7 +35,6 @@ class AwqModules:
       group_size: Features that share a scale; None means all of them.
       has_zeros: True if there are zero points; used if there are no tensors to look at.
       unconverted: Parts of the names of unquantized modules; used if there are no tensors to look at.
-      tensors: Headers of the checkpoint's tensors; None if there are none to look at.
     """
 
     version: str
@@ -63,8 +62,7 @@ class AwqModules:
 def awq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
     """Reads a `quantization_config` whose `quant_method` is "awq".
 
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    Raises ConfigError if the object asks for something that is not implemented.
     """
     check_tool_keys(config, _KEYS, WHERE)
     config = {_OLD_NAMES.get(key, key): value for key, value in config.items()}

@@ -1,7 +1,6 @@
-"""Checkpoints quantized by bitsandbytes.
+"""Checkpoints quantized by bitsandbytes: a module's tensors decide whether it is quantized, and how.
 
-The list of unquantized modules in config.json is often wrong. So a module's tensors decide whether it is quantized, and
-how.
+The list of unquantized modules in config.json is often wrong.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ _BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 def bitsandbytes_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
     """Reads a `quantization_config` whose `quant_method` is "bitsandbytes".
 
-    Args:
-      config: The object in config.json.
-      tensors: Headers of the checkpoint's tensors; None takes all linear layers except the head as quantized by
-        config.json.
+    Without tensors to look at, all linear layers except the head count as quantized by config.json.
     """
     if tensors is None:
         return FormatsByTensors(lambda module, _: None if module == "lm_head" else _format_of_config(config))

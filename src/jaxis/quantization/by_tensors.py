@@ -1,5 +1,3 @@
-"""Checkpoints whose modules are described by the names and headers of their tensors."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,11 +16,9 @@ FormatOf = Callable[[str, tuple[int, ...]], WeightFormat | None]
 
 @dataclass(frozen=True)
 class FormatsByTensors:
-    """The format of each module, found by its tensors. A QuantizationConfig.
+    """The format of each module, found by the names and headers of its tensors. A QuantizationConfig.
 
-    Attributes:
-      format_of: Finds the format of a linear layer, an embedding table, one expert's projection, or a projection of all
-        experts.
+    `format_of` finds the format of a linear layer, an embedding table, or a projection of one expert or of all experts.
     """
 
     format_of: FormatOf

@@ -1,5 +1,3 @@
-"""Quantization of a checkpoint folder, tensor by tensor."""
-
 from __future__ import annotations
 
 import json
@@ -47,7 +45,7 @@ def quantize_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Writes a quantized copy of `source` that loads like any checkpoint.
+    """Writes a quantized copy of `source` that loads like any checkpoint; returns the bytes of its weights.
 
     Holds at most one tensor and its quantized form in memory. `destination` appears only when it is complete.
 
@@ -59,9 +57,6 @@ def quantize_checkpoint(
         modules (see `Part`); the others are quantized while they are read.
       max_shard_bytes: Maximum size of a file, unless one tensor alone is larger.
       on_progress: Called with (bytes read, total bytes).
-
-    Returns:
-      The size of the written weights in bytes.
 
     Raises:
       ConfigError: The rules do not fit the model, or quantize nothing in it.
@@ -120,8 +115,8 @@ def quantize_checkpoint(
 def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> dict[str, str]:
     """Returns tensor name -> parameter name of the tensors that are parameters, in file order.
 
-    The model has checked the redundant ones. Tensors that are not quantized keep their names, the others get those of
-    the parameters, by which a model that renames tensors finds them, too.
+    Tensors that are not quantized keep their names, the others get those of the parameters, by which a model that
+    renames tensors finds them, too.
     """
     names = list(checkpoint.names())
     if isinstance(model, RenamesTensors):

@@ -104,8 +104,7 @@ def quantization_of_checkpoint(
 def _description(hf_config: HFConfig, tensors: Mapping[str, TensorInfo] | None) -> dict[str, Any] | None:
     """Returns the quantization that config.json, or the names of tensors, describe; None if weights are plain.
 
-    Raises:
-      ConfigError: config.json does not describe it, and the weights are of an unsupported kind.
+    Raises ConfigError if config.json does not describe it, and the weights are of an unsupported kind.
     """
     stored, of_mlx = hf_config.read_object("quantization_config"), hf_config.read_object(mlx.KEY)
     stored = of_mlx if stored is None else stored
@@ -149,8 +148,7 @@ def _compressed_tensors(
 ) -> QuantizationConfig:
     """Returns the config; `hint` is the rules with which jaxis wrote the checkpoint.
 
-    Raises:
-      ConfigError: The scheme is not implemented, or contradicts the choice.
+    Raises ConfigError if the scheme is not implemented, or contradicts the choice.
     """
     if isinstance(choice, Dequantize):
         return DequantizingConfig(CompressedTensorsConfig(stored, tensors=tensors))
@@ -164,8 +162,7 @@ def _compressed_tensors(
 def _instead_of_quantizing(method: str, choice: RuleQuantizationConfig | Dequantize | None) -> RuleQuantizationConfig:
     """Returns the user's rules for plain weights that, by config.json, an engine should quantize.
 
-    Raises:
-      ConfigError: The user gave none.
+    Raises ConfigError if the user gave none.
     """
     if isinstance(choice, RuleQuantizationConfig) and not choice.keeps_weights:
         return choice
@@ -192,11 +189,7 @@ def _quantized_by_jaxis(
 def _as_chosen(
     config: QuantizationConfig, method: str, choice: RuleQuantizationConfig | Dequantize | None
 ) -> QuantizationConfig:
-    """Returns a stored format with the parts of the user's choice that apply to any format.
-
-    Raises:
-      ConfigError: The user asks for other weights.
-    """
+    """Returns a stored format with the user's choice for any format. Raises ConfigError for other weights."""
     if choice is None:
         return config
     if isinstance(choice, Dequantize):

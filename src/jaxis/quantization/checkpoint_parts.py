@@ -1,5 +1,3 @@
-"""Matrices in the tensors of an unquantized checkpoint, and the choice of those to quantize."""
-
 from __future__ import annotations
 
 import re
@@ -20,12 +18,9 @@ from jaxis.layers.weight_method import WeightMethod
 
 @dataclass(frozen=True)
 class Part:
-    """A matrix to be quantized.
+    """A matrix [out, in] to be quantized by a scheme.
 
-    Attributes:
-      module: Dotted name in the quantized checkpoint; for an expert, `model.layers.0.mlp.experts.3.up_proj`.
-      scheme: Quantization scheme.
-      weight: [out, in].
+    `module` is the dotted name in the quantized checkpoint; for an expert, `model.layers.0.mlp.experts.3.up_proj`.
     """
 
     module: str
@@ -34,11 +29,7 @@ class Part:
 
 
 class CheckpointParts:
-    """The modules with weight matrices in a model constructed with quantization rules.
-
-    Args:
-      model: The model, constructed abstractly.
-    """
+    """The modules with weight matrices in a model constructed abstractly, with quantization rules."""
 
     def __init__(self, model: JaxModule) -> None:
         names = checkpoint_names_of(model)
@@ -51,13 +42,8 @@ class CheckpointParts:
     def of(self, name_in_file: str, name: str, tensor: np.ndarray) -> list[Part]:
         """Returns the matrices to quantize in a tensor of the checkpoint; empty if the tensor is kept as it is.
 
-        Args:
-          name_in_file: Name of the tensor.
-          name: Name of the parameter that it fills.
-          tensor: Value in the checkpoint.
-
-        Raises:
-          CheckpointError: The tensor does not match the model.
+        `name_in_file` is the tensor's, `name` that of its parameter. Raises CheckpointError if it does not match the
+        model.
         """
         module, _, leaf = name.rpartition(".")
         if leaf == "weight" and (scheme := _scheme(self._layers.get(module))) is not None:
@@ -73,11 +59,7 @@ class CheckpointParts:
         return [Part(self._known_as(f"{prefix}.{expert}.{stack}"), scheme, weight) for stack, expert, weight in parts]
 
     def check(self, tensors: Iterable[tuple[str, np.ndarray]], model_name: str) -> None:
-        """Checks that the tensors are those of the model.
-
-        Raises:
-          CheckpointError: A tensor is unknown or missing.
-        """
+        """Checks that the tensors are those of the model. Raises CheckpointError if a tensor is unknown or missing."""
         expected = {filled: name for name in self._parameters for filled in self._entries(name)}
         for name, tensor in tensors:
             prefix, experts = self._experts_of(name)

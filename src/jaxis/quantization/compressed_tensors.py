@@ -42,13 +42,8 @@ _OFFLINE_LOCATIONS = ("weight_input", "weight_output")
 class CompressedTensorsConfig(StoredConfig):
     """A `quantization_config` whose `quant_method` is "compressed-tensors". A QuantizationConfig.
 
-    Args:
-      config: The object in config.json.
-      rules: Rules that decide which activations are quantized, overriding the groups' `input_activations`.
-      tensors: Name -> header of the file's tensors; None if there are none to look at.
-
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    `rules` decide which activations are quantized, overriding the groups' `input_activations`. Raises ConfigError if
+    the object asks for something that is not implemented.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> d
 
 
 def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
-    """Returns the tensors that represent a QuantizedWeight of numpy arrays."""
     qvalue, scale = np.asarray(weight.qvalue), {f"{module}.weight_scale": np.asarray(weight.scale)}
     if weight.qtype == "int8":
         return {f"{module}.weight": qvalue} | scale
@@ -49,11 +48,8 @@ def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) 
     """Returns config.json's `quantization_config`.
 
     For other engines, int8 weights with quantized input are W8A8 with one scale per token; int4 weights are W4A16, the
-    only packed kind there is.
-
-    Args:
-      modules: Name -> class ("Linear" or "Embedding") and scheme of every module with a weight matrix; None if
-        unquantized.
+    only packed kind. `modules` has class ("Linear" or "Embedding") and scheme of every module with a weight matrix;
+    None if unquantized.
     """
     members: dict[tuple[str, str], list[str]] = {}
     settings: dict[tuple[str, str], dict[str, Any]] = {}

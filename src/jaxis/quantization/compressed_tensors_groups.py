@@ -50,22 +50,14 @@ _SPARSE_FORMATS = ("sparse-bitmask", "sparse-24-bitmask", "marlin-24")
 
 @dataclass(frozen=True)
 class Group:
-    """Target modules and their format."""
-
     targets: ModuleList
     format: WeightFormat
 
 
 def read_group(group: Any, default_format: Any, where: str) -> Group:
-    """Reads one of `config_groups`.
+    """Reads one of `config_groups`; a group that names no format has the default. Errors call it `where`.
 
-    Args:
-      group: The object in config.json.
-      default_format: Format of a group that names none.
-      where: Name of the group in errors.
-
-    Raises:
-      ConfigError: The group asks for something that is not implemented.
+    Raises ConfigError if the group asks for something that is not implemented.
     """
     check_keys(group, _GROUP_KEYS, where)
     targets, file_format = group.get("targets"), group.get("format") or default_format
@@ -90,7 +82,6 @@ def read_group(group: Any, default_format: Any, where: str) -> Group:
 
 
 def integer_format(scheme: WeightScheme) -> WeightFormat:
-    """Returns the format of weights that jaxis quantizes."""
     integers = Integers.of(scheme)
     return PackQuantizedFormat(integers) if integers.bits == 4 else IntQuantizedFormat(integers)
 

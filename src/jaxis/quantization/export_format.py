@@ -1,5 +1,3 @@
-"""The format that quantized weights are written in: compressed-tensors, or MLX's where that has no counterpart."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -18,7 +16,7 @@ Modules = Mapping[str, tuple[str, WeightScheme | None]]
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """Format of the quantized weights that are written.
+    """Format of the quantized weights that are written: compressed-tensors, or MLX's where that has no counterpart.
 
     Attributes:
       config: Keys for config.json.
@@ -32,11 +30,7 @@ class ExportFormat:
 
 
 def export_format(modules: Modules) -> ExportFormat:
-    """Returns the format for a checkpoint with these modules: MLX's if any is affine.
-
-    Raises:
-      ConfigError: No format supports all of them.
-    """
+    """Returns the format for a checkpoint with these modules: MLX's if any is affine. Raises ConfigError if none."""
     if any(scheme and scheme.weight_calibration_method == "affine" for _, scheme in modules.values()):
         config = {mlx.KEY: mlx_export.quantization_config(modules)}
         return ExportFormat(config, mlx_export.tensor_specs, mlx_export.tensors)

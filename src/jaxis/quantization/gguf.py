@@ -1,5 +1,3 @@
-"""GGUF files: the weight of each module is stored as blocks of a type of its own."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,22 +16,14 @@ _TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
 
 class GGUFQuantizationConfig:
-    """The types of blocks in a GGUF file. A QuantizationConfig.
-
-    Args:
-      config: `quantization_config` of `GGUFCheckpoint.config`.
-    """
+    """The types of blocks in a GGUF file, module by module, from `GGUFCheckpoint.config`. A QuantizationConfig."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._block_types: Mapping[str, str] = config["block_types"]
         self._scaled = frozenset(config.get("scaled", ()))
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """Returns the method of a layer.
-
-        Raises:
-          ConfigError: The layer's sizes do not fit its type.
-        """
+        """Returns the method of a layer. Raises ConfigError if the layer's sizes do not fit its type."""
         if isinstance(layer, LatentUpProjection) and f"{prefix}.k_b" in self._block_types:
             formats: dict[str, WeightFormat] = {"weight": self._latent_heads(layer, prefix)}
         else:

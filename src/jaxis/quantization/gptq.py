@@ -39,7 +39,6 @@ class GptqSettings:
     """Quantization settings of a module.
 
     Attributes:
-      bits: Bits of an element.
       group_size: Features that share a scale; None means all of them.
       is_symmetric: True if all zero points are in the middle; None if config.json does not say.
       reorders: True if columns were quantized in another order ("act-order"), so that groups are not neighbours.
@@ -82,11 +81,7 @@ class GptqModules:
     has_quantized_head: bool = False
 
     def format_of(self, name: str, shape: tuple[int, ...]) -> WeightFormat | None:
-        """Finds the format of a module.
-
-        Raises:
-          ConfigError: The columns of the module are reordered, but the file does not have their order.
-        """
+        """Finds the format of a module. Raises ConfigError if columns are reordered, but the file lacks their order."""
         settings = next((found for pattern, found in self.rules if pattern.match(name)), self.default)
         if self.tensors is None:
             last = name.rpartition(".")[2]
@@ -118,8 +113,7 @@ class GptqModules:
 def gptq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
     """Reads a `quantization_config` whose `quant_method` is "gptq".
 
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    Raises ConfigError if the object asks for something that is not implemented.
     """
     file_format = config.get("checkpoint_format") or config.get("format") or "gptq"
     if config.get("is_marlin_format"):

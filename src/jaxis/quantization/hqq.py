@@ -21,20 +21,12 @@ _KEYS: dict[str, tuple[Any, ...] | None] = dict.fromkeys(("quant_method", "quant
 
 @dataclass(frozen=True)
 class HqqModules:
-    """The format of each module of a checkpoint.
-
-    Attributes:
-      tensors: Headers of the checkpoint's tensors; None if there are none to look at.
-    """
+    """The format of each module of a checkpoint, by the headers of its tensors, if there are any to look at."""
 
     tensors: Mapping[str, TensorInfo] | None
 
     def format_of(self, name: str, shape: tuple[int, ...]) -> WeightFormat | None:
-        """Finds the format of a module.
-
-        Raises:
-          ConfigError: The format is not supported.
-        """
+        """Finds the format of a module. Raises ConfigError if the format is not supported."""
         if self.tensors is None or (numbers := self.tensors.get(f"{name}.W_q")) is None:
             return None
         scale = self.tensors.get(f"{name}.scale")
@@ -63,8 +55,7 @@ class HqqModules:
 def hqq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
     """Reads a `quantization_config` whose `quant_method` is "hqq".
 
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    Raises ConfigError if the object asks for something that is not implemented.
     """
     check_keys(config, _KEYS, WHERE)
     return FormatsByTensors(HqqModules(tensors).format_of)

@@ -1,5 +1,3 @@
-"""Checkpoints quantized by MLX."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -28,14 +26,10 @@ def is_mlx(config: Mapping[str, Any]) -> bool:
 
 
 def mlx_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
-    """Reads the quantization of a checkpoint that MLX quantized.
+    """Reads the quantization of a checkpoint that MLX quantized; without tensors, config.json alone decides.
 
-    Args:
-      config: The object in config.json.
-      tensors: Headers of the checkpoint's tensors; None means that config.json alone decides.
-
-    Raises:
-      ConfigError: The mode or the number of bits is unknown; or, for a module, its tensors do not belong together.
+    Raises ConfigError if the mode or the number of bits is unknown; or, for a module, its tensors do not belong
+    together.
     """
     if tensors is None:
         return FormatsByTensors(lambda module, shape: _format_of_config(config.get(module, config), shape))
@@ -45,11 +39,7 @@ def mlx_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | No
 
 @dataclass(frozen=True)
 class QuantizedByRules(FormatsByTensors):
-    """A checkpoint that jaxis wrote in this format: the rules decide the types of its weights in memory.
-
-    Attributes:
-      rules: Rules that it was quantized with.
-    """
+    """A checkpoint that jaxis wrote in this format: the rules decide the types of its weights in memory."""
 
     rules: RuleQuantizationConfig
 

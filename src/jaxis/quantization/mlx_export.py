@@ -57,12 +57,8 @@ def tensors(module: str, weight: QuantizedWeight | CodedWeight) -> dict[str, np.
 def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) -> dict[str, Any]:
     """Returns config.json's `quantization`: the settings of most modules, and by name those of the others.
 
-    Args:
-      modules: Name -> class and scheme of every module with a weight matrix; the name of experts is a regular
-        expression.
-
-    Raises:
-      ConfigError: A scheme has no counterpart in the format.
+    `modules` has class and scheme of every module with a weight matrix; the name of experts is a regular expression.
+    Raises ConfigError if a scheme has no counterpart in the format.
     """
     settings = {name: _settings(name, scheme) for name, (_, scheme) in modules.items() if scheme is not None}
     (usual, _), *_ = Counter(map(repr, settings.values())).most_common(1)

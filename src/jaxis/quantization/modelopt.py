@@ -49,12 +49,7 @@ _GROUP_SIZES = {"NVFP4": NVFP4_GROUP_SIZE, "W4A16_NVFP4": NVFP4_GROUP_SIZE, "MXF
 class ModelOptConfig(StoredConfig):
     """A `quantization_config` whose `quant_method` is ModelOpt's. A QuantizationConfig.
 
-    Args:
-      config: The object in config.json.
-      tensors: Name -> header of the file's tensors; None if there are none to look at.
-
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    Raises ConfigError if the object asks for something that is not implemented.
     """
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None = None) -> None:
@@ -81,7 +76,6 @@ def _is_one_of(name: str, wildcards: Sequence[str]) -> bool:
 
 
 def _formats_of_layers(layers: Any) -> dict[str, WeightFormat]:
-    """Name or wildcard -> format."""
     if not isinstance(layers, Mapping) or not layers:
         raise ConfigError(f"{WHERE}: quantized_layers={layers!r} must be an object that names the quantized modules")
     formats = {}

@@ -28,11 +28,7 @@ _Decision = TypeVar("_Decision")
 
 
 def names_of(value: object, key: str) -> tuple[str, ...]:
-    """Returns a list of names in config.json; absent means empty.
-
-    Raises:
-      ConfigError: The value is not a list of strings.
-    """
+    """Returns a list of names in config.json; absent means empty. Raises ConfigError for anything else."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
@@ -41,11 +37,7 @@ def names_of(value: object, key: str) -> tuple[str, ...]:
 
 
 def compiled(pattern: str, key: str) -> re.Pattern[str]:
-    """Compiles a regular expression.
-
-    Raises:
-      ConfigError: It is invalid.
-    """
+    """Compiles a regular expression. Raises ConfigError if it is invalid."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -55,8 +47,7 @@ def compiled(pattern: str, key: str) -> re.Pattern[str]:
 def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the patterns of unquantized modules, under either key in use; by default only the head.
 
-    Raises:
-      ConfigError: Both keys are present, or the patterns are not a list of regular expressions.
+    Raises ConfigError if both keys are present, or the patterns are not a list of regular expressions.
     """
     given = {key: config[key] for key in PATTERN_KEYS if config.get(key) is not None}
     if len(given) > 1:
@@ -103,8 +94,7 @@ def is_excluded(name: str, wildcards: Sequence[str]) -> bool:
 def is_meant(name: str, matches: Callable[[str], bool]) -> bool:
     """Returns whether a list of modules includes this one: by its name or as part of a fused module.
 
-    Raises:
-      ConfigError: The list includes only some parts of this fused module.
+    Raises ConfigError if the list includes only some parts of this fused module.
     """
     if matches(name):
         return True
@@ -175,12 +165,7 @@ def decide_for_experts(
 class ModuleList:
     """Modules as compressed-tensors lists them: by name, or after `re:` by an expression from a name's start.
 
-    Args:
-      targets: The list; other entries count as names of classes.
-      key: Key of the list in config.json.
-
-    Raises:
-      ConfigError: A regular expression is not valid.
+    Other entries count as names of classes. Raises ConfigError if a regular expression is not valid.
     """
 
     def __init__(self, targets: Iterable[str], key: str) -> None:
@@ -189,15 +174,12 @@ class ModuleList:
         self._patterns = [compiled(target[3:], key) for target in self.targets if target.startswith("re:")]
 
     def has_name(self, names: Sequence[str]) -> bool:
-        """Returns whether one of a module's names is listed."""
         return any(is_meant(name, lambda each: canonical(each) in self._names) for name in names)
 
     def has_match(self, names: Sequence[str]) -> bool:
-        """Returns whether a regular expression matches one of a module's names."""
         return any(is_meant(name, self._matches) for name in names)
 
     def has_class(self, classes: Iterable[str]) -> bool:
-        """Returns whether one of these classes is listed."""
         return any(each in self.targets for each in classes)
 
     def _matches(self, name: str) -> bool:

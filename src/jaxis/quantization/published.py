@@ -1,5 +1,3 @@
-"""Checkpoints whose `quantization_config` stores all modules in one format, except those that it lists."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +32,9 @@ class PublishedFormat:
 
 
 class PublishedQuantizationConfig(StoredConfig):
-    """A `quantization_config` of one format. A QuantizationConfig.
+    """A `quantization_config` that stores all modules in one format, except those that it lists. A QuantizationConfig.
 
-    Args:
-      published: The format's description.
-      config: The object in config.json.
-      tensors: Name -> header of the file's tensors; None if there are none to look at.
-
-    Raises:
-      ConfigError: The object asks for something that is not implemented.
+    Raises ConfigError if the object asks for something that is not implemented.
     """
 
     def __init__(

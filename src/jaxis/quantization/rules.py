@@ -12,12 +12,10 @@ from jaxis.quantization_rules import QuantizationRule
 
 
 class RuleQuantizationConfig:
-    """Quantizes the modules of an unquantized checkpoint as rules say. A QuantizationConfig.
+    """Quantizes the modules of an unquantized checkpoint by rules, the first that matches. A QuantizationConfig.
 
-    Args:
-      rules: Rules in order; the first that matches decides.
-      must_match: True if a rule that applies to no module is an error. False for general rules: layers that their
-        groups do not divide get int8 by row.
+    With `must_match`, a rule that applies to no module is an error. General rules need not match: layers that their
+    groups do not divide get int8 by row.
     """
 
     def __init__(self, rules: Sequence[QuantizationRule], *, must_match: bool = True) -> None:
@@ -40,11 +38,7 @@ class RuleQuantizationConfig:
         return None
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """Returns the method of a layer.
-
-        Raises:
-          ConfigError: The layer's sizes do not fit its rule.
-        """
+        """Returns the method of a layer. Raises ConfigError if the layer's sizes do not fit its rule."""
         if (scheme := weight_scheme(self._fitting(self.find(prefix), layer, prefix))) is None:
             return None
         try:

@@ -1,5 +1,3 @@
-"""Base of the configurations of quantized checkpoints that name modules in config.json."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -39,14 +37,10 @@ class StoredConfig:
         self._tensors = tensors
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
-        """Returns the format of a module by config.json; None: unquantized.
+        """Returns the format of a module by config.json; None: unquantized. Raises ConfigError if it is not supported.
 
-        Args:
-          layer: The layer that the module is or, for one expert's projection, belongs to.
-          names: Possible names of the module, its own name first.
-
-        Raises:
-          ConfigError: The format is not supported.
+        The layer is the module, or the one that an expert's projection belongs to. The module's own name comes first in
+        `names`.
         """
         raise NotImplementedError
 
@@ -57,8 +51,7 @@ class StoredConfig:
     def stored_formats(self, layer: WeightedLayer, prefix: str) -> dict[str, WeightFormat]:
         """Returns name -> format of the layer's parameters that the file has quantized.
 
-        Raises:
-          ConfigError: Experts are stored in different formats.
+        Raises ConfigError if experts are stored in different formats.
         """
         formats = {slot.name: self._format_of_slot(layer, slot, prefix) for slot in layer.weight_slots}
         return {name: each for name, each in formats.items() if each is not None}
@@ -109,11 +102,7 @@ class StoredConfig:
 
 @dataclass(frozen=True)
 class DequantizedIfStored:
-    """Dequantizes layers that must not be quantized but are in the file. A QuantizationConfig.
-
-    Attributes:
-      config: Configuration of the other layers.
-    """
+    """Dequantizes layers that must not be quantized but are in the file. A QuantizationConfig."""
 
     config: StoredConfig
 
@@ -131,8 +120,7 @@ class DequantizedIfStored:
 def stored_as(formats: Mapping[str, WeightFormat], layer: WeightedLayer, prefix: str) -> WeightMethod:
     """Returns the method of a layer whose parameters a checkpoint stores in these formats, by name.
 
-    Raises:
-      ConfigError: The layer's sizes do not fit a format.
+    Raises ConfigError if the layer's sizes do not fit a format.
     """
     try:
         for slot in layer.weight_slots:

@@ -17,11 +17,7 @@ _OF_STACK = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)_(scale|scale
 
 
 class TensorNames:
-    """Translates names. Logs each kind of unused tensor once.
-
-    Args:
-      renames: Last part of a name in the file -> name in layers.
-    """
+    """Translates the last part of names in the file to names in layers. Logs each kind of unused tensor once."""
 
     def __init__(self, renames: Mapping[str, str] | None = None) -> None:
         self._renames = dict(renames or {})

@@ -33,12 +33,9 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
 
 
 def check_tool_keys(config: Mapping[str, Any], settings: Iterable[str], where: str) -> None:
-    """Checks that a quantizer's object has no other keys than these that may change the weights.
+    """Raises ConfigError if a quantizer's object has other keys than these settings that may change the weights.
 
     A key that is not known may still be there, if it is empty or turned off.
-
-    Raises:
-      ConfigError: The object has another such key.
     """
     known = {**dict.fromkeys(_RECORDS), **_NEUTRAL, **dict.fromkeys(settings)}
     said = {key: value for key, value in config.items() if key in known or value not in (None, False, "", [], {})}
@@ -48,8 +45,7 @@ def check_tool_keys(config: Mapping[str, Any], settings: Iterable[str], where: s
 def read_group_size(value: object, where: str) -> int | None:
     """Reads the features that share a scale; None means all of them, which quantizers write as -1.
 
-    Raises:
-      ConfigError: The value is not a size.
+    Raises ConfigError if the value is not a size.
     """
     if value is None or value == -1:
         return None
@@ -59,11 +55,7 @@ def read_group_size(value: object, where: str) -> int | None:
 
 
 def read_bits(value: object, known: Iterable[int], where: str) -> int:
-    """Reads the bits of an element.
-
-    Raises:
-      ConfigError: They are not among the known ones.
-    """
+    """Reads the bits of an element. Raises ConfigError if they are not among the known ones."""
     known = tuple(known)
     if type(value) is not int or value not in known:
         raise ConfigError(f"{where}: bits={value!r} is not supported; supported: {', '.join(map(str, known))}")
@@ -71,11 +63,7 @@ def read_bits(value: object, known: Iterable[int], where: str) -> int:
 
 
 def read_bool(config: Mapping[str, Any], key: str, where: str, default: bool | None = False) -> bool | None:
-    """Reads a key that is true or false.
-
-    Raises:
-      ConfigError: It is neither.
-    """
+    """Reads a key that is true or false. Raises ConfigError if it is neither."""
     value = config.get(key)
     if value is None:
         return default

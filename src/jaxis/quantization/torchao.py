@@ -1,7 +1,6 @@
 """Checkpoints quantized by torchao, in safetensors files.
 
-The metadata of such files have JSON for each parameter: its class in torchao, and that class's attributes. config.json
-describes only the settings that led to these; it is not used.
+Their metadata have JSON for each parameter: its class in torchao, and that class's attributes. config.json is not used.
 """
 
 from __future__ import annotations
@@ -26,14 +25,9 @@ _SUFFIXES = ("qdata", "scale", "zero_point", "per_tensor_scale")
 
 
 def torchao_config(_config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
-    """Reads the quantization of a checkpoint whose `quant_method` is "torchao".
+    """Reads the quantization of a checkpoint whose `quant_method` is "torchao"; without tensors, nothing is quantized.
 
-    Args:
-      _config: The object in config.json; not used.
-      tensors: Headers of the checkpoint's tensors; None takes nothing as quantized.
-
-    Raises:
-      ConfigError: A class of tensors, or its layout, is not supported.
+    Raises ConfigError if a class of tensors, or its layout, is not supported.
     """
     if tensors is None:
         return FormatsByTensors(lambda *_: None)
@@ -57,8 +51,7 @@ def is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
 def read_format(name: str, text: str) -> WeightFormat | None:
     """Returns the format of a parameter with this name, from its JSON; None for a plain tensor.
 
-    Raises:
-      ConfigError: The format is not supported.
+    Raises ConfigError if the format is not supported.
     """
     try:
         described = json.loads(text)

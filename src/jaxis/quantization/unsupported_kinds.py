@@ -1,5 +1,3 @@
-"""Kinds of quantized checkpoints that are not loaded: how to recognize them, and what to use instead."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,7 +10,7 @@ _PLAIN_EXPORT = "use one saved in the format 'gptq', or a GGUF or AWQ one of the
 
 @dataclass(frozen=True)
 class UnsupportedKind:
-    """A kind of checkpoint that is not supported.
+    """A kind of quantized checkpoint that is not loaded.
 
     Attributes:
       methods: Its names as `quant_method` in config.json.

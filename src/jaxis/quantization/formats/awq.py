@@ -33,11 +33,9 @@ _INT32 = (np.dtype(np.int32),)
 
 @dataclass(frozen=True)
 class AwqGemmFormat:
-    """`qweight` and `qzeros`, packed along the outputs, and `scales`.
+    """`qweight` and `qzeros`, packed along the outputs, and `scales`; without `qzeros`, every zero point is 8.
 
-    Attributes:
-      group_size: Features that share a scale; None means all of them.
-      has_zeros: True if there is `qzeros`; without it, every zero point is 8.
+    `group_size` is the features that share a scale; None means all of them.
     """
 
     group_size: int | None
@@ -70,9 +68,8 @@ class AwqGemmFormat:
 class AwqGemvFormat:
     """`qweight` and `qzeros`, packed along the features and groups, and `scales`.
 
-    Attributes:
-      group_size: Features that share a scale; None means all of them.
-      num_zero_words: Words of `qzeros` for each output; there are eight times as many scales.
+    `group_size` is the features that share a scale; None means all of them. `num_zero_words` is the words of `qzeros`
+    for each output; there are eight times as many scales.
     """
 
     group_size: int | None
@@ -100,7 +97,6 @@ class AwqGemvFormat:
 
 
 def _number(words: np.ndarray, place: int) -> np.ndarray:
-    """Returns the number at a place of each word, as uint8."""
     return (words >> np.uint32(_BITS * place)).astype(np.uint8) & np.uint8(0xF)
 
 

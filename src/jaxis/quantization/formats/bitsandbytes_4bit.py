@@ -1,11 +1,10 @@
 """bitsandbytes in 4 bits: NF4, as QLoRA and Unsloth's `-bnb-4bit` are published, and FP4.
 
-A weight [out, in] is read row by row, as one sequence of elements. `weight` has their codes, two in a byte, the
-earlier in the HIGH half; the bytes may be stored in any type (`bnb_4bit_quant_storage`). `weight.absmax` has a
-scale for each block of the sequence and `weight.quant_map` the value of each code. With double quantization,
-`weight.absmax` has codes itself, whose values and scales are in `weight.nested_quant_map` and
-`weight.nested_absmax`. Everything else is JSON in `weight.quant_state.bitsandbytes__nf4`.
-Source: bitsandbytes' `QuantState` and `dequantize_4bit`.
+A weight [out, in] is read row by row, as one sequence of elements. `weight` has their codes, two in a byte, the earlier
+in the HIGH half; the bytes may be stored in any type (`bnb_4bit_quant_storage`). `weight.absmax` has a scale for each
+block of the sequence and `weight.quant_map` the value of each code. With double quantization, `weight.absmax` has codes
+itself, whose values and scales are in `weight.nested_quant_map` and `weight.nested_absmax`. Everything else is JSON in
+`weight.quant_state.bitsandbytes__nf4`. Source: bitsandbytes' `QuantState` and `dequantize_4bit`.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ class Bitsandbytes4BitFormat:
         )
 
     def _state(self, shape: tuple[int, ...]) -> dict[str, Any]:
-        """Returns the part of the JSON that follows from the format."""
         state = {"quant_type": self.quant_type, "blocksize": self.block_size, "shape": list(shape)}
         return state | ({"nested_blocksize": _NESTED_BLOCK} if self.is_nested else {})
 

@@ -20,11 +20,7 @@ _ORDERS = ("row", "col32", "col_turing", "col_ampere")
 
 @dataclass(frozen=True)
 class Bitsandbytes8BitFormat:
-    """`weight`, `SCB` and `weight_format`.
-
-    Attributes:
-      has_weight_format: True if the file has a `weight_format`.
-    """
+    """`weight`, `SCB` and, in most files, `weight_format`."""
 
     has_weight_format: bool = True
 

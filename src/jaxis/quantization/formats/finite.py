@@ -18,10 +18,7 @@ _TOO_SMALL = (
 
 
 def check_finite(weight: BlockScaledWeight) -> None:
-    """Raises ValueError if a value or a scale is NaN or infinite, or a scale would become 0.
-
-    e2m1 has neither NaN nor infinity, and e4m3 no infinity.
-    """
+    """Raises ValueError if a value or a scale is NaN or infinite, or a scale would become 0."""
     scale = np.asarray(weight.scale)
     finite = bool(np.isfinite(scale.astype(np.float32)).all())
     value = np.asarray(weight.value)
@@ -41,22 +38,15 @@ def check_finite(weight: BlockScaledWeight) -> None:
 
 
 def check_finite_scales(*scales: np.ndarray) -> None:
-    """Raises ValueError if a scale is NaN or infinite."""
     if not all(np.isfinite(scale.astype(np.float32)).all() for scale in scales):
         raise ValueError(_NOT_FINITE)
 
 
 def check_exponents(scale: np.ndarray, codes: np.ndarray, block: tuple[int, int], magnitude: int) -> None:
-    """Checks that only zeros have the smallest e8m0 scale, a denormal float32: kernels and XLA may make it 0.
+    """Raises ValueError if other values than 0 have the smallest e8m0 scale, which kernels and XLA may make 0.
 
-    Args:
-      scale: e8m0 [ceil(out / rows), ceil(in / columns)].
-      codes: uint8 [out, in].
-      block: (rows, columns) of `codes` that share a scale.
-      magnitude: The bits of a code other than signs.
-
-    Raises:
-      ValueError: Other values have it.
+    It is a denormal float32. Scales are e8m0 [ceil(out / rows), ceil(in / columns)], codes uint8 [out, in]; `block` is
+    (rows, columns) of codes that share a scale, and `magnitude` the bits of a code other than signs.
     """
     smallest = scale.view(np.uint8) == 0
     rows, columns = block

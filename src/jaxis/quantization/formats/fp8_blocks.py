@@ -3,8 +3,7 @@
 `weight` float8_e4m3fn [out, in] comes with `weight_scale_inv` [ceil(out / rows), ceil(in / columns)], which multiplies
 the values of a block (despite the name). `activation_scheme` "dynamic" allows engines to quantize the input of a layer
 to fp8 dynamically; here it is not quantized, which is never less accurate. compressed-tensors' `float-quantized` is the
-same with the scales named `weight_scale`.
-Source: transformers' FineGrainedFP8Config and Fp8Dequantize.
+same with the scales named `weight_scale`. Source: transformers' FineGrainedFP8Config and Fp8Dequantize.
 """
 
 from __future__ import annotations

@@ -28,8 +28,6 @@ _SCALE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float32, np.float16, ml_d
 
 @dataclass(frozen=True)
 class Fp8TensorFormat:
-    """`weight` and its scale, or those of its rows."""
-
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         rows = shape[0]
         return {

@@ -24,12 +24,7 @@ _FLOAT32 = (np.dtype(np.float32),)
 
 @dataclass(frozen=True)
 class GGUFFormat:
-    """`weight`, and for NVFP4 in some files `scale`, one float that multiplies it.
-
-    Attributes:
-      block_type: Type of the weight's blocks; not one of plain floats.
-      has_scale: True if there is a `scale`.
-    """
+    """`weight`, in blocks, and for NVFP4 in some files `scale`, one float that multiplies it."""
 
     block_type: BlockType
     has_scale: bool = False
@@ -49,11 +44,6 @@ class LatentHeadsFormat:
 
     `k_b` [H, L, N] and `v_b` [H, V, L] are what `kv_b_proj` [H * (N + V), L] has below each other for each head, the
     first transposed. Blocks lie along the last axis, so the two have no common quantized form: the weight is float32.
-
-    Attributes:
-      key_type, value_type: The types of `k_b` and `v_b`.
-      num_heads: H.
-      key_dim: N.
     """
 
     key_type: BlockType
@@ -102,16 +92,10 @@ def stored_shape(block_type: BlockType, shape: tuple[int, ...]) -> tuple[int, ..
 def read_blocks(
     block_type: BlockType, rows: np.ndarray, shape: tuple[int, ...], tensor_scale: float | None = None
 ) -> WeightValue:
-    """Returns a weight [out, in] of host arrays.
+    """Returns a weight [out, in] of host arrays, from the rows' bytes uint8 [out, bytes of a row].
 
-    Args:
-      block_type: Type of the blocks; not one of plain floats.
-      rows: uint8 [out, bytes of a row].
-      shape: (out, in).
-      tensor_scale: Multiplies the weight; NVFP4 only.
-
-    Raises:
-      ValueError: Scales are not finite; the message follows "a weight".
+    `tensor_scale` multiplies the weight (NVFP4 only). Raises ValueError, whose message follows "a weight", if scales
+    are not finite.
     """
     blocks = rows.reshape(shape[0], -1, block_type.nbytes)
     weight: WeightValue

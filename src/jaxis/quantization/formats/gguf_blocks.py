@@ -22,14 +22,7 @@ E2M1_LEVELS = (*_E2M1_MAGNITUDES, *(-x for x in _E2M1_MAGNITUDES))
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Conversion of a type of blocks to a CodedWeight.
-
-    Attributes:
-      take_apart: Function that takes the blocks apart.
-      bits: Bits of a code.
-      offset: Number that is subtracted from a code.
-      levels: Values of the codes; None if the codes are the values.
-    """
+    """Conversion of a type of blocks, which `take_apart` takes apart, to a CodedWeight with these fields."""
 
     take_apart: Callable[[np.ndarray], Arrays]
     bits: int
@@ -54,10 +47,9 @@ def float16_of(blocks: np.ndarray, first: int) -> np.ndarray:
 
 
 def _two_bit_codes(runs: np.ndarray) -> np.ndarray:
-    """Four 2-bit codes a byte: uint8 [..., runs, n] -> [..., runs, n]; the file has n codes in bits 0 and 1, and so on.
+    """Four 2-bit codes a byte: uint8 [..., runs, n] -> [..., runs, n], n a multiple of 4.
 
-    Args:
-      runs: n is a multiple of 4.
+    The file has n codes in bits 0 and 1, and so on.
     """
     words = np.ascontiguousarray(runs).view("<u4")
     codes = []
@@ -74,7 +66,6 @@ def _bit_plane(runs: np.ndarray) -> np.ndarray:
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
-    """[R, ...] -> [R, n]."""
     return array.reshape(len(array), -1)
 
 

@@ -31,7 +31,7 @@ _INT32 = (np.dtype(np.int32),)
 
 @dataclass(frozen=True)
 class GptqFormat:
-    """`qweight`, `scales`, and as far as the file has them `qzeros` and `g_idx`.
+    """`qweight`, `scales`, and as far as the file has them `qzeros`, `g_idx` and `bias`.
 
     Attributes:
       bits: Bits of an element: 2, 3, 4 or 8.
@@ -39,7 +39,6 @@ class GptqFormat:
       is_symmetric: True if every zero point is 2 ** (bits - 1), however `qzeros` writes that; None if config.json does
         not say.
       zeros_less_one: True if `qzeros` has the zero points minus 1, modulo 2 ** bits: version 1 of the format.
-      has_zeros: True if there is `qzeros`.
       has_order: True if there is `g_idx`.
       reorders: True makes the weight a ReorderedWeight even if `g_idx` is in order, so that all experts of a layer have
         the same type.
@@ -103,7 +102,6 @@ class GptqFormat:
 
 @functools.cache
 def _middle_zeros(bits: int) -> tuple[int, ...]:
-    """Words of 32 zero points in the middle."""
     return tuple(pack_numbers(np.full(32, 1 << (bits - 1), np.uint8), bits).tolist())
 
 
@@ -115,13 +113,8 @@ def _groups_in_order(columns: int, group_size: int | None) -> tuple[int, ...]:
 def _sizes_and_order(groups: np.ndarray, num_groups: int, sizes: list[int]) -> tuple[list[int], np.ndarray | None]:
     """Returns the features in each group, and the features sorted by group; None if they are in order.
 
-    Args:
-      groups: int32 [in], the group of each feature.
-      num_groups: Number of groups.
-      sizes: Features in each group, if they are in order.
-
-    Raises:
-      ValueError: There is no such group.
+    `groups` int32 [in] has the group of each feature; `sizes` are the result if they are in order. Raises ValueError if
+    there is no such group.
     """
     if np.array_equal(groups, np.repeat(np.arange(num_groups), sizes)):
         return sizes, None

@@ -39,12 +39,9 @@ _MAX_TEXT = 64
 
 @dataclass(frozen=True)
 class HqqFormat:
-    """`W_q`, `scale` and `zero`, with the tensors that describe them.
+    """`W_q`, `scale` and `zero`, with the tensors that describe them: their names and shapes are `metadata`.
 
-    Attributes:
-      bits: Bits of a number in `W_q`: 8, 4, 3, 2 or 1.
-      num_groups: Groups of all rows together.
-      metadata: (Name, shape) of the tensors that describe the weight.
+    `bits` of a number in `W_q` are 8, 4, 3, 2 or 1; `num_groups` counts the groups of all rows together.
     """
 
     bits: int

@@ -35,16 +35,8 @@ def in_equal_groups(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Splits groups of columns of these sizes until all are equally large, by repeating what each of them has.
 
-    Args:
-      sizes: Columns in each group; 0 for a group that is not used.
-      scale: [out, groups].
-      zero_point: The same; None stays None.
-
-    Returns:
-      Both as [out, equal groups].
-
-    Raises:
-      ValueError: Equal groups would be too small.
+    A size is 0 for a group that is not used. Scales and zero points, if any, are [out, groups], and then [out, equal
+    groups]. Raises ValueError if equal groups would be too small.
     """
     size = math.gcd(*sizes)
     if size < _MIN_GROUP_SIZE:
@@ -56,13 +48,9 @@ def in_equal_groups(
 
 
 def planes_of(words: np.ndarray, bits: int, columns: int, order: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Converts words of numbers along the columns to the arrays `codes` and `high` of a CodedWeight.
+    """Converts words of numbers, int32 [out, num_words(columns, bits)], to `codes` and `high` of a CodedWeight.
 
-    Args:
-      words: int32 [out, num_words(columns, bits)].
-      bits: Bits of a number.
-      columns: Numbers in a row; a multiple of 8.
-      order: The columns in their new order; None leaves them as they are.
+    The columns are a multiple of 8; `order` is their new order, None that of the words.
     """
     if order is None and bits == LOW_BITS[bits]:
         return {"codes": np.ascontiguousarray(words).view(np.uint8)[:, : columns * bits // 8]}
@@ -73,16 +61,10 @@ def planes_of(words: np.ndarray, bits: int, columns: int, order: np.ndarray | No
 def weight_of(
     planes: Mapping[str, np.ndarray], bits: int, scale: np.ndarray, zero_point: np.ndarray | None
 ) -> QuantizedWeight | CodedWeight:
-    """Returns the weight `scale * (number - zero_point)`.
+    """Returns the weight `scale * (number - zero_point)` of numbers as `planes_of` returns them.
 
-    Args:
-      planes: The numbers, as `planes_of` returns them.
-      bits: Bits of a number.
-      scale: [out, groups]; every group has as many columns.
-      zero_point: uint8 [out, groups]; None means 2 ** (bits - 1).
-
-    Raises:
-      ValueError: A scale is not finite.
+    Scales are [out, groups], every group with as many columns; zero points uint8 [out, groups], None means 2 ** (bits -
+    1). Raises ValueError if a scale is not finite.
     """
     if not np.isfinite(scale.astype(np.float32)).all():
         raise ValueError("whose scales are not all finite")

@@ -60,8 +60,7 @@ class Integers:
     def groups_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Returns the shape [out, groups] of the scales of a weight [out, in]; [1, 1] of the only scale.
 
-        Raises:
-          ValueError: Groups do not divide the weight's columns evenly, or bytes do not.
+        Raises ValueError if groups do not divide the weight's columns evenly, or bytes do not.
         """
         rows, columns = shape
         if columns % (self.group_size or 1):
@@ -80,13 +79,9 @@ class Integers:
     def weight(
         self, numbers: np.ndarray, scale: np.ndarray, zero_point: np.ndarray | None, shape: tuple[int, ...]
     ) -> QuantizedWeight | CodedWeight:
-        """Returns the weight.
+        """Returns the weight of integers plus 2 ** (bits - 1): uint8 [out, in], or two of 4 bits a byte, [out, in / 2].
 
-        Args:
-          numbers: uint8 [out, in], the integers plus 2 ** (bits - 1); or two of 4 bits a byte, [out, in / 2].
-          scale: Array as `scales` specifies it.
-          zero_point: uint8 of the scales' shape, with the same number added as to the integers.
-          shape: (out, in).
+        Scales are as `scales` specifies them; zero points uint8 of their shape, with the same number added.
         """
         if self.bits >= 7 and zero_point is None:
             return self.signed_weight((numbers - np.uint8(1 << (self.bits - 1))).view(np.int8), scale, shape)
@@ -123,8 +118,7 @@ class Integers:
 class IntQuantizedFormat:
     """`weight` int8 [out, in], `weight_scale` [out, groups] and, if asymmetric, `weight_zero_point` int8 [out, groups].
 
-    Attributes:
-      integers: Integers of the weight; of 8 bits, though it may not use all of them.
+    The integers have 8 bits, though the weight may not use all of them.
     """
 
     integers: Integers
@@ -147,14 +141,11 @@ class IntQuantizedFormat:
 
 @dataclass(frozen=True)
 class PackQuantizedFormat:
-    """`weight_packed` int32 [out, words], `weight_scale` [out, groups] and `weight_shape` [2]; if asymmetric,
-    `weight_zero_point` int32 [words, groups].
+    """`weight_packed` int32 [out, words], `weight_scale` [out, groups] and `weight_shape` [2].
 
-    Numbers are packed densely; by older writers, as many in each word as fit in whole, which the number of words shows.
-
-    Attributes:
-      integers: Integers of the weight.
-      has_order: True if there is `weight_g_idx` int32 [in], the group of each column; -1 means that they are in order.
+    If asymmetric, there is `weight_zero_point` int32 [words, groups]; with `has_order`, `weight_g_idx` int32 [in], the
+    group of each column; -1 means that they are in order. Numbers are packed densely; by older writers, as many in each
+    word as fit in whole, which the number of words shows.
     """
 
     integers: Integers

@@ -37,12 +37,7 @@ E2M3_LEVELS = _e2m3_levels()
 
 @dataclass(frozen=True)
 class MicroscalingFormat:
-    """Elements of 4, 6 or 8 bits and their scales.
-
-    Attributes:
-      bits: Bits of an element.
-      weight_name: The elements' name in the file.
-    """
+    """Elements of 4, 6 or 8 bits, named `weight_name` in the file, and their scales."""
 
     bits: int
     weight_name: str

@@ -37,10 +37,8 @@ FLOAT_MODES = {
 class MlxAffineFormat:
     """`weight`, `scales` and `biases`.
 
-    Attributes:
-      bits: Bits of an element.
-      group_size: Elements that share a scale and a bias.
-      scheme: Scheme by which jaxis quantized the weight, if it did. It decides the type of the weight in memory.
+    `group_size` is the elements that share a scale and a bias. `scheme` is the one by which jaxis quantized the weight,
+    if it did; it decides the type of the weight in memory.
     """
 
     bits: int
@@ -94,11 +92,7 @@ class MlxAffineFormat:
 
 @dataclass(frozen=True)
 class MlxFloatFormat:
-    """`weight` and `scales`.
-
-    Attributes:
-      mode: A key of FLOAT_MODES.
-    """
+    """`weight` and `scales`; the mode is a key of FLOAT_MODES."""
 
     mode: str
 

@@ -26,12 +26,9 @@ _E4M3, _FLOAT32 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class NvFp4Format:
-    """The packed elements, their scales and the scale of those.
+    """The packed elements, their scales and the scale of those, by their names in the file.
 
-    Attributes:
-      weight_name: Name of the packed elements in the file.
-      scale_name: Name of the scale of the scales.
-      divides: True if the scale of the scales divides them instead of multiplying.
+    If `divides`, the scale of the scales divides them instead of multiplying.
     """
 
     weight_name: str = "weight"

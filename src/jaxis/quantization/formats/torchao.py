@@ -32,12 +32,8 @@ _STORED_BITS = {1: 2, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 8, 8: 8}
 class TorchaoIntegersFormat:
     """`Int8Tensor` and `IntxUnpackedToInt8Tensor`: `_weight_qdata` int8 [out, in], with a scale for each block.
 
-    Elements are `(qdata - zero_point) * scale`.
-
-    Attributes:
-      block_shape: (rows, columns) of a block: one row, or all of them.
-      bits: Bits of an element, which are sign-extended in the file.
-      has_zero_point: True if the file has `_weight_zero_point`.
+    Elements are `(qdata - zero_point) * scale`, of `bits` bits, sign-extended in the file. A block, (rows, columns), is
+    one row, or all of them. There may be `_weight_zero_point`.
     """
 
     block_shape: tuple[int, int]
@@ -76,10 +72,7 @@ class TorchaoIntegersFormat:
 class TorchaoInt4Format:
     """`Int4Tensor`: `_weight_qdata` [out, in / 2], two signed elements a byte, the earlier in the low half.
 
-    Elements are `qdata * scale + zero_point`, where the last two are [in / group, out].
-
-    Attributes:
-      group_size: Elements of a row that share a scale.
+    Elements are `qdata * scale + zero_point`, where the last two are [in / group, out], for groups of a row.
     """
 
     group_size: int
@@ -104,11 +97,7 @@ class TorchaoInt4Format:
 
 @dataclass(frozen=True)
 class TorchaoFloat8Format:
-    """`Float8Tensor` of e4m3: `_weight_qdata` [out, in], with a scale for each block that multiplies it.
-
-    Attributes:
-      block_shape: (rows, columns) of a block.
-    """
+    """`Float8Tensor` of e4m3: `_weight_qdata` [out, in], with a scale for each block (rows, columns), a factor."""
 
     block_shape: tuple[int, int]
 
@@ -190,8 +179,8 @@ def _check_finite_scales(*arrays: np.ndarray) -> None:
 def _unswizzle(scale: np.ndarray, rows: int, groups: int) -> np.ndarray:
     """Scales in the order of NVIDIA's block-scaled products -> [rows, groups].
 
-    There, tiles of 128 rows and 4 groups, padded at the edges, follow each other; in a tile, row r comes at
-    (r % 32, r // 32).
+    There, tiles of 128 rows and 4 groups, padded at the edges, follow each other; row r of a tile is at (r % 32, r //
+    32).
     """
     tiles = scale.reshape(-(-rows // 128), -(-groups // 4), 32, 4, 4)
     ordered = tiles.transpose(0, 3, 2, 1, 4).reshape(tiles.shape[0] * 128, -1)

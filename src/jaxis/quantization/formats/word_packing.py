@@ -1,5 +1,6 @@
-"""Numbers of 1 to 8 bits in 32-bit words, densely: number i takes bits [i * bits, (i + 1) * bits) of a little-endian
-stream, across the borders of words. GPTQ, compressed-tensors and MLX pack so, along either axis.
+"""Numbers of 1 to 8 bits in 32-bit words, densely, as GPTQ, compressed-tensors and MLX pack along either axis.
+
+Number i takes bits [i * bits, (i + 1) * bits) of a little-endian stream, across the borders of words.
 """
 
 from __future__ import annotations
@@ -17,16 +18,9 @@ def num_words(count: int, bits: int) -> int:
 
 
 def unpack_numbers(words: np.ndarray, bits: int, count: int, *, axis: int = -1) -> np.ndarray:
-    """Reads the first `count` numbers along an axis.
+    """Reads the first `count` numbers of int32 or uint32 words along an axis, as uint8.
 
-    Args:
-      words: int32 or uint32, with `num_words(count, bits)` words along the axis.
-      bits: Bits of a number.
-      count: Numbers to read.
-      axis: The packed axis.
-
-    Returns:
-      uint8, with `count` numbers along the axis.
+    There are `num_words(count, bits)` words.
     """
     return np.moveaxis(unpack_bytes(_bytes_of(np.moveaxis(words, axis, -1)), bits, count), -1, axis)
 
