@@ -11,7 +11,6 @@ _GENERATED = re.compile(GENERATED_PREFIX + r"[0-9a-f]{24}")
 
 
 def new_call_id() -> str:
-    """A random id."""
     return f"{GENERATED_PREFIX}{secrets.token_hex(12)}"
 
 

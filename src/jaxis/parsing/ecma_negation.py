@@ -1,6 +1,6 @@
 """Patterns of the strings that do not begin with a match of another pattern, for negative look-aheads.
 
-The pattern becomes an automaton. Its accepting states are exchanged with the others, and it becomes a pattern again.
+The pattern becomes an automaton whose accepting states are exchanged with the others, and then a pattern again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _TOO_COMPLEX = "a look-ahead (?!...) of such complexity"
 def negated(pattern: Node) -> Node:
     """Returns the pattern of the strings that do not begin with a match of this one.
 
-    Raises:
-      PatternError: The pattern is too complex, or has Unicode properties.
+    Raises PatternError if the pattern is too complex, or has Unicode properties.
     """
     automaton = _Automaton()
     start, end = automaton.state(), automaton.state()
@@ -43,9 +42,8 @@ def negated(pattern: Node) -> Node:
 class _Automaton:
     """A non-deterministic automaton over characters.
 
-    Attributes:
-      steps: (Ranges of characters, next state) of each state's transitions.
-      jumps: (Anchor that must hold or None, next state) of each state's transitions without a character.
+    `steps` has (ranges of characters, next state) of each state's transitions, and `jumps` (anchor that must hold or
+    None, next state) of its transitions without a character.
     """
 
     def __init__(self) -> None:
@@ -79,7 +77,6 @@ class _Automaton:
                 self._add_repeated(node, start, end)
 
     def _add_in_turn(self, parts: Iterable[Node], start: int) -> int:
-        """Adds parts one after the other, and returns the state behind them."""
         for part in parts:
             after = self.state()
             self.add(part, start, after)

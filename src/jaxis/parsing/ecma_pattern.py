@@ -53,8 +53,6 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Look:
-    """A look-ahead."""
-
     inner: Node
     negated: bool
 
@@ -70,15 +68,11 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Series:
-    """Parts one after the other."""
-
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several parts."""
-
     options: tuple[Node, ...]
 
 
@@ -86,11 +80,7 @@ Node = Set | Anchor | Look | Repeat | Series | Choice
 
 
 def parse_pattern(pattern: str) -> Node:
-    """Parses a pattern into a tree.
-
-    Raises:
-      PatternError: The pattern is invalid, or has a construct that is not supported.
-    """
+    """Parses a pattern into a tree. Raises PatternError if it is invalid, or has a construct that is not supported."""
     try:
         return _Parser(pattern, is_unicode=True).parse()
     except _SyntaxError:
@@ -98,12 +88,7 @@ def parse_pattern(pattern: str) -> Node:
 
 
 class _Parser:
-    """Parser of one pattern.
-
-    Args:
-      pattern: The pattern.
-      is_unicode: True applies the rules of Unicode mode; False those of Annex B.
-    """
+    """Parser of one pattern, by the rules of Unicode mode or those of Annex B."""
 
     def __init__(self, pattern: str, *, is_unicode: bool) -> None:
         self._pattern = pattern

@@ -32,11 +32,9 @@ _Place = tuple[bool, bool]
 
 @dataclass(frozen=True)
 class _Matches:
-    """Strings that a node matches, by their place in the text.
+    """Regular expressions of the strings that a node matches, by their place in the text.
 
-    Attributes:
-      texts: Regular expressions.
-      empty: Places whose regular expression matches the empty string.
+    `empty` has the places whose regular expression matches the empty string.
     """
 
     texts: dict[_Place, str]
@@ -51,10 +49,8 @@ _NOTHING = _Matches({_FREE: ""}, frozenset({_FREE}))
 def rust_searches(pattern: str) -> tuple[str, ...]:
     """Returns Rust regular expressions that are all found in a string if, and only if, the pattern is.
 
-    Anchors stand at their ends alone. There are several where the pattern begins with look-aheads.
-
-    Raises:
-      PatternError: The pattern is invalid, or cannot be written.
+    Anchors stand at their ends alone. There are several where the pattern begins with look-aheads. Raises PatternError
+    if the pattern is invalid, or cannot be written.
     """
     node = parse_pattern(pattern)
     looks, rest = _first_looks(node)

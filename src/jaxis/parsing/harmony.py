@@ -23,13 +23,9 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 @dataclass(frozen=True)
 class Header:
-    """A message's header.
+    """A message's header, verbatim; the channel may be empty, and `function` is None if this is not a call.
 
-    Attributes:
-      text: The header verbatim.
-      complete: True if a message follows. False if this is not a header, or the text ended inside it.
-      channel: Name of the channel; may be empty.
-      function: The called function; None if this is not a call.
+    `complete` is True if a message follows. False: this is not a header, or the text ended inside it.
     """
 
     text: str
@@ -39,13 +35,7 @@ class Header:
 
 
 def read_header(reader: TextReader, opener: str, ends: tuple[str, ...] = ENDS) -> Reading[Header]:
-    """Reads a header.
-
-    Args:
-      reader: Positioned after the opener.
-      opener: The part of the header that was already read.
-      ends: Markers that end a message.
-    """
+    """Reads a header after its opener, which is already read; `ends` are markers that end a message."""
     pieces = [opener]
     marker = yield from reader.until((MESSAGE, *ends), pieces.append)
     if marker in ends:

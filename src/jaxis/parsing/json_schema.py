@@ -23,14 +23,10 @@ _Types = tuple[frozenset[str], frozenset[str]]
 
 
 def resolved(schema: object, root: object) -> Any:
-    """Returns a schema or the target of its reference: never a mapping that has `$ref`.
+    """Returns a schema or the target of its reference, relative to the root: never a mapping that has `$ref`.
 
     Keywords beside a reference count as well: the result is then an `allOf` of them and of what is referred to. A
     reference that leads nowhere or in a circle allows any value, as True does.
-
-    Args:
-      schema: A mapping or a boolean.
-      root: The document that references are relative to.
     """
     beside, seen = [], set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
@@ -46,21 +42,14 @@ def resolved(schema: object, root: object) -> Any:
 def types(schema: object, root: object) -> frozenset[str]:
     """Returns the types of the values that a schema allows. Keywords other than types may allow fewer.
 
-    Args:
-      schema: A mapping or a boolean.
-      root: The document that references are relative to.
+    References are relative to `root`, here and below.
     """
     found = _types(schema, root, {})
     return ANY_TYPE if found is None else found[0]
 
 
 def conjuncts(schema: object, root: object) -> list[Any]:
-    """Returns schemas without `$ref` or `allOf` whose conjunction is this schema; False is among them if it is one.
-
-    Args:
-      schema: A mapping or a boolean.
-      root: The document that references are relative to.
-    """
+    """Returns schemas without `$ref` or `allOf` whose conjunction is this schema; False is among them if it is one."""
     found: list[Any] = []
     seen: dict[int, object] = {}  # by id, and kept, so that no other gets it
     left = [schema]
@@ -99,10 +88,7 @@ def type_of(value: object) -> str:
 def admits(schema: object, root: object, value: object) -> bool:
     """Returns whether a value read from JSON has a type that a schema allows, and is listed if the schema lists values.
 
-    Args:
-      schema: A mapping or a boolean.
-      root: The document that references are relative to.
-      value: The value. Its parts and other keywords are not checked.
+    The value's parts and other keywords are not checked.
     """
     return _admits(schema, root, value, {})
 
@@ -132,11 +118,6 @@ def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any]
     """Returns the schema of an object's property; None if the object's schema says nothing of the property.
 
     Alternatives that do not name the property say nothing of it, even if they allow it to be anything.
-
-    Args:
-      schema: Schema of the object.
-      key: The property's name.
-      root: The document that references are relative to.
     """
     return _property(schema, key, root, {})
 

@@ -1,5 +1,3 @@
-"""Selection of a model's output parsers, by name or from its chat template."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,12 +27,9 @@ def check_parser_names(tool_parser: str, reasoning_parser: str) -> None:
 
 @dataclass(frozen=True)
 class ModelParsers:
-    """Parsers of a model's tool calls and reasoning.
+    """Parsers of a model's tool calls and reasoning; None leaves them in the text.
 
-    Attributes:
-      tool: None leaves calls in the text.
-      reasoning: None leaves reasoning in the text.
-      tool_format_known: False if `AUTO` found no format of tool calls.
+    `tool_format_known` is False if `AUTO` found no format of tool calls.
     """
 
     tool: type[ToolParser] | None = None
@@ -47,8 +42,7 @@ class ModelParsers:
     ) -> ModelParsers:
         """Selects parsers by name. `AUTO` detects the format from the chat templates; `NONE` does not parse.
 
-        Raises:
-          ConfigError: There is no such parser.
+        Raises ConfigError if there is no such parser.
         """
         templates = "\n".join(tokenizer.chat_templates.values()) if tokenizer else None
         found_tool, found_reasoning = detect_parsers(templates, model_type)
@@ -72,8 +66,8 @@ class ModelParsers:
 def _for_tokenizer(parser: type[P], markers: Sequence[str], tokenizer: Tokenizer | None) -> type[P]:
     """Returns the parser, adapted to the markers that are special tokens of this tokenizer.
 
-    Models that share a format differ in which of its markers are special tokens. Where the parser does not expect one,
-    the text must be decoded with special tokens, and the parser leaves out those that end it.
+    Models that share a format differ in them. Where the parser does not expect one, the text must be decoded with
+    special tokens, and the parser leaves out those that end it.
     """
     if parser.needs_special_tokens or tokenizer is None:
         return parser

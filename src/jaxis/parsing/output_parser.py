@@ -1,5 +1,3 @@
-"""Splits a model's text into reasoning, content and tool calls: a reasoning parser followed by a tool parser."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -11,13 +9,10 @@ from jaxis.parsing.tool_parsers.tools import FunctionTool
 
 
 class OutputParser:
-    """Parser of one answer. The text must have its special tokens if either parser needs them.
+    """Splits one answer's text into reasoning, content and tool calls: a reasoning parser, then a tool parser.
 
-    Args:
-      tool_parser: None leaves calls in the content.
-      reasoning_parser: None leaves reasoning in the content.
-      tools: The functions that were offered.
-      prompt: The rendered prompt.
+    Without a parser, calls or reasoning stay in the content. The text must have its special tokens if either parser
+    needs them. `prompt` is the rendered one.
     """
 
     def __init__(
@@ -53,5 +48,4 @@ class OutputParser:
 
 
 def parse_output(parser: OutputParser, text: str) -> ParsedOutput:
-    """Parses a whole text."""
     return collect([*parser.feed(text), *parser.finish()])

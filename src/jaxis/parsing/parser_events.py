@@ -26,13 +26,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """Beginning of a call.
-
-    Attributes:
-      index: 0 for the answer's first call, and so on.
-      id: Identifies the call in the tool's answer.
-      name: Name of the function.
-    """
+    """Beginning of a call. `index` is 0 for the answer's first; `id` identifies the call in the tool's answer."""
 
     index: int
     id: str
@@ -70,13 +64,7 @@ class ToolCall:
 
 @dataclass
 class ParsedOutput:
-    """The parsed parts of a model's whole output.
-
-    Attributes:
-      content: The answer; may be empty.
-      reasoning: The reasoning; may be empty.
-      tool_calls: Complete calls, and at most one unfinished call at the end.
-    """
+    """The parsed parts of a model's whole output; calls are complete, but one at the end may be unfinished."""
 
     content: str = ""
     reasoning: str = ""

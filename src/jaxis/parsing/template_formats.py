@@ -1,5 +1,3 @@
-"""Detection of the formats of a model's tool calls and reasoning from its chat template."""
-
 # ruff: noqa: RUF001 (the bars are DeepSeek's)
 
 from __future__ import annotations
@@ -74,14 +72,10 @@ _BY_MODEL_TYPE = {
 
 
 def detect_parsers(chat_template: str | None, model_type: str | None = None) -> tuple[str | None, str | None]:
-    """Returns the names of the tool parser and of the reasoning parser that a model needs.
+    """Returns the names of the tool parser and of the reasoning parser that a model needs, by its chat template.
 
-    Args:
-      chat_template: Jinja source; a model without a template has neither tools nor reasoning.
-      model_type: From the model's configuration, for formats that the template does not show.
-
-    Returns:
-      Names for `get_tool_parser` and `get_reasoning_parser`; None if the model has no such format, or an unknown one.
+    None if the model has no template, no such format, or an unknown one. `model_type`, from the model's configuration,
+    is for formats that the template does not show.
     """
     if not chat_template:
         return None, None

@@ -20,8 +20,6 @@ class EndOfTextError(Exception):
 
 
 class TextReader:
-    """Buffer of the text that is left to read."""
-
     def __init__(self) -> None:
         self._text = ""
         self._position = 0
@@ -30,7 +28,6 @@ class TextReader:
         self._closed = False
 
     def feed(self, text: str) -> None:
-        """Adds text at the end."""
         begin = self._position if self._ahead_of is None else self._ahead_of
         self._text = self._text[begin:] + text
         self._position -= begin
@@ -75,7 +72,6 @@ class TextReader:
             self._recorded.append(self._recorded.pop().removesuffix(text))
 
     def skip(self, count: int) -> str:
-        """Takes this many characters, which must be available."""
         text = self._text[self._position : self._position + count]
         self._position += len(text)
         if self._recorded is not None:
@@ -83,11 +79,7 @@ class TextReader:
         return text
 
     def available(self) -> Reading[str]:
-        """Returns the available text, at least one character, without taking it.
-
-        Raises:
-          EndOfTextError: The text has ended.
-        """
+        """Returns the available text, at least one character, without taking it. Raises EndOfTextError at the end."""
         while self._position == len(self._text):
             if self._closed:
                 raise EndOfTextError
@@ -117,8 +109,7 @@ class TextReader:
     def take_if(self, literal: str) -> Reading[bool]:
         """Takes the literal if it comes next.
 
-        Raises:
-          EndOfTextError: The text ends inside the literal; the part that is there is taken.
+        Raises EndOfTextError if the text ends inside the literal; the part that is there is taken.
         """
         if (yield from self.comes(literal)):
             self.skip(len(literal))
@@ -139,14 +130,9 @@ class TextReader:
         return taken
 
     def until(self, markers: tuple[str, ...], take: Callable[[str], None]) -> Reading[str | None]:
-        """Reads up to the first marker.
+        """Reads up to the first marker, which is taken and returned; None if the text ends without one.
 
-        Args:
-          markers: Strings to look for. If two begin at the same place, the first in the list counts.
-          take: Called with the text before the marker, as it comes.
-
-        Returns:
-          The marker, which is taken; None if the text ends without one.
+        If two markers begin at the same place, the first in the list counts. `take` gets the text before, as it comes.
         """
         while True:
             end, marker = _find(self._text, self._position, markers, self._closed)

@@ -1,5 +1,3 @@
-"""The effect of a request's `tool_choice` on the model and on the parser."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,6 @@ class ToolPlan:
     """Plan for answering a request with tools.
 
     Attributes:
-      mode: The chosen mode.
       tools: The functions that the model may call.
       json_schema: Schema of the answer after any reasoning, if the model must call and has no format of its own for
         that.
@@ -86,9 +83,7 @@ def _chosen_name(tool_choice: object) -> str:
 def required_tools_schema(tools: Sequence[FunctionTool], *, max_calls: int | None = None) -> dict[str, Any]:
     """Returns the JSON schema of a list of calls, [{"name": "f", "parameters": {...}}], with at least one.
 
-    Args:
-      tools: The functions that may be called.
-      max_calls: Maximum length of the list; None is no limit.
+    `max_calls` is the list's maximum length; None is no limit.
     """
     calls = [moved(call_schema(tool, arguments_key="parameters"), f"#/items/anyOf/{i}") for i, tool in enumerate(tools)]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}

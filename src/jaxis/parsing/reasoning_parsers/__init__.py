@@ -42,11 +42,7 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
 
 
 def get_reasoning_parser(name: str) -> type[ReasoningParser]:
-    """Returns the parser class of this name.
-
-    Raises:
-      ConfigError: There is no such parser.
-    """
+    """Returns the parser class of this name. Raises ConfigError if there is no such parser."""
     if name not in REASONING_PARSERS:
         raise ConfigError(f"reasoning_parser={name!r} is unknown; choose one of {', '.join(REASONING_PARSERS)}")
     return REASONING_PARSERS[name]

@@ -11,12 +11,8 @@ from jaxis.parsing.text_reader import Reading
 class AnswerTagsReasoningParser(ThinkReasoningParser):
     """Removes the tags around the answer.
 
-    The closing tag is removed at the end of an answer that the opening tag opened, and before a call; elsewhere it is
-    content.
-
-    Attributes:
-      answer_tags: Tags around the answer.
-      call_openers: Markers with which the model's tool parser begins a call.
+    The closing tag is removed at the end of an answer that the opening tag opened, and before a call, which
+    `call_openers` of the model's tool parser begin; elsewhere it is content.
     """
 
     answer_tags: ClassVar[tuple[str, str]]

@@ -1,5 +1,3 @@
-"""The base class of reasoning parsers."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -51,8 +49,7 @@ class ReasoningParser(ABC):
 
     Args:
       prompt: The rendered prompt. Only its end counts: a template may open the reasoning.
-      tool_dropped: Special tokens to leave out of the reasoning too, if the text contains them only because the tool
-        parser needs them; that parser leaves them out of the content.
+      tool_dropped: Special tokens that the text contains only for the tool parser, to leave out of the reasoning too.
     """
 
     needs_special_tokens: ClassVar[bool] = False
@@ -98,11 +95,7 @@ class ReasoningParser(ABC):
         )
 
     def feed(self, delta_text: str) -> list[Event]:
-        """Takes the next part of the text, which may be cut anywhere.
-
-        Returns:
-          `ReasoningDelta` and `ContentDelta`; text for a tool parser to read is content.
-        """
+        """Takes the next part of the text, which may be cut anywhere; text for a tool parser to read is content."""
         self._reader.feed(delta_text)
         return self._advance()
 

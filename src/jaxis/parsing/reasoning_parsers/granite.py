@@ -1,5 +1,3 @@
-"""Granite 3: reasoning after a phrase (3.1, 3.2) or between tags (3.3)."""
-
 from __future__ import annotations
 
 from typing import ClassVar
@@ -10,9 +8,7 @@ from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 
 
 class GraniteReasoningParser(AnswerTagsReasoningParser):
-    """Granite 3.1 to 3.3: `Here is my thought process: ... Here is my response: ...`, or
-    `<think>...</think><response>...</response>`. Nothing here is a special token.
-    """
+    """Granite 3.1, 3.2: `Here is my thought process: ... Here is my response: ...`; 3.3: tags, not special tokens."""
 
     opening = "<think>"
     closings = ("</think>", "Here is my response:", "Here's my response:")

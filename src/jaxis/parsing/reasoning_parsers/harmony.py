@@ -1,5 +1,3 @@
-"""GPT-OSS: the reasoning is the text on the analysis channel."""
-
 from __future__ import annotations
 
 from jaxis.parsing.harmony import ENDS, MESSAGE, OPENERS, read_first_recipient, read_header
@@ -8,14 +6,13 @@ from jaxis.parsing.text_reader import Reading
 
 
 class HarmonyReasoningParser(ReasoningParser):
-    """Removes the headers of all messages except calls, whose headers the tool parser reads."""
+    """GPT-OSS: reasoning is on the analysis channel. Headers are removed, except of calls, for the tool parser."""
 
     needs_special_tokens = True
     closings = ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>")
 
     @classmethod
     def marks(cls, prompt: str) -> ReasoningMarks | None:
-        """Returns marks by which each message on the analysis channel is reasoning."""
         opening = f"<|channel|>analysis{MESSAGE}"
         return ReasoningMarks(
             opened=prompt.rstrip().endswith(opening),

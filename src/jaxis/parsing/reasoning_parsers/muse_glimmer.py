@@ -1,5 +1,3 @@
-"""Muse Glimmer: reasoning in the messages that the model addresses to itself."""
-
 from __future__ import annotations
 
 from jaxis.parsing.harmony import MESSAGE, read_first_recipient, read_header
@@ -11,14 +9,13 @@ _START = "<|start|>"
 
 
 class MuseGlimmerReasoningParser(ReasoningParser):
-    """Removes the headers of all messages except those to tools, which the tool parser reads."""
+    """Muse Glimmer: reasoning is in messages to itself. Headers are removed, except of messages to tools."""
 
     needs_special_tokens = True
     closings = ("<|start|>assistant to=user<|message|>",)
 
     @classmethod
     def marks(cls, prompt: str) -> ReasoningMarks | None:
-        """Returns marks by which each message to the model itself is reasoning."""
         opening = f"to=self{MESSAGE}"
         return ReasoningMarks(
             opened=prompt.rstrip().endswith(opening),

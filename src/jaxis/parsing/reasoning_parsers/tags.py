@@ -1,5 +1,3 @@
-"""Reasoning between tags at the beginning of the answer."""
-
 from __future__ import annotations
 
 from typing import ClassVar
@@ -31,7 +29,6 @@ class ThinkReasoningParser(ReasoningParser):
         yield from self._read_answer()
 
     def _take_opening(self) -> Reading[bool]:
-        """Takes the marker that opens the reasoning if it comes next."""
         begins = yield from self._reader.comes(self.opening)
         if begins:
             self._reader.skip(len(self.opening))

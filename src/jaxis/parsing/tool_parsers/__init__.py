@@ -59,11 +59,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 
 
 def get_tool_parser(name: str) -> type[ToolParser]:
-    """Returns the parser class of this name.
-
-    Raises:
-      ConfigError: There is no such parser.
-    """
+    """Returns the parser class of this name. Raises ConfigError if there is no such parser."""
     if name not in TOOL_PARSERS:
         raise ConfigError(f"tool_call_parser={name!r} is unknown; choose one of {', '.join(TOOL_PARSERS)}")
     return TOOL_PARSERS[name]

@@ -1,5 +1,3 @@
-"""Apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +9,7 @@ from jaxis.parsing.tool_parsers.json_value import expect, read_json_string
 
 
 class ApertusToolParser(CallListToolParser):
-    """A call is an object with one key, the function's name."""
+    """Apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`; a call's one key is the function's name."""
 
     needs_special_tokens = True
     openers = call_markers = ("<|tools_prefix|>",)

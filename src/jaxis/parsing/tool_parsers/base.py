@@ -1,5 +1,3 @@
-"""The base class of tool-call parsers."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -40,9 +38,6 @@ class ToolParser(ABC):
       call_opening: Text that the model writes before a call, or before all of them; see `write_calls`.
       call_separator: Text between calls that have an opening each.
       writes_reasoning: True if `write_answer` begins with the model's reasoning, which only it can tell from calls.
-
-    Args:
-      tools: The functions that were offered.
     """
 
     needs_special_tokens: ClassVar[bool] = False
@@ -87,22 +82,15 @@ class ToolParser(ABC):
     def write_calls(cls, _grammar: CallGrammar) -> str:
         """Returns the expression after `call_opening`: one call, or all of them if they share an opening.
 
-        Raises:
-          UnwritableCallError: The format cannot express a function's schema.
+        Raises UnwritableCallError if the format cannot express a function's schema.
         """
         raise UnwritableCallError("calls")
 
     @classmethod
     def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
-        """Returns the expression of a whole answer.
+        """Returns the expression of a whole answer, of calls only, or of another answer (None: text, then any calls).
 
-        Args:
-          grammar: Grammar that receives the rules.
-          answer: Expression of an answer without calls; None is any text, which calls may follow.
-          must_call: True if the answer consists of calls only.
-
-        Raises:
-          UnwritableCallError: The format cannot express a function's schema.
+        Raises UnwritableCallError if the format cannot express a function's schema.
         """
         opening, rest = cls.opening_of(grammar), grammar.rule(cls.write_calls(grammar))
         if must_call or answer is not None:
@@ -123,12 +111,9 @@ class ToolParser(ABC):
 
     @classmethod
     def write_call_after(cls, opener: str, grammar: CallGrammar) -> str | None:
-        """Returns the expression after an opener that comes after text.
+        """Returns the expression after an opener that comes after text; None if others must open its construct.
 
-        None if this opener comes only inside of constructs that others open.
-
-        Raises:
-          UnwritableCallError: The format cannot express a function's schema.
+        Raises UnwritableCallError if the format cannot express a function's schema.
         """
         opening = cls.opening_of(grammar)
         if not opening.startswith(opener):
@@ -139,9 +124,8 @@ class ToolParser(ABC):
     def _read_call(self, opener: str) -> Reading[None]:
         """Reads the text after the opener, with `_start_call`, `_add_arguments` and `_end_call`.
 
-        Raises:
-          MalformedCallError: The text is not a call; it becomes content.
-          EndOfTextError: The text ends inside the call.
+        Raises MalformedCallError if the text is not a call, which becomes content, and EndOfTextError if it ends inside
+        the call.
         """
 
     def _read(self) -> Reading[None]:
@@ -204,9 +188,7 @@ class ToolParser(ABC):
     def _read_name(self) -> Reading[str]:
         """Reads a function's name, up to the first character that a name cannot have, and white space around it.
 
-        Raises:
-          MalformedCallError: There is no name.
-          EndOfTextError: The text ends in the name or right after it.
+        Raises MalformedCallError if there is none, and EndOfTextError if the text ends in the name or right after it.
         """
         yield from self._reader.skip_space()
         name = yield from self._reader.take_while(lambda text: FUNCTION_NAME.fullmatch(text) is not None)
@@ -238,5 +220,4 @@ class ToolParser(ABC):
             self._reader.record()  # the text from here on is not part of the call
 
     def _new_id(self) -> str:
-        """Returns an id for a call that the model wrote without one."""
         return new_call_id()

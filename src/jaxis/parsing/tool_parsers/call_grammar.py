@@ -33,9 +33,7 @@ class UnwritableCallError(Exception):
 
 
 class CallGrammar:
-    """Writer of one grammar, rule by rule.
-
-    A format returns expressions; equal rules become one.
+    """Writer of one grammar, rule by rule. A format returns expressions; equal rules become one.
 
     Args:
       tools: The functions that may be called, at least one.
@@ -58,7 +56,6 @@ class CallGrammar:
         return "\n".join((f"start: {start}", *rules, ""))
 
     def rule(self, body: str, options: str = "") -> str:
-        """Returns the name of a rule with this body."""
         return self._named(f"{options}: {body}", "r")
 
     def terminal(self, body: str) -> str:
@@ -71,7 +68,6 @@ class CallGrammar:
     # Text and tokens.
 
     def has_token(self, text: str) -> bool:
-        """Returns whether this is a special token's text."""
         return text in self._special_tokens
 
     def text(self, text: str) -> str:
@@ -132,7 +128,6 @@ class CallGrammar:
         return " ".join((lexeme, *map(self._piece, markers)))
 
     def choice(self, options: Iterable[str]) -> str:
-        """Returns an expression of one of several alternatives."""
         options = list(dict.fromkeys(options))
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
@@ -183,17 +178,12 @@ class CallGrammar:
         break_before_end: bool = False,
         without: Sequence[str] = (),
     ) -> str:
-        """Returns a string without quotes or escapes, up to and including the end, which it cannot contain.
+        """Returns a string without quotes or escapes, up to and including the marker `end`, which it cannot contain.
 
-        Args:
-          tool: The function; references are relative to its parameters.
-          schema: Schema of the string; its `format` has no effect.
-          end: The marker after it.
-          break_before_end: True if a line break before the end is not part of the string.
-          without: Other markers that it cannot contain, unless its length or pattern is limited.
-
-        Raises:
-          UnwritableCallError: The schema has a keyword that is not supported.
+        References are relative to the function's parameters; the schema's `format` has no effect. With
+        `break_before_end`, a line break before the end is not part of the string. It contains no markers `without`,
+        unless its length or pattern is limited. Raises UnwritableCallError if the schema has a keyword that is not
+        supported.
         """
         last = "\n" + end if break_before_end else end
         without = [end, *(marker for marker in without if not self.first_marker(marker))]
@@ -236,14 +226,9 @@ class CallGrammar:
 def tool_arguments(
     tool: FunctionTool, schema: Mapping[str, Any] | None = None
 ) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Returns a function's arguments in order: (name, schema, is required).
+    """Returns a function's arguments, or those of an object within them, in order: (name, schema, is required).
 
-    Args:
-      tool: The function.
-      schema: Schema of an object within its arguments; None is the schema of the arguments.
-
-    Raises:
-      UnwritableCallError: The schema constrains its object in other ways too.
+    Raises UnwritableCallError if the schema constrains its object in other ways too.
     """
     properties: dict[str, Any] = {}
     required: dict[str, None] = {}
@@ -288,14 +273,7 @@ def call_schema(
     arguments_key: str = "arguments",
     before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the JSON schema of a call, {"name": "f", "arguments": {...}}.
-
-    Args:
-      tool: The function.
-      name_key: The key of its name.
-      arguments_key: The key of its arguments.
-      before: Schemas of more properties, which come first.
-    """
+    """Returns the JSON schema of a call, {"name": "f", "arguments": {...}}, with other keys or properties before it."""
     properties = {
         **(before or {}),
         name_key: {"const": tool.name},

@@ -1,5 +1,3 @@
-"""Lists of calls in JSON between markers: Phi 4 mini, Hunyuan, Nemotron Nano 2; and such lists without markers."""
-
 from __future__ import annotations
 
 import contextlib
@@ -11,11 +9,7 @@ from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 
 
 class CallListToolParser(JSONToolParser):
-    """Phi 4 mini.
-
-    Attributes:
-      closing: Text that the model writes after the list.
-    """
+    """A list of calls in JSON between markers, as of Phi 4 mini; `closing` is the text after the list."""
 
     needs_special_tokens = True
     openers = call_markers = ("<|tool_call|>",)

@@ -15,8 +15,8 @@ _FENCE = "```"
 class CohereToolParser(CallListToolParser):
     """Command R7B, Command A and later: `<|START_ACTION|>[...]<|END_ACTION|>`.
 
-    The model numbers its calls in `tool_call_id`. The template counts the calls of a conversation itself, and takes
-    any ids; so calls get ids of their own, which are unique even if the model counts wrongly.
+    The template counts the calls of a conversation itself, and takes any ids; so calls get ids of their own instead of
+    the model's `tool_call_id`, which are unique even if the model counts wrongly.
     """
 
     needs_special_tokens = True

@@ -1,5 +1,3 @@
-"""Gemma 3: calls in Python's notation in a fenced block of `tool_code`."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Gemma's own notation of calls: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`, and FunctionGemma's markers."""
-
 from __future__ import annotations
 
 import contextlib
@@ -21,11 +19,9 @@ _KEY = re.compile(r'[^:,{}\[\]<"\n]+')
 
 
 class Gemma4ToolParser(ToolParser):
-    """Arguments are like JSON, but keys have no quotes, and strings have a special token as quote and no escapes.
+    """Gemma's own notation of calls: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`.
 
-    Attributes:
-      quote: Token around strings.
-      closing: Token that ends a call.
+    Arguments are like JSON, but keys have no quotes, and strings have a special token as quote and no escapes.
     """
 
     needs_special_tokens = True
@@ -130,7 +126,6 @@ class Gemma4ToolParser(ToolParser):
         return True
 
     def _read_items(self, opening: str, depth: int) -> Reading[None]:
-        """Reads an object or an array."""
         if depth > MAX_DEPTH:
             raise MalformedCallError
         closing, separator = _CLOSINGS[opening], ""
@@ -150,7 +145,6 @@ class Gemma4ToolParser(ToolParser):
         self._add_arguments(closing)
 
     def _read_key(self) -> Reading[str]:
-        """Reads a key and the colon after it."""
         pieces: list[str] = []
         first = yield from self._reader.skip_space()
         if first == '"':

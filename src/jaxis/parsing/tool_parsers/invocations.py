@@ -40,14 +40,11 @@ class InvocationsToolParser(XMLToolParser):
                 yield from self._reader.skip_space()
 
     def _read_invocation(self) -> Reading[None]:
-        """Reads a call from its name on."""
         yield from self._read_call_from_name()
         self._end_call()
 
 
 class MiniMaxM2ToolParser(InvocationsToolParser):
-    """MiniMax M2 to M2.7."""
-
     openers = call_markers = ("<minimax:tool_call>",)
     dropped = ("</minimax:tool_call>", "[e~[")
     call_opening = "<minimax:tool_call>\n"

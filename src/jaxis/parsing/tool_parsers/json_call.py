@@ -1,5 +1,3 @@
-"""Base class of parsers for calls whose arguments are written as JSON."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,11 +19,10 @@ _VALUE_ENDS = (",", "}")
 
 
 class JSONToolParser(ToolParser):
-    """Reads {"name": "f", "arguments": {...}}, and arguments on their own.
+    """Base of parsers that read {"name": "f", "arguments": {...}}, and arguments in JSON on their own.
 
     Attributes:
-      name_key: Key of the function's name.
-      arguments_key: Key of its arguments, in the model's own calls.
+      arguments_key: Key of a call's arguments, in the model's own calls.
       ignored_keys: Keys that may come before the arguments and have no meaning.
       arguments_end: Markers after arguments on their own, in addition to those that open a call or end a turn.
     """
@@ -37,11 +34,9 @@ class JSONToolParser(ToolParser):
 
     @classmethod
     def call_schemas(cls, grammar: CallGrammar) -> list[dict[str, Any]]:
-        """The schema of each function's calls."""
         return [call_schema(tool, cls.name_key, cls.arguments_key) for tool in grammar.tools]
 
     def _is_call(self, _name: str) -> bool:
-        """Returns whether an object with this name and with arguments is a call."""
         return True
 
     def _read_call_object(self) -> Reading[None]:
@@ -81,7 +76,6 @@ class JSONToolParser(ToolParser):
         self._close_object(name, call_id)
 
     def _close_object(self, name: str | None, call_id: str | None) -> None:
-        """Closes the call's object; a call without arguments gets empty ones."""
         if self._arguments_done:
             return
         if name is None:
@@ -91,10 +85,7 @@ class JSONToolParser(ToolParser):
     def _read_arguments(self, name: str, call_id: str | None = None, ends: tuple[str, ...] = ()) -> Reading[None]:
         """Reads a call's arguments, and passes them on as they come.
 
-        Args:
-          name: Name of the function.
-          call_id: The call's id, if it has one.
-          ends: Markers that follow if there are no arguments; empty means the markers after arguments on their own.
+        `ends` are markers that follow if there are no arguments; empty means the markers after arguments on their own.
         """
         if (yield from self._opens_object()):
             self._start_call(name, call_id)
@@ -122,7 +113,6 @@ class JSONToolParser(ToolParser):
         self._arguments_done = True
 
     def _read_calls(self) -> Reading[None]:
-        """Reads calls in a JSON array, or a single one."""
         if (yield from self._reader.skip_space()) == "[":
             yield from self._read_call_list()
         else:
@@ -130,7 +120,6 @@ class JSONToolParser(ToolParser):
             self._end_call()
 
     def _read_call_list(self) -> Reading[None]:
-        """Reads calls in a JSON array; the first one opens it."""
         yield from expect(self._reader, "[")
         yield from self._read_listed_calls(self._read_call_object)
 

@@ -22,11 +22,7 @@ class MalformedCallError(Exception):
 
 
 def load_json(text: str) -> Any:
-    """Parses JSON, and checks that the value can be serialized again.
-
-    Raises:
-      MalformedCallError: The text is not JSON.
-    """
+    """Parses JSON that can be serialized again. Raises MalformedCallError if the text is not JSON."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         text.encode()
@@ -40,19 +36,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[str]:
-    """Reads one value, and validates it once it is complete.
+    """Reads one value, validates it once it is complete, and returns its text.
 
-    Args:
-      reader: Positioned at the beginning of the value.
-      take: Called with the value's text as it arrives. Control characters in strings, which models write although JSON
-        does not allow them, are escaped.
-
-    Returns:
-      All of the text given to `take`.
-
-    Raises:
-      MalformedCallError: There is no JSON value.
-      EndOfTextError: The text ends inside the value.
+    `take` gets the text as it arrives, with control characters in strings, which models write although JSON does not
+    allow them, escaped. Raises MalformedCallError if there is no value, and EndOfTextError if the text ends inside it.
     """
     scanner = ValueScanner()
     pieces: list[str] = []
@@ -78,8 +65,7 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
 def clean_json_object(text: str) -> str:
     """Returns the text of a complete JSON object, with control characters in strings escaped.
 
-    Raises:
-      MalformedCallError: The text is not a JSON object.
+    Raises MalformedCallError if the text is not a JSON object.
     """
     text = text.strip()
     clean, count = ValueScanner().scan(text)
@@ -91,9 +77,8 @@ def clean_json_object(text: str) -> str:
 def read_json_string(reader: TextReader) -> Reading[str]:
     """Reads a JSON string, and returns its decoded value.
 
-    Raises:
-      MalformedCallError: There is no string, or it contains half of a surrogate pair.
-      EndOfTextError: The text ends inside the string.
+    Raises MalformedCallError if there is no string, or half of a surrogate pair in it, and EndOfTextError if the text
+    ends inside it.
     """
     yield from expect(reader, '"', take=False)
     value: str = load_json((yield from read_json_value(reader, lambda _: None)))
@@ -107,9 +92,7 @@ def read_json_string(reader: TextReader) -> Reading[str]:
 def read_literal(reader: TextReader) -> Reading[str]:
     """Reads a number, true, false or null, also in Python's spelling, and returns it as JSON.
 
-    Raises:
-      MalformedCallError: There is no such literal.
-      EndOfTextError: The text ends where the literal may go on.
+    Raises MalformedCallError if there is none, and EndOfTextError if the text ends where it may go on.
     """
     text = yield from reader.take_while(lambda text: _LITERAL.fullmatch(text) is not None)
     if not (yield from reader.peek()):
@@ -122,9 +105,7 @@ def read_literal(reader: TextReader) -> Reading[str]:
 def expect(reader: TextReader, character: str, *, take: bool = True) -> Reading[None]:
     """Skips white space and takes the character that must come next.
 
-    Raises:
-      MalformedCallError: Another character comes.
-      EndOfTextError: The text ends.
+    Raises MalformedCallError if another character comes, and EndOfTextError if the text ends.
     """
     found = yield from reader.skip_space()
     if not found:

@@ -1,5 +1,3 @@
-"""LFM2 and LFM2.5: `<|tool_call_start|>[f(k="v"), g()]<|tool_call_end|>`."""
-
 from __future__ import annotations
 
 from jaxis.parsing.text_reader import Reading

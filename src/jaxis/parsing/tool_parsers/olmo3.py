@@ -1,5 +1,3 @@
-"""OLMo 3 and MiniCPM3: calls in Python's notation, one a line, between markers."""
-
 from __future__ import annotations
 
 import contextlib
@@ -11,11 +9,7 @@ from jaxis.parsing.tool_parsers.pythonic import _FENCE, PythonicToolParser
 
 
 class Olmo3ToolParser(PythonicToolParser):
-    """OLMo 3: `<function_calls>f(k="v")</function_calls>`, one call a line. The tags are not special tokens.
-
-    Attributes:
-      closing: Text after the last call.
-    """
+    """OLMo 3: `<function_calls>f(k="v")</function_calls>`, one call a line. The tags are not special tokens."""
 
     openers = call_markers = ("<function_calls>",)
     call_opening = "<function_calls>"

@@ -1,5 +1,3 @@
-"""Llama 3.2, Llama 4, Gemma 3 and ToolACE: `[f(k="v"), g()]` as the whole message."""
-
 from __future__ import annotations
 
 from jaxis.parsing.text_reader import Reading

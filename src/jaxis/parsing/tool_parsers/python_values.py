@@ -17,14 +17,10 @@ _AFTER_STRING = (",", ")", "]", "}", ":", "")
 
 
 class PythonValueReader:
-    """Reads one literal after another.
+    """Reads one literal after another, and passes on its JSON text as it comes.
 
     Strings, numbers, lists, tuples and dictionaries with strings as keys, and True, False and None, also in JSON's
     spelling. A tuple becomes an array.
-
-    Args:
-      reader: Positioned at the beginning of a value when `read` is called.
-      take: Called with the JSON text as it comes.
     """
 
     def __init__(self, reader: TextReader, take: Callable[[str], None]) -> None:
@@ -32,11 +28,9 @@ class PythonValueReader:
         self._take = take
 
     def read(self, depth: int = 0) -> Reading[None]:
-        """Reads a value.
+        """Reads the value at which the reader stands.
 
-        Raises:
-          MalformedCallError: There is no such literal.
-          EndOfTextError: The text ends inside it.
+        Raises MalformedCallError if there is no such literal, and EndOfTextError if the text ends inside it.
         """
         first = yield from self._reader.skip_space()
         if not first:
@@ -78,9 +72,9 @@ class PythonValueReader:
         self._take(": ")
 
     def _read_string(self, quote: str) -> Reading[None]:
-        """Reads a string. A quotation mark inside it that a model forgot to escape is part of it.
+        """Reads a string with any line breaks, and with quotation marks that a model forgot to escape.
 
-        Such a mark is one that nothing follows that may follow a string. Line breaks are taken too.
+        Such a mark is one that nothing follows that may follow a string.
         """
         self._reader.skip(1)
         self._take('"')

@@ -1,5 +1,3 @@
-"""Base class of parsers for calls in Python's notation, `f(k="v", n=1)`."""
-
 from __future__ import annotations
 
 import contextlib
@@ -24,11 +22,10 @@ _SCALARS = (str, int, float, type(None))
 
 
 class PythonicToolParser(JSONToolParser):
-    """Reads a call in Python's notation; all arguments must be given by name."""
+    """Reads a call in Python's notation, `f(k="v", n=1)`; all arguments must be given by name."""
 
     @classmethod
     def write_python_call(cls, grammar: CallGrammar) -> str:
-        """Returns a call of one of the functions."""
         calls = []
         for tool in grammar.tools:
             arguments = []
@@ -120,7 +117,6 @@ class PythonicToolParser(JSONToolParser):
         self._arguments_done = True
 
     def _function_name(self, name: str) -> str:
-        """Returns the function that a call with this name calls."""
         return name
 
     def _read_keyword(self) -> Reading[str]:

@@ -1,5 +1,3 @@
-"""Values between tags, in formats that have no escapes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -13,7 +11,7 @@ from jaxis.parsing.tool_parsers.tools import FUNCTION_NAME, FunctionTool
 
 
 class TaggedValueParser(ToolParser):
-    """Finds the end of a value, which is a choice among tags: what follows one tells.
+    """Finds the end of a value in formats without escapes, which is a choice among tags: what follows one tells.
 
     - A closing tag ends the value if another argument, the end of the call, another call or the end of the text
       follows. Otherwise it is part of the value.
@@ -23,8 +21,8 @@ class TaggedValueParser(ToolParser):
 
     Attributes:
       argument_tags: (Before, after) an argument's name.
-      value_end: The tag that closes a value.
       call_tags: (Before, after) a function's name.
+      value_end: The tag that closes a value.
       call_end: The tag that closes a call.
       section_tags: Tags around a call, or around several.
     """
@@ -85,12 +83,8 @@ class TaggedValueParser(ToolParser):
     ) -> Reading[None]:
         """Passes on a value as it comes, up to its end, and takes the tag that closes it.
 
-        Args:
-          take: Called with the text.
-          in_string: Returns whether the text so far ends inside a string in JSON.
-
-        Raises:
-          EndOfTextError: The text ends inside the value.
+        `in_string` returns whether the text so far ends inside a string in JSON. Raises EndOfTextError if the text ends
+        inside the value.
         """
         self._quoted, self._num_nested, self._quote_is_certain = [], 0, False
         openings = (self.argument_tags[0], self.call_tags[0], *self.section_tags[:1])

@@ -1,5 +1,3 @@
-"""The input of a tool that takes plain text, as the whole message: its grammar lets the model write nothing else."""
-
 from __future__ import annotations
 
 import json
@@ -9,9 +7,9 @@ from jaxis.parsing.tool_parsers.base import ToolParser
 
 
 class TextInputToolParser(ToolParser):
-    """One call of the first tool, with the text as its argument `input`.
+    """One call of the first tool, with the whole message as its argument `input`: the grammar allows nothing else.
 
-    The end of the call is not visible: only the reason why the model stopped shows whether the text is complete.
+    Only the reason why the model stopped shows whether the text is complete.
     """
 
     def _read(self) -> Reading[None]:

@@ -1,5 +1,3 @@
-"""The functions that a request offers to the model."""
-
 from __future__ import annotations
 
 import re
@@ -35,11 +33,8 @@ class FunctionTool:
 def function_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[FunctionTool, ...]:
     """Reads the `tools` of a request in OpenAI's format.
 
-    Args:
-      tools: Each is {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
-
-    Raises:
-      RequestError: An entry is not a function; or see `checked_functions`.
+    Each is {"type": "function", "function": {"name", "description", "parameters", "strict"}}. Raises RequestError if an
+    entry is not a function; or see `checked_functions`.
     """
     functions: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tools):
@@ -53,14 +48,10 @@ def function_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[FunctionTool, ..
 
 
 def checked_functions(functions: Mapping[str, Mapping[str, Any]]) -> tuple[FunctionTool, ...]:
-    """Reads functions, each {"name", "description", "parameters"}.
+    """Reads functions, each {"name", "description", "parameters"}, by their places in the request.
 
-    Args:
-      functions: Functions by their places in the request, such as "tools[0].function", which errors name.
-
-    Raises:
-      RequestError: A name is not allowed or taken, parameters are not the schema of an object, or there are more than
-        128 functions.
+    Errors name the places, such as "tools[0].function". Raises RequestError if a name is not allowed or taken,
+    parameters are not the schema of an object, or there are more than 128 functions.
     """
     if len(functions) > MAX_TOOLS:
         raise RequestError(f"holds {len(functions)} functions; send {MAX_TOOLS} at most", param="tools")

@@ -1,5 +1,3 @@
-"""Base class of formats whose calls are the whole message."""
-
 from __future__ import annotations
 
 from typing import ClassVar
@@ -13,10 +11,7 @@ class WholeMessageToolParser(JSONToolParser):
     """Base class of formats whose calls are the whole message, or come after a special token.
 
     Without a special token before it, text that looks like a call may be an answer: it is a call only if the message
-    begins with it and it names a function that was offered.
-
-    Attributes:
-      bracket: First character of calls.
+    begins with it, by `bracket`, and it names a function that was offered.
     """
 
     bracket: ClassVar[str]

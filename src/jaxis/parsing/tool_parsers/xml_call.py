@@ -1,5 +1,3 @@
-"""Base class of parsers for calls whose arguments are written between tags."""
-
 from __future__ import annotations
 
 import ast
@@ -18,8 +16,7 @@ from jaxis.parsing.tool_parsers.tools import FunctionTool
 class XMLToolParser(TaggedValueParser):
     """Converts arguments between tags to one JSON object, with the types that the function's schema gives.
 
-    Attributes:
-      values_on_own_lines: Templates put a line break before and after a value, which are not part of it.
+    With `values_on_own_lines`, templates put a line break before and after a value, which are not part of it.
     """
 
     values_on_own_lines: ClassVar[bool] = False
@@ -66,7 +63,6 @@ class XMLToolParser(TaggedValueParser):
         self._arguments_done = True
 
     def _expect(self, literal: str) -> Reading[None]:
-        """Skips white space and takes the string that must come next."""
         if not (yield from self._reader.skip_space()):
             raise EndOfTextError
         if not (yield from self._reader.take_if(literal)):
