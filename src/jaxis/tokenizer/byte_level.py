@@ -39,14 +39,8 @@ def byte_level_backend(
 ) -> tokenizers.Tokenizer:
     """Builds a byte-level BPE tokenizer without added tokens.
 
-    Args:
-      vocab: Token in GPT-2's alphabet -> id.
-      merges: Pairs of tokens, the first to be merged first.
-      rules: Rules that split text.
-      source: Origin of the vocabulary, for errors.
-
-    Raises:
-      CheckpointError: The parts or the result of a merge are not tokens.
+    `vocab` maps tokens in GPT-2's alphabet to ids; of `merges`, the first is merged first. Raises CheckpointError,
+    which names `source`, if the parts or the result of a merge are not tokens.
     """
     backend = tokenizers.Tokenizer(bpe_model(vocab, merges, source, ignore_merges=rules.ignore_merges))
     if rules.nfc:
@@ -65,11 +59,7 @@ def byte_level_backend(
 def bpe_model(
     vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], source: str, **options: bool | str | None
 ) -> models.BPE:
-    """Builds the library's BPE model; its errors become errors of the checkpoint.
-
-    Raises:
-      CheckpointError: The parts or the result of a merge are not tokens.
-    """
+    """Builds the library's BPE model. Raises CheckpointError if parts or result of a merge are not tokens."""
     try:
         return models.BPE(vocab=dict(vocab), merges=list(merges), **options)
     except Exception as error:  # the library raises a plain Exception for a merge that is not in the vocabulary

@@ -22,12 +22,10 @@ from jaxis.tokenizer.token_texts import MAX_ADDED_ROWS, unused_text, with_added_
 
 @dataclass(frozen=True)
 class _TiktokenClass:
-    """A tokenizer class over a tiktoken file.
+    """A tokenizer class over a tiktoken file, with the rules that split text.
 
-    Attributes:
-      rules: Rules that split text.
-      special_tokens: Texts of the first rows behind the vocabulary.
-      num_reserved: Number of further rows, whose texts tokenizer_config.json may have.
+    `special_tokens` are the texts of the first rows behind the vocabulary; tokenizer_config.json may have those of the
+    further `num_reserved` rows.
     """
 
     rules: SplitRules
@@ -65,15 +63,9 @@ _HOW_TO_CONVERT = (
 def read_tiktoken_file(
     path: Path, tokenizer_class: str | None, added: Mapping[int, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """Reads a tiktoken vocabulary.
+    """Reads a tiktoken vocabulary of the class that tokenizer_config.json names; `added` has the tokens it adds, by id.
 
-    Args:
-      path: The file.
-      tokenizer_class: The class that tokenizer_config.json names.
-      added: Id -> token, of the tokens that the configuration adds.
-
-    Raises:
-      CheckpointError: A broken file, or a class whose rules are not known.
+    Raises CheckpointError for a broken file, or a class whose rules are not known.
     """
     known = _TIKTOKEN_CLASSES.get(tokenizer_class or "")
     if known is None:
@@ -91,16 +83,10 @@ def read_tiktoken_file(
 def read_merges_files(
     vocab_path: Path, tokenizer_class: str | None, model_type: str | None, added: Mapping[int, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """Reads `vocab.json` and, beside it, `merges.txt`.
+    """Reads `vocab.json` and, beside it, `merges.txt`; the arguments are those of `read_tiktoken_file`.
 
-    Args:
-      vocab_path: The first of the files.
-      tokenizer_class: The class that tokenizer_config.json names.
-      model_type: The type that config.json names.
-      added: Id -> token, of the tokens that the configuration adds.
-
-    Raises:
-      CheckpointError: A missing or broken file, or a class whose rules are not known.
+    `model_type` is the type that config.json names. Raises CheckpointError for a missing or broken file, or a class
+    whose rules are not known.
     """
     by_model_type = _MERGES_CLASSES.get(tokenizer_class or "", {})
     rules = by_model_type.get(model_type) or by_model_type.get(None)
@@ -113,7 +99,6 @@ def read_merges_files(
 
 
 def unknown_rules(path: Path, tokenizer_class: str | None, known: list[str]) -> CheckpointError:
-    """Returns the error for a vocabulary whose class is not known."""
     named = f"is of the class {tokenizer_class}" if tokenizer_class else "comes without a tokenizer_class"
     return CheckpointError(
         f"{path} {named} in tokenizer_config.json, so how text is split is not known (known: {', '.join(known)}): "

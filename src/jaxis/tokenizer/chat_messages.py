@@ -46,16 +46,10 @@ def messages_for_template(
     chat_template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Converts messages in OpenAI's format to the format of the template.
+    """Converts messages in OpenAI's format, whose content is one string or None, to the format of the template.
 
-    Args:
-      messages: Messages whose content is one string, or None.
-      tokenizer: Tokenizer with the checkpoint's templates.
-      chat_template: Template in place of the checkpoint's, as in `Tokenizer.apply_chat_template`.
-      tools: JSON schemas of the functions that the model may call.
-
-    Raises:
-      RequestError: There is no template.
+    `chat_template` replaces the checkpoint's, as in `Tokenizer.apply_chat_template`; `tools` are JSON schemas of the
+    functions that the model may call. Raises RequestError if there is no template.
     """
     template = tokenizer.choose_chat_template(chat_template, tools)
     known = tokenizer.chat_templates.values() if chat_template is None else (template,)
@@ -72,10 +66,6 @@ def with_template_arguments(messages: Sequence[Mapping[str, Any]], chat_template
 
     A string that is not a JSON object, such as that of a call that was cut off, stays as it is where the template
     writes strings so, and becomes the one value of an object otherwise. An empty one is an empty object.
-
-    Args:
-      messages: Messages whose arguments are an object or a string. Other fields are kept.
-      chat_template: The source of the template that will render them.
     """
     if not any(message.get("tool_calls") for message in messages):
         return [dict(message) for message in messages]
@@ -99,7 +89,6 @@ def check_tool_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _object(arguments: object) -> Mapping[str, Any] | None:
-    """Returns the arguments of a tool call as an object; None if they are not an object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}

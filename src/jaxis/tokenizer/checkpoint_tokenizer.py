@@ -47,8 +47,7 @@ _GENERIC_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")
 def read_checkpoint_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig] | None:
     """Reads the tokenizer of a checkpoint's folder or of a GGUF file; None if there is none.
 
-    Raises:
-      CheckpointError: A file is broken, or the tokenizer is not supported.
+    Raises CheckpointError if a file is broken, or the tokenizer is not supported.
     """
     if path.is_file():
         metadata = read_gguf_metadata(path)

@@ -51,11 +51,7 @@ def apply_class_settings(
 ) -> None:
     """Applies a class's settings to the rules of a tokenizer.json; one that changes nothing there is logged.
 
-    Args:
-      backend: Tokenizer that is changed.
-      tokenizer_class: The class of transformers, without a "Fast" at the end.
-      values: tokenizer_config.json's object.
-      source: The file, for the log.
+    The class is transformers', without a "Fast" at the end, and `values` are tokenizer_config.json's.
     """
     name = (tokenizer_class or "").removesuffix("Tokenizer")
     ignored = [key for key in (_CLEAN_BPE,) if values.get(key)]

@@ -52,11 +52,7 @@ class TokenizerConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> TokenizerConfig:
-        """Reads the settings; a folder without any of the files has the defaults.
-
-        Raises:
-          CheckpointError: A file is invalid.
-        """
+        """Reads the settings, or the defaults without any files. Raises CheckpointError if a file is invalid."""
         config_path = folder / "tokenizer_config.json"
         values = read_json_object(config_path)
         if "added_tokens_decoder" not in values:
@@ -104,8 +100,7 @@ TEMPLATE_FILES = (
 def read_json_object(path: Path) -> dict[str, Any]:
     """Reads a JSON file that must hold an object; a missing file reads as an empty one.
 
-    Raises:
-      CheckpointError: The file is not valid JSON, or not an object.
+    Raises CheckpointError if the file is not valid JSON, or not an object.
     """
     if not path.is_file():
         return {}

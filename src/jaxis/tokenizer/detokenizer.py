@@ -1,8 +1,8 @@
 """Incremental detokenization: takes token ids as they are sampled, and returns text as soon as it is final.
 
-The text is the difference between decoding prompt and output together and decoding the prompt alone. So a leading space
-that the model wrote is kept. A token stands for fixed bytes inside a string. So each is looked up once, and the cost of
-a step does not grow with the text. A token may end one character and begin the next.
+The text is the difference between decoding prompt and output together and decoding the prompt alone, so that a leading
+space of the model is kept. A token stands for fixed bytes inside a string, so each is looked up once, and the cost of a
+step does not grow with the text. A token may end one character and begin the next.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ _MAX_CHARACTER_BYTES = 4
 class IncrementalDetokenizer:
     """Turns one completion's tokens into text, and finds its stop strings.
 
-    The stop string that is completed first ends the text (of several at one character, the one that began
-    first), so the result does not depend on how the text is split into tokens.
-
-    Attributes:
-      stop_hit: The stop string that ended the text, or None.
+    The stop string that is completed first ends the text (of several at one character, the one that began first), so
+    the result does not depend on how the text is split into tokens. `stop_hit` is that string, or None.
     """
 
     def __init__(
@@ -47,14 +44,9 @@ class IncrementalDetokenizer:
         return "".join(self._decided)
 
     def update(self, new_token_ids: Sequence[int], *, may_stop: bool = True) -> str | None:
-        """Adds the next tokens; has no effect after a stop string has been hit.
+        """Adds the next tokens, and returns the stop string that has been hit, or None; no effect after one was hit.
 
-        Args:
-          new_token_ids: The tokens.
-          may_stop: True if their text may be part of a stop string.
-
-        Returns:
-          The stop string that has been hit, or None.
+        `may_stop` is True if their text may be part of a stop string.
         """
         if self.stop_hit is None:
             text = self._reader.text_of(new_token_ids)
@@ -99,16 +91,10 @@ class IncrementalDetokenizer:
 
 
 class TokenPlaces:
-    """Finds the places in the text where tokens begin.
+    """Finds the places in the text where tokens begin, behind a prompt and `start` characters.
 
-    A token that continues a character begins where the character does. A token without text begins where the next one
-    does.
-
-    Args:
-      tokenizer: Tokenizer of the tokens.
-      prompt_token_ids: Tokens before them.
-      skip_special_tokens: True gives special tokens no text.
-      start: Characters of the text that is before them.
+    A token that continues a character begins where the character does. A token without text, as special tokens are with
+    `skip_special_tokens`, begins where the next one does.
     """
 
     def __init__(
@@ -123,11 +109,7 @@ class TokenPlaces:
         self._num_characters = start
 
     def add(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
-        """Takes the next tokens.
-
-        Returns:
-          The number of characters before each, and the text that they add, without an incomplete character.
-        """
+        """Returns the characters before each of the next tokens, and their text without an incomplete character."""
         places, texts = [], []
         for token_id in token_ids:
             data = self._reader.bytes_of(token_id)

@@ -76,14 +76,9 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
-    """Builds the tokenizer that a GGUF file describes.
+    """Builds the tokenizer that a GGUF file's keys describe; strings may have surrogate escapes (bytes not UTF-8).
 
-    Args:
-      metadata: The file's keys and values; strings may hold surrogate escapes for bytes that are not UTF-8.
-      source: The file, for errors.
-
-    Raises:
-      CheckpointError: A tokenizer that is not supported, or metadata that is missing, broken or contradictory.
+    Raises CheckpointError for a tokenizer that is not supported, or metadata that is missing, broken or contradictory.
     """
     values = _Values(metadata, source)
     model = values.get("model", str)
@@ -117,29 +112,19 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
 
 
 class _Values:
-    """Typed access to the tokenizer's keys."""
-
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
         self.source = source
 
     def get(self, name: str, kind: type, *, prefix: str = "tokenizer.ggml.") -> Any:
-        """Returns a key's value, None if it is absent.
-
-        Raises:
-          CheckpointError: The value has another type.
-        """
+        """Returns a key's value, None if it is absent. Raises CheckpointError if the value has another type."""
         value = self._metadata.get(prefix + name)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise self.fault(f"{prefix}{name} is of type {type(value).__name__}, not {kind.__name__}")
         return value
 
     def array(self, name: str, kinds: type | tuple[type, ...], length: int | None = None) -> list[Any] | None:
-        """Returns an array's elements, None if it is absent.
-
-        Raises:
-          CheckpointError: The value is not an array, an element has another type, or there are fewer than `length`.
-        """
+        """Returns an array's elements, None if it is absent. Raises CheckpointError for another type, or too few."""
         value = self._metadata.get("tokenizer.ggml." + name)
         if value is None:
             return None
@@ -186,7 +171,6 @@ def _pieces(values: _Values) -> list[Piece]:
 
 
 def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str, int]:
-    """Returns key -> id of the tokens that have a role."""
     ids = {}
     for name in dict.fromkeys([*SPECIAL_TOKEN_KEYS.values(), *_END_OF_TURN_KEYS]):
         token_id = values.get(name, int)

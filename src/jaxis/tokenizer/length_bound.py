@@ -32,11 +32,9 @@ _SPACE_DROPPING = {"Strip", "Whitespace", "WhitespaceSplit"}
 
 @dataclass(frozen=True)
 class LengthBound:
-    """Maximum text of one token.
+    """Maximum text of one token, in bytes of UTF-8; infinite where the tokenizer may drop text.
 
-    Attributes:
-      bytes_per_token: Maximum bytes of a string, in UTF-8; infinite where the tokenizer may drop text.
-      counts_spaces: True if white space counts; a tokenizer may drop it, or fold it into a token.
+    `counts_spaces` is True if white space counts; a tokenizer may drop it, or fold it into a token.
     """
 
     bytes_per_token: float
@@ -44,7 +42,6 @@ class LengthBound:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> LengthBound:
-        """Returns the bound of a tokenizer."""
         added = backend.get_added_tokens_decoder().values()
         components = [*_parts(backend.normalizer), *_parts(backend.pre_tokenizer)]
         vocabulary = backend.get_vocab(with_added_tokens=False)
@@ -60,7 +57,6 @@ class LengthBound:
         return cls(factor * longest, not drops_spaces and not folds_spaces)
 
     def least_num_tokens(self, text: str) -> int:
-        """Returns a lower bound of the text's tokens."""
         if len(text) * 4 <= self.bytes_per_token:
             return 0
         # str.split also splits at control characters that Unicode does not call white space: fewer bytes are counted.
@@ -69,7 +65,6 @@ class LengthBound:
 
 
 def _parts(component: Normalizer | PreTokenizer | None) -> list[dict[str, Any]]:
-    """Returns the settings of each part of a component."""
     parts, stack = [], [] if component is None else [json.loads(component.__getstate__())]
     while stack:
         parts.append(stack.pop())

@@ -50,12 +50,7 @@ class MessageOrder:
 
     @classmethod
     def of(cls, chat_template: str, special_tokens: Mapping[str, str]) -> MessageOrder:
-        """Finds the order that a template takes.
-
-        Args:
-          chat_template: Source of the template.
-          special_tokens: Variables with the tokenizer's special tokens, such as `bos_token`.
-        """
+        """Finds the order that a template takes; `special_tokens` are variables such as `bos_token`."""
         return _probe(chat_template, tuple(sorted(special_tokens.items())))
 
 
@@ -64,11 +59,7 @@ def arrange_messages(messages: Sequence[Mapping[str, Any]], order: MessageOrder)
 
     The system messages that it begins with become one. If the template does not take a later system message, it becomes
     a user message inside `<system-reminder>` tags. A message that the template does not take after the one before it is
-    added to that one.
-
-    Args:
-      messages: The content of system messages is a string; that of a user's or a tool's may be a list of parts.
-      order: Order that the template takes.
+    added to that one. The content of system messages is a string; that of a user's or a tool's may be a list of parts.
     """
     num_head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
     arranged: list[dict[str, Any]] = []
@@ -90,14 +81,9 @@ def move_tool_images(
 ) -> list[Mapping[str, Any]]:
     """Moves the images of tools' results to places where the template writes images.
 
-    Most templates write only texts in results. The images then become a user's message after consecutive results. If a
-    template takes no user message after a result, the assistant asks for it.
-
-    Args:
-      messages: Parts of contents may be images, of type "image" with any other keys.
-      chat_template: Source of the template.
-      special_tokens: Variables with the tokenizer's special tokens.
-      order: Order that the template takes.
+    Most templates write only texts in results. The images, parts of type "image" with any other keys, then become a
+    user's message after consecutive results. If a template takes no user message after a result, the assistant asks for
+    it.
     """
     if not any(message["role"] == "tool" and _images_of(message) for message in messages):
         return [*messages]
@@ -152,7 +138,6 @@ def _writes_tool_images(chat_template: str, special_tokens: tuple[tuple[str, str
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Joins the contents of two messages."""
     if isinstance(first, str | None) and isinstance(second, str | None):
         return "\n\n".join(text for text in (first, second) if text)
     parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second) if each)

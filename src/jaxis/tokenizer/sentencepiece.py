@@ -28,16 +28,10 @@ SpacePrefix = Literal["never", "each", "first"]
 def sentencepiece_backend(
     model: SentencePieceModel, pieces: Sequence[Piece], prefix: SpacePrefix, source: str
 ) -> tokenizers.Tokenizer:
-    """Builds a tokenizer of a SentencePiece model.
+    """Builds a tokenizer of a SentencePiece model; control and user-defined pieces become added tokens.
 
-    Args:
-      model: The model's rules.
-      pieces: The vocabulary; its control and user-defined pieces become added tokens.
-      prefix: Places where a word begins without a space.
-      source: The model's file, for errors.
-
-    Raises:
-      CheckpointError: The kind of model is not supported.
+    `prefix` says where a word begins without a space. Raises CheckpointError, which names `source`, if the kind of
+    model is not supported.
     """
     if model.model_type not in (ModelType.BPE, ModelType.UNIGRAM) or model.whitespace_as_suffix:
         what = "spaces after words" if model.whitespace_as_suffix else f"the model type {model.model_type.name}"
@@ -68,15 +62,11 @@ def sentencepiece_bpe_backend(
     byte_fallback: bool = True,
     merges: Sequence[tuple[str, str]] | None = None,
 ) -> tokenizers.Tokenizer:
-    """Builds a tokenizer of a SentencePiece BPE vocabulary.
+    """Builds a tokenizer of a SentencePiece BPE vocabulary, without two pieces of the same text.
 
-    Args:
-      pieces: The vocabulary, without two pieces of the same text.
-      prefix: Places where a word begins without a space.
-      source: Origin of the vocabulary, for errors.
-      cleaning: Normalizers that apply before spaces are marked.
-      byte_fallback: True makes text outside the vocabulary one token for each byte of its UTF-8 form.
-      merges: Pairs of pieces, the first to be merged first; None derives them from the pieces' scores.
+    The normalizers `cleaning` apply before spaces are marked. With `byte_fallback`, text outside the vocabulary is one
+    token for each byte of its UTF-8 form. Without merges, the first to be merged first, they follow from the pieces'
+    scores.
     """
     unknown = next((piece.text for piece in pieces if piece.type == PieceType.UNKNOWN), None)
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
@@ -88,8 +78,8 @@ def sentencepiece_bpe_backend(
 def derive_merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     """Returns every way to cut a piece into two pieces, those of the best piece first.
 
-    Ties are broken as in transformers: the longer left part first, then the longer right part. Control
-    and byte pieces are neither parts nor results: text that spells them is text.
+    Ties are broken as in transformers: the longer left part first, then the longer right part. Control and byte pieces
+    are neither parts nor results: text that spells them is text.
     """
     scores = {piece.text: _merge_score(piece) for piece in pieces if piece.type in _MERGED}
     merges = [
@@ -134,8 +124,8 @@ def _backend(
 def _added_pieces(pieces: Sequence[Piece], prefix: SpacePrefix) -> list[AddedToken]:
     """Returns the pieces that are found in a string before it is cut into others.
 
-    A run of spaces is found in the normalized text, where it is a run of word starts. A prefix would be added to the
-    run as well. So with a prefix, the run comes from merges.
+    A run of spaces is found in the normalized text, as a run of word starts. A prefix would be added to the run as
+    well, so with a prefix the run comes from merges.
     """
     added = []
     for piece in pieces:

@@ -1,8 +1,7 @@
 """Reader of SentencePiece model files (`tokenizer.model`, `spiece.model`).
 
-The file is one protocol buffer message. A tokenizer needs a dozen of its fields: they are read here, so that
-neither sentencepiece nor protobuf has to be installed. Source:
-https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto and
+The file is one protocol buffer message, of which a dozen fields are read here, without sentencepiece or protobuf.
+Source: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto and
 https://protobuf.dev/programming-guides/encoding.
 """
 
@@ -52,8 +51,6 @@ class SentencePieceModel:
     """Content of a model file.
 
     Attributes:
-      pieces: The vocabulary.
-      model_type: Algorithm that cuts a string into pieces.
       byte_fallback: True makes text outside the vocabulary one piece for each byte.
       charsmap: Compiled rules that normalize the text; empty if there are none.
       add_dummy_prefix: True begins strings with an added space.
@@ -73,11 +70,7 @@ class SentencePieceModel:
 
     @classmethod
     def from_file(cls, path: Path) -> SentencePieceModel:
-        """Reads a model file.
-
-        Raises:
-          CheckpointError: The file cannot be read, or is not a SentencePiece model.
-        """
+        """Reads a model file. Raises CheckpointError if the file cannot be read, or is not a SentencePiece model."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -183,5 +176,4 @@ def _number(fields: dict[int, int | bytes], number: int, default: int) -> int:
 
 
 def _signed(value: int) -> int:
-    """Returns a number of the format's 64-bit two's complement."""
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,5 +1,3 @@
-"""The tokens that encoding adds before and after a string."""
-
 from __future__ import annotations
 
 import tokenizers
@@ -7,13 +5,7 @@ from tokenizers import processors
 
 
 def add_sequence_ends(backend: tokenizers.Tokenizer, bos_id: int | None, eos_id: int | None) -> None:
-    """Makes encoding begin with one token and end with another; None adds none.
-
-    Args:
-      backend: Tokenizer whose post-processor is set.
-      bos_id: Id of the token at the beginning.
-      eos_id: Id of the token at the end.
-    """
+    """Makes encoding begin with one token and end with another, by their ids; None adds none."""
     ends = {token_id: backend.id_to_token(token_id) for token_id in (bos_id, eos_id) if token_id is not None}
     if not ends:
         return

@@ -27,11 +27,7 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
 
 
 def read_tekken(path: Path) -> tokenizers.Tokenizer:
-    """Reads the file.
-
-    Raises:
-      CheckpointError: The file cannot be read or is not such a file.
-    """
+    """Reads the file. Raises CheckpointError if the file cannot be read or is not such a file."""
     values = read_json_object(path)
     try:
         config = values["config"]

@@ -24,7 +24,6 @@ _PROBE_ANSWER = "jaxis-turn-end-probe"
 
 
 def template_names() -> list[str]:
-    """Names of the templates that jaxis brings, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.jinja"))
 
 
@@ -35,10 +34,8 @@ def read_tokenizer(
 ) -> Tokenizer | None:
     """Reads a checkpoint's tokenizer, with another chat template in place of its own.
 
-    Args:
-      path: Argument of `Tokenizer.from_path`.
-      chat_template: The user's template, see `chat_template_source`; None: the adapter's, or else the checkpoint's.
-      adapter: Folder of the adapter that is merged into the checkpoint.
+    The template is the user's, see `chat_template_source`, or that of the adapter, whose folder is merged into the
+    checkpoint, or the checkpoint's.
 
     Raises:
       CheckpointError: A file is broken, or the tokenizer is not supported.
@@ -55,7 +52,6 @@ def read_tokenizer(
 
 
 def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
-    """Returns a tokenizer with this template alone."""
     changed = copy.copy(tokenizer)
     changed.chat_templates = {DEFAULT_TEMPLATE: source}
     return changed
@@ -64,9 +60,7 @@ def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
 def adapter_template(folder: Path) -> str | None:
     """Returns the chat template in an adapter's folder; None if it has none.
 
-    Raises:
-      CheckpointError: A file is invalid.
-      ConfigError: The template is not Jinja.
+    Raises CheckpointError if a file is invalid, and ConfigError if the template is not Jinja.
     """
     source = TokenizerConfig.from_folder(folder).chat_templates.get(DEFAULT_TEMPLATE)
     if source is not None:
@@ -77,12 +71,8 @@ def adapter_template(folder: Path) -> str | None:
 def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] | None = None) -> str:
     """Returns the Jinja source of a template.
 
-    Args:
-      asked: The name of one of the checkpoint's templates or of one that jaxis brings, the path of a file, or source.
-      own: The checkpoint's templates, by name.
-
-    Raises:
-      ConfigError: There is no such template, its file cannot be read, or it is not Jinja.
+    `asked` is the name of one of the checkpoint's own templates or of one that jaxis brings, the path of a file, or
+    source. Raises ConfigError if there is no such template, its file cannot be read, or it is not Jinja.
     """
     text = os.fspath(asked)
     own = own or {}
@@ -105,8 +95,7 @@ def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] |
 def answer_end_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
     """Returns the token that ends answers in the default template, if there is one and it does nothing else.
 
-    A template that also writes it within an answer, between reasoning, text and calls, leaves the end to the model's
-    other tokens.
+    A template may also write it within an answer, between reasoning, text and calls: other tokens then end the answer.
     """
     if tokenizer is None or not tokenizer.has_chat_template or (end := turn_end_token_id(tokenizer)) is None:
         return frozenset()

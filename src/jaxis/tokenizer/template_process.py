@@ -1,5 +1,3 @@
-"""Renders chat templates in processes with limits on time, memory and output."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -22,14 +20,9 @@ PROCESSES = LimitedProcesses(Path(template_worker.__file__), large_bytes=6 << 20
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Renders a template.
+    """Renders a template with JSON values, in a process with limits on time, memory and output.
 
-    Args:
-      template: Jinja source.
-      variables: JSON values.
-
-    Raises:
-      RequestError: The template is invalid, raises an error, or exceeds a limit.
+    Raises RequestError if the template is invalid, raises an error, or exceeds a limit.
     """
     request = {"template": template, "variables": variables, "max_characters": MAX_CHARACTERS}
     limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _CHARACTER_BYTES * MAX_CHARACTERS)

@@ -3,9 +3,8 @@
 A template is untrusted code. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no attribute
 of a Python object, no file, no other template. What the sandbox cannot bound, the system does: the process has limits
 on its processor time and memory. The environment (block trimming, loop controls, `tojson`, `raise_exception`,
-`strftime_now`, the `generation` block) is the one that transformers documents for templates.
-
-The file imports nothing of jaxis, so that the process starts in a tenth of a second and is small.
+`strftime_now`, the `generation` block) is the one that transformers documents for templates. The file imports nothing
+of jaxis, so that the process starts in a tenth of a second and is small.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from jaxis.tokenizer.byte_level import spell_bytes
 def read_ranks(path: Path) -> list[bytes]:
     """Reads a file of lines with a token in base64 and its rank; returns the tokens by rank.
 
-    Raises:
-      CheckpointError: The file cannot be read, or is not such a file.
+    Raises CheckpointError if the file cannot be read, or is not such a file.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -43,9 +42,9 @@ def decode_token(token: bytes | str) -> bytes:
 
 
 def spell_ranks(tokens: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns the tokens in GPT-2's alphabet, and the merges that lead to them.
+    """Returns the tokens in GPT-2's alphabet, and the merges that lead to them: every way to cut a token into two.
 
-    The merges are every way to cut a token into two, the lowest rank first; equal ones by the ranks of the parts.
+    The lowest rank comes first; equal ones by the ranks of the parts.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     spelled = [spell_bytes(token) for token in tokens]

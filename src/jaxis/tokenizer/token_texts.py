@@ -13,23 +13,21 @@ MAX_ADDED_ROWS = 1 << 20  # far more than any model adds; an id beyond is a brok
 def distinct_texts(texts: Sequence[str]) -> list[str]:
     """Returns valid, distinct texts, as the library needs them; the others get a name that no text becomes.
 
-    Of equal texts the last one stays. An empty text, and one with surrogate escapes (bytes that are not UTF-8), cannot
-    stay either.
+    Of equal texts the last one stays. An empty text, or one with surrogate escapes (bytes that are not UTF-8), cannot
+    stay.
     """
     last = {text: i for i, text in enumerate(texts)}
     return [text if text and last[text] == i and _is_valid(text) else unused_text(i) for i, text in enumerate(texts)]
 
 
 def unused_text(token_id: int) -> str:
-    """Returns the text of a row without a token."""
     return f"<jaxis-unused-{token_id}>"
 
 
 def with_added_tokens(texts: Sequence[str], added: Mapping[int, AddedToken]) -> list[str]:
     """Returns the texts with added tokens in their rows: behind the vocabulary, or in place of a row's text.
 
-    Raises:
-      ValueError: A negative or absurd id, or two ids for one token.
+    Raises ValueError for a negative or absurd id, or two ids for one token.
     """
     rows = list(texts)
     for token_id in added:

@@ -1,11 +1,10 @@
 """A checkpoint's tokenizer, run by the `tokenizers` library.
 
 transformers is not needed: importing it takes seconds and loads torch. A tokenizer.json is taken as it stands, for
-every family. transformers 5 takes it so for PreTrainedTokenizerFast and for Mistral, but rebuilds LlamaTokenizer and
-Qwen2Tokenizer from vocabulary and merges with fixed text rules. For files with those same rules (all of
-Qwen2, 2.5 and 3, and any that transformers 5 saved) that makes no difference. For older Llama 2 files, it drops the
-word-start mark in two places where the model was trained with it: before a string that begins with a space, and after
-a special token inside the string.
+every family. transformers 5 rebuilds LlamaTokenizer and Qwen2Tokenizer from vocabulary and merges with fixed text
+rules. For files with those same rules (all of Qwen2, 2.5 and 3, and any that transformers 5 saved) that makes no
+difference. For older Llama 2 files, it drops the word-start mark in two places where the model was trained with it:
+before a string that begins with a space, and after a special token inside the string.
 
 One flag is not taken as it stands: under a normalizer that prepends a word start, special tokens are not `normalized`.
 The oldest Llama 2 files say that they are, by which `<s>` inside a chat would be three tokens; here, as with
@@ -78,8 +77,7 @@ class Tokenizer:
     def from_path(cls, path: str | Path) -> Tokenizer | None:
         """Reads the tokenizer of a checkpoint, a folder or a GGUF file; None if it has none.
 
-        Raises:
-          CheckpointError: A file is broken, or the tokenizer is not supported.
+        Raises CheckpointError if a file is broken, or the tokenizer is not supported.
         """
         found = read_checkpoint_tokenizer(Path(path))
         return None if found is None else cls(*found)
@@ -87,12 +85,8 @@ class Tokenizer:
     def limited_to(self, max_model_len: int, *, may_grow: bool = True) -> Tokenizer:
         """Returns this tokenizer for a model's prompts: `encode` refuses too long prompts before it reads them.
 
-        It refuses by their bytes. That takes milliseconds for texts whose tokenizing takes seconds and gigabytes. A
-        text that is not refused may still have too many tokens.
-
-        Args:
-          max_model_len: Maximum number of tokens in a prompt.
-          may_grow: Argument of `ContextLengthError`.
+        It refuses by their bytes, in milliseconds for prompts whose tokenizing takes seconds and gigabytes. A prompt
+        that is not refused may still have more than `max_model_len` tokens. `may_grow` is that of `ContextLengthError`.
         """
         limited = copy.copy(self)
         limited._limit = LengthBound.of(self._backend), max_model_len, may_grow
@@ -153,14 +147,9 @@ class Tokenizer:
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a string without adding special tokens.
+        """Encodes a string without adding special tokens; returns the ids, and the (begin, end) of each in the string.
 
-        Returns:
-          The token ids, and the (begin, end) of each in the string.
-
-        Raises:
-          ContextLengthError: The text has more tokens than this tokenizer is `limited_to`.
-          RequestError: The text is not a string, or holds half of a surrogate pair.
+        Raises the errors of `encode`.
         """
         self._check([text])
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
@@ -175,12 +164,7 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Encodes two strings as the post-processor joins pairs, such as `[CLS] first [SEP] second [SEP]`.
 
-        Returns:
-          The token ids, and the index at which the second string begins in them.
-
-        Raises:
-          ContextLengthError: The texts have more tokens than this tokenizer is `limited_to`.
-          RequestError: A string is not a string, or holds half of a surrogate pair.
+        Returns the ids, and the index at which the second string begins in them. Raises the errors of `encode`.
         """
         self._check([first, second])
         [encoding] = self._backend.encode_batch_fast([(first, second)])
@@ -191,8 +175,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decodes token ids; an id without a token, such as a padding row of the embedding, gives no text.
 
-        Raises:
-          RequestError: A negative id, or something that is not a sequence of integers.
+        Raises RequestError for a negative id, or something that is not a sequence of integers.
         """
         try:
             [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
@@ -214,8 +197,8 @@ class Tokenizer:
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
         """A decoder for token_bytes in sequence that holds partial characters back until they are complete.
 
-        Invalid bytes become U+FFFD as in `decode`: one for each byte of a byte-fallback tokenizer, one for each
-        broken character otherwise.
+        Invalid bytes become U+FFFD as in `decode`: one for each byte of a byte-fallback tokenizer, one for each broken
+        character otherwise.
         """
         return codecs.getincrementaldecoder("utf-8")(_REPLACE_EACH_BYTE if self._byte_fallback else "replace")
 
@@ -254,11 +237,7 @@ class Tokenizer:
         )
 
     def choose_chat_template(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """Returns the template that `apply_chat_template` renders with these arguments.
-
-        Raises:
-          RequestError: There is none.
-        """
+        """Returns the template that `apply_chat_template` renders. Raises RequestError if there is none."""
         if asked is not None:
             return self.chat_templates.get(asked, asked)
         if not self.chat_templates:
@@ -281,7 +260,6 @@ class Tokenizer:
         return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
 
     def _check(self, texts: Sequence[str]) -> None:
-        """Raises the errors of `encode`."""
         for text in texts:
             if not isinstance(text, str):
                 raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")

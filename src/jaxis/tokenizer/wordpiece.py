@@ -1,5 +1,3 @@
-"""Tokenizers of BERT's kind from a vocabulary, `vocab.txt`: one token a line."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -25,16 +23,11 @@ SPECIAL_TOKENS = {
 def read_wordpiece(
     path: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """Reads the tokenizer of a vocabulary.
+    """Reads a tokenizer of BERT's kind from a vocabulary, `vocab.txt`: one token a line.
 
-    Args:
-      path: The file.
-      settings: tokenizer_config.json's object: `do_lower_case` (true, unless it says something else),
-        `tokenize_chinese_chars`, `strip_accents`.
-      special_tokens: Name, such as "cls_token" -> the token.
-
-    Raises:
-      CheckpointError: The vocabulary is not UTF-8, or lacks a special token.
+    `settings` are tokenizer_config.json's: `do_lower_case` (true, unless it says something else),
+    `tokenize_chinese_chars`, `strip_accents`. Raises CheckpointError if the vocabulary is not UTF-8, or lacks a special
+    token.
     """
     try:
         words = path.read_text("utf-8").split("\n")
@@ -53,13 +46,10 @@ def read_wordpiece(
 def wordpiece_backend(
     vocabulary: Mapping[str, int], settings: Mapping[str, Any], special_tokens: Mapping[str, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """Builds the tokenizer of a vocabulary.
+    """Builds the tokenizer of a vocabulary, in which continuations of words begin with "##".
 
-    Args:
-      vocabulary: Token -> id; continuations of words begin with "##".
-      settings: Settings as for `read_wordpiece`.
-      special_tokens: Name, one of SPECIAL_TOKENS -> the token; the vocabulary's, among them "unk_token", "cls_token"
-        and "sep_token".
+    The special tokens have names of SPECIAL_TOKENS and are the vocabulary's, among them "unk_token", "cls_token" and
+    "sep_token". The settings are those of `read_wordpiece`.
     """
     names = {name: token.content for name, token in special_tokens.items()}
     backend = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary), unk_token=names["unk_token"]))
