@@ -1,5 +1,3 @@
-"""AdaptedWeight: a frozen weight with a trained low-rank change (LoRA)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -19,13 +17,12 @@ from jaxis.kernels.weights import Allocate, Weight, WeightValue, as_weight, dequ
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AdaptedWeight(Weight):
-    """A weight [out, in] with the value `base + scale * b a` (LoRA, arXiv:2106.09685).
+    """A frozen weight [out, in] with a trained change, `base + scale * b a` (LoRA, arXiv:2106.09685).
 
     Attributes:
       base: Frozen weight [out, in], in any format.
       a: float32 [r, in].
       b: float32 [out, r].
-      scale: Factor of `b a`.
       dropout: Share of the input's elements that are zeroed before `a`; the others are scaled up.
       key: Random key of the dropout; None: no dropout.
     """
@@ -78,7 +75,6 @@ class AdaptedWeight(Weight):
         del dtype, allocate
 
     def with_key(self, key: jax.Array) -> AdaptedWeight:
-        """Returns the weight with a random key for its dropout."""
         return dataclasses.replace(self, key=key)
 
 

@@ -34,7 +34,6 @@ class AdaptedLayers:
     """The layers that get adapters.
 
     Attributes:
-      params: The user's settings.
       sizes: Input and output size of each adapted layer, by its name in jaxis.
       theirs: PEFT's name of each adapted layer, by its name in jaxis.
       others: PEFT's names of all other modules.
@@ -118,7 +117,6 @@ class AdaptedLayers:
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def remove(self, folder: Path) -> None:
-        """Removes the two files from the folder."""
         for name in (WEIGHTS_FILE, CONFIG_FILE):
             (folder / name).unlink()
 
@@ -132,13 +130,8 @@ class AdaptedLayers:
 def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]) -> AdaptedLayers:
     """Chooses the layers of a model that get adapters.
 
-    Args:
-      model: The model.
-      params: The user's settings.
-      modules: Names of the checkpoint's modules. PEFT can only find layers that are among them.
-
-    Raises:
-      ConfigError: No layer is chosen, or PEFT could not find a layer that the user named.
+    PEFT can only find layers among the checkpoint's `modules`. Raises ConfigError if no layer is chosen, or PEFT could
+    not find a layer that the user named.
     """
     names = checkpoint_names_of(model)
     known_as = {names.name_here(module): module for module in modules}
@@ -180,7 +173,6 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
 
 
 def _others(modules: Iterable[str], chosen: Mapping[str, str]) -> set[str]:
-    """Returns the names of the modules and of their parents, except the chosen ones."""
     parts = {module[: match.start()] for module in modules for match in re.finditer(r"\.|$", module)}
     return parts - set(chosen.values())
 

@@ -1,5 +1,3 @@
-"""The checkpoint that a run starts from."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -42,7 +40,7 @@ from jaxis.training.sharding import Devices
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A checkpoint whose configuration has been read, but not its weights.
+    """The checkpoint that a run starts from, whose configuration has been read, but not its weights.
 
     Attributes:
       path: Its folder or file.
@@ -52,7 +50,6 @@ class BaseModel:
       context: Length of the longest sequence in tokens.
       compute_dtype: Data type of the forward pass.
       quantization: Quantization beyond the checkpoint's own: int8, int4 or None.
-      devices: Devices that share the training.
     """
 
     path: Path
@@ -68,7 +65,7 @@ class BaseModel:
     def load(
         self, dtype: DTypeLike, progress: ProgressDisplay, *, random: bool = False, seed: int = 0, packed: bool = False
     ) -> JaxModule:
-        """Loads the model.
+        """Loads the model. Raises the errors of `load_model`, ConfigError and CheckpointError.
 
         Args:
           dtype: Data type of plain float weights and of the forward pass.
@@ -76,9 +73,6 @@ class BaseModel:
           random: True for random weights instead of the checkpoint's.
           seed: Seed of random weights.
           packed: True to pack weights for the native kernels, as the engine does.
-
-        Raises:
-          ConfigError, CheckpointError: `load_model` fails.
         """
         quantization = None if random else self._quantization()
         config = VllmConfig(
@@ -101,15 +95,7 @@ class BaseModel:
         return abstract_model(VllmConfig(config, quant_config=self._quantization()), make_mesh())
 
     def check_ids(self, ids: npt.ArrayLike, where: str) -> None:
-        """Checks that all token ids are in the model's vocabulary.
-
-        Args:
-          ids: Token ids.
-          where: Place of the data row, for the error.
-
-        Raises:
-          ConfigError: A token id is too large.
-        """
+        """Raises ConfigError if a token id of the data row at `where` is too large for the model's vocabulary."""
         size = self.hf_config.get_text_config().get("vocab_size")
         if size is not None and (largest := int(np.max(ids, initial=0))) >= size:
             text = self.tokenizer.decode([largest], skip_special_tokens=False)
@@ -125,14 +111,9 @@ class BaseModel:
 
 
 def open_base_model(config: TrainConfig, platform: str | None = None) -> BaseModel:
-    """Finds the model and reads all files except its weights.
+    """Finds the model and reads all files except its weights; `platform` decides the default data type.
 
-    Args:
-      config: Configuration of the run.
-      platform: Platform, such as "cpu", that decides the default data type; None: that of this process.
-
-    Raises:
-      ConfigError, CheckpointError: The model cannot be found, or its kind cannot be trained.
+    Raises ConfigError or CheckpointError if the model cannot be found, or its kind cannot be trained.
     """
     params = config.model
     kept = {name: value for name, value in params.model_kwargs.items() if name not in ROUTER_KEYS}

@@ -14,13 +14,9 @@ from jaxis.training.data import Split
 
 @dataclass(frozen=True)
 class StepContext:
-    """The state of a run just before a step.
+    """The state of a run just before the step with number `step`, from 0.
 
-    Attributes:
-      step: Number of the step, from 0.
-      model: Returns the model with the current weights.
-      write_answer: Writes a line of answers.jsonl.
-      progress: Display of progress.
+    `model` returns the model with the current weights, and `write_answer` writes a line of answers.jsonl.
     """
 
     step: int
@@ -30,8 +26,6 @@ class StepContext:
 
 
 class BatchSource(Protocol):
-    """Source of a run's batches."""
-
     @property
     def shown(self) -> Sequence[str]:
         """Names of reported values that printed lines show beside the loss."""
@@ -54,9 +48,7 @@ class BatchSource(Protocol):
         """Returns lines for the user at the end of a run."""
         ...
 
-    def close(self) -> None:
-        """Frees resources."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class BatchShape:
 
     @property
     def num_items_of_step(self) -> int:
-        """Number of items in a step."""
         return self.num_micro_batches * self.num_items
 
 
@@ -67,7 +66,6 @@ class Batches:
 
     Args:
       items: Examples. An item of two is a pair; the two halves of a micro-batch hold the two sides of its pairs.
-      shape: Size of a batch.
       seed: Seed of the order of items, which differs in each epoch; None keeps the given order.
       packs: True if examples share batch rows; not supported for pairs or a mixture.
       mixture: Choice of the items of an epoch; None: all items.

@@ -1,5 +1,3 @@
-"""The best step of a run, by a metric of the held-out rows."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,13 +9,9 @@ from jaxis.errors import ConfigError
 
 @dataclass
 class BestStep:
-    """The best step so far.
+    """The best step so far, by a metric of metrics.jsonl; None before anything has been measured.
 
-    Attributes:
-      metric: Name of the metric in metrics.jsonl.
-      is_greater: True if larger values are better.
-      step: The best step; None: nothing has been measured.
-      value: Value of the metric at the best step.
+    If `is_greater`, larger values are better.
     """
 
     metric: str
@@ -28,8 +22,7 @@ class BestStep:
     def improves(self, step: int, measured: Mapping[str, float]) -> bool:
         """Records a step's measurements; returns whether the step is better than all before it.
 
-        Raises:
-          ConfigError: The metric was not measured.
+        Raises ConfigError if the metric was not measured.
         """
         if self.metric not in measured:
             raise ConfigError(
@@ -43,9 +36,7 @@ class BestStep:
         return True
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that a checkpoint saves."""
         return {"step": self.step, "value": self.value}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state that `state` returned."""
         self.step, self.value = state.get("step"), state.get("value")

@@ -45,11 +45,7 @@ class RunState:
     best: Mapping[str, Any] = field(default_factory=dict)
 
     def check_settings(self, settings: Mapping[str, Any], source: Path) -> None:
-        """Checks that a run resumes with the settings it began with.
-
-        Raises:
-          ConfigError: A setting differs; the error names the first one.
-        """
+        """Raises ConfigError, which names the first setting, unless a run resumes with the settings it began with."""
         for name in sorted({*self.settings, *settings}, key=lambda name: (" " in name, name)):  # fields first
             before, now = self.settings.get(name), settings.get(name)
             if before != now:
@@ -60,7 +56,6 @@ class RunState:
 
 
 def checkpoint_folder(output: Path, step: int) -> Path:
-    """Returns the folder of the checkpoint after this many steps."""
     return output / f"checkpoint-{step}"
 
 
@@ -75,19 +70,10 @@ def find_checkpoints(output: Path) -> list[tuple[int, Path]]:
 
 
 def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarray], keep: int | None) -> Path:
-    """Writes a checkpoint, then removes the oldest ones beyond `keep`, except that of the best step.
+    """Writes a checkpoint and returns its folder; removes the oldest beyond `keep`, except that of the best step.
 
-    Args:
-      output: Folder of the run.
-      state: State besides arrays.
-      arrays: Arrays by name.
-      keep: Number of checkpoints to keep; None: all.
-
-    Returns:
-      Folder of the checkpoint.
-
-    Raises:
-      CheckpointError: The checkpoint cannot be written, for example on a full disk. Earlier ones are unchanged.
+    With None as `keep`, all are kept. Raises CheckpointError if the checkpoint cannot be written, for example on a full
+    disk; earlier ones are unchanged.
     """
     folder = checkpoint_folder(output, state.step)
     with written_beside(folder) as partial:
@@ -106,11 +92,7 @@ def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarr
 
 
 def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
-    """Reads a checkpoint.
-
-    Raises:
-      CheckpointError: There is no checkpoint, or it is damaged.
-    """
+    """Reads a checkpoint. Raises CheckpointError if there is no checkpoint, or it is damaged."""
     if not (folder / _STATE).is_file():
         raise CheckpointError(
             f"{folder} is no checkpoint of a training run: give a folder such as output/checkpoint-500"
@@ -127,8 +109,7 @@ def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
 class written_beside:
     """A context that fills a temporary folder and renames it to `folder` if the block ends without an error.
 
-    Raises:
-      CheckpointError: A file cannot be written.
+    Raises CheckpointError if a file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:

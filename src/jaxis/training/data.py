@@ -1,5 +1,3 @@
-"""The data files of a run: reading them and preparing their batches."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,7 +22,6 @@ class Split:
       examples: Examples; two for each data row of preferences.
       digests: Digest of each file's content, by path.
       notes: Lines about things that a user may not expect.
-      devices: Devices that share a batch.
     """
 
     rows: Sequence[DataRow]
@@ -35,21 +32,14 @@ class Split:
     devices: Devices
 
     def placed(self, batch: TrainingBatch) -> TrainingBatch:
-        """Places the rows of a batch on the devices."""
         return self.devices.put_batch(batch, self.batches.rows_per_item)
 
 
 def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_validation: bool = False) -> Split:
-    """Reads files and checks all of their data rows.
+    """Reads files for a model and checks all of their data rows.
 
-    Args:
-      config: Configuration of the run.
-      split: Files to read.
-      base: Model whose tokenizer and context length apply.
-      is_validation: True for batches of one micro-batch, in the order of the files.
-
-    Raises:
-      ConfigError: A file cannot be read, or a data row cannot be learned. The error names the file and line.
+    For validation, batches have one micro-batch, in the order of the files. Raises ConfigError, which names the file
+    and line, if a file cannot be read, or a data row cannot be learned.
     """
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:

@@ -38,11 +38,7 @@ _PACKED = "packed "
 
 
 def check_engine_forward(config: TrainConfig) -> None:
-    """Checks that the engine's forward pass supports a training configuration.
-
-    Raises:
-      ConfigError: It does not.
-    """
+    """Checks that the engine's forward pass supports a training configuration. Raises ConfigError if it does not."""
     reasons = {
         "the native kernels do not run here": not native.usable(),
         "it runs on one device: leave out fsdp": config.fsdp.enable_fsdp,
@@ -54,11 +50,7 @@ def check_engine_forward(config: TrainConfig) -> None:
 
 
 def _check_layers(model: JaxModule) -> None:
-    """Checks that the engine's kernels of all layers have derivatives.
-
-    Raises:
-      ConfigError: A layer's kernel has none.
-    """
+    """Raises ConfigError if the engine's kernel of a layer has no derivatives."""
     for name, module in named_modules(model):
         specs = KVCacheSpec | LatentCacheSpec
         is_known = isinstance(module.kv_cache_spec, specs) if isinstance(module, HasCache) else True
@@ -70,14 +62,9 @@ def _check_layers(model: JaxModule) -> None:
 
 
 class EngineWeights:
-    """A model on the native kernels, whose trained weights are packed again after each step.
+    """A packed model on the native kernels, whose trained weights are packed again after each step.
 
-    Args:
-      model: Packed model without arrays.
-      dtype: Data type of the forward pass.
-
-    Raises:
-      ConfigError: The kernels have no derivatives.
+    Raises ConfigError if the kernels have no derivatives.
     """
 
     def __init__(self, model: JaxModule, dtype: DTypeLike) -> None:
@@ -101,8 +88,7 @@ class EngineWeights:
     def packed(self, trained: Mapping[str, jax.Array]) -> dict[str, PackedWeight]:
         """Packs the trained weights for `combine`, which finds them under names of their own in `frozen`.
 
-        Raises:
-          ConfigError: The engine has a weight in a format whose products have no derivatives.
+        Raises ConfigError if the engine has a weight in a format whose products have no derivatives.
         """
         packed: dict[str, PackedWeight] = {}
         for name in trained.keys() & self._loaders.keys():
@@ -141,7 +127,6 @@ class EngineWeights:
 
     @property
     def has_experts(self) -> bool:
-        """True if the model is a mixture of experts; see `FunctionalModel.has_experts`."""
         return self._model.has_experts
 
     def forward(self, *, recompute: bool, observes_routers: bool) -> Forward:
@@ -155,7 +140,6 @@ class EngineWeights:
         )
 
     def bind(self, values: Values) -> JaxModule:
-        """Returns the model with these weights."""
         return self._model.bind(values)
 
 
@@ -166,15 +150,9 @@ def _parts_of_heads(name: str) -> tuple[str, str]:
 
 
 class EngineAdapters:
-    """A model on the native kernels with one adapter place.
+    """A packed model on the native kernels with one adapter place, for the layers that get adapters.
 
-    Args:
-      model: Packed model.
-      layers: Layers that get adapters.
-      dtype: Data type of the forward pass.
-
-    Raises:
-      ConfigError: The engine does not support adapters in one of the layers.
+    Raises ConfigError if the engine does not support adapters in one of the layers.
     """
 
     def __init__(self, model: JaxModule, layers: AdaptedLayers, dtype: DTypeLike) -> None:
@@ -211,7 +189,6 @@ class EngineAdapters:
 
     @property
     def has_experts(self) -> bool:
-        """True if the model is a mixture of experts; see `FunctionalModel.has_experts`."""
         return self._model.has_experts
 
     def forward(self, *, recompute: bool, observes_routers: bool, head_is_frozen: bool) -> Forward:

@@ -36,12 +36,6 @@ def held_out_loss(evaluate: Evaluate, trained: Any, frozen: Any, validation: Spl
 class AnswerScores:
     """Answers held-out prompts with the current weights and scores the answers.
 
-    Args:
-      config: Configuration of the run.
-      base: The model before it was trained.
-      validation: Data rows whose prompts are answered.
-      progress: Display of progress.
-
     Attributes:
       name: Name of the score among the metrics.
 
@@ -59,13 +53,7 @@ class AnswerScores:
         self._engine = LiveEngine(base, self._prompts.longest + self._max_tokens, progress)
 
     def measure(self, model: JaxModule, step: int, write: Callable[[dict[str, Any]], None]) -> Measured:
-        """Returns the mean score.
-
-        Args:
-          model: Model with the current weights.
-          step: Number of steps done.
-          write: Writes a line about an answer.
-        """
+        """Returns the mean score of the model after `step` steps; `write` writes a line about an answer."""
         greedy = SamplingParams(temperature=0.0, max_tokens=self._max_tokens)
         found = self._engine.answers(model, self._prompts.ids, [greedy] * len(self._prompts.ids))
         answered = self._prompts.answered([each.text for each in found], [each.token_ids for each in found])
@@ -75,5 +63,4 @@ class AnswerScores:
         return {self.name: math.fsum(scores) / len(scores)}
 
     def close(self) -> None:
-        """Frees the engine's cache."""
         self._engine.close()

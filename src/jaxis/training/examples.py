@@ -24,12 +24,9 @@ from jaxis.training.turns import TurnEncoder, check_template
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, some of which are learned.
+    """Token ids int32 [L], some of which are learned, bool [L], and the place of the data row.
 
-    Attributes:
-      ids: int32 [L].
-      learned: bool [L]. The first token is never learned, because nothing predicts it.
-      where: Place of the data row.
+    The first token is never learned, because nothing predicts it.
     """
 
     ids: np.ndarray
@@ -38,7 +35,6 @@ class Example:
 
     @property
     def num_learned(self) -> int:
-        """Number of learned tokens."""
         return int(self.learned.sum())
 
 
@@ -95,7 +91,6 @@ class ExampleEncoder:
     """Encoder of samples as examples.
 
     Args:
-      tokenizer: Tokenizer of the model.
       template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
       target: Turns of the assistant that are learned; see `SplitParams`.
       max_tokens: Length to which examples are cut.
@@ -109,16 +104,10 @@ class ExampleEncoder:
         self._turns = TurnEncoder(tokenizer, template)
 
     def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded:
-        """Encodes all data rows.
+        """Encodes all data rows, and adds them to the result of earlier calls, if given.
 
-        Args:
-          rows: Data rows.
-          encoded: Result of earlier calls that new examples are added to; None: a new one.
-
-        Raises:
-          ConfigError: The chat template refuses a data row, or none of its tokens is learned. The error names the first
-            such
-            row.
+        Raises ConfigError, which names the first such row, if the chat template refuses a data row, or none of its
+        tokens is learned.
         """
         encoded = Encoded([]) if encoded is None else encoded
         faults: list[str] = []

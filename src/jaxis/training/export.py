@@ -23,8 +23,7 @@ _LAST = ("config.json", "adapter_config.json")
 def placed_into(output: Path) -> Iterator[Path]:
     """A context whose temporary folder's files are moved to `output` once all of them are on the disk.
 
-    Raises:
-      CheckpointError: A file cannot be written.
+    Raises CheckpointError if a file cannot be written.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)

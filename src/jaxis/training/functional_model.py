@@ -1,5 +1,3 @@
-"""A model as a pure function of its weights."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -24,10 +22,7 @@ Values = Mapping[str, Any]
 
 
 class FunctionalModel:
-    """A model whose weights are arguments of its methods.
-
-    Args:
-      model: The model, with or without arrays.
+    """A model as a pure function of its weights, which are arguments of its methods.
 
     Attributes:
       has_experts: True for a mixture of experts, whose products XLA cannot compute for several batch rows together.
@@ -80,11 +75,8 @@ def hidden_states(
 ) -> jax.Array:
     """Computes the hidden states [L, E] of a batch row, by a forward pass over whole sequences.
 
-    Args:
-      model: The model.
-      row: Batch row: a `TrainingBatch` without its two leading axes.
-      calls: Caller of the model's layers.
-      scratch: Cache of the engine's forward pass; None for the plain forward pass.
+    The row is a `TrainingBatch` without its two leading axes. `scratch` is the cache of the engine's forward pass; None
+    for the plain one.
     """
     count = row.num_sequences
     metadata = AttentionMetadata(

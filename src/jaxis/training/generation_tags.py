@@ -18,7 +18,6 @@ _TAG = re.compile(r"\{%[-+]?\s*generation\b")
 
 
 def has_generation_tags(template: str) -> bool:
-    """Returns whether a template has generation blocks."""
     return _TAG.search(template) is not None
 
 
@@ -37,11 +36,6 @@ def without_marks(marked: str) -> tuple[str, list[Span]]:
 
 
 def tokens_of(span: Span, places: Sequence[Span]) -> Span | None:
-    """Returns the span of tokens that overlap a span of characters; None if there are none.
-
-    Args:
-      span: Span of characters.
-      places: Span of each token in characters.
-    """
+    """Returns the span of tokens, at `places`, that overlap a span of characters; None if there are none."""
     inside = [i for i, (begin, end) in enumerate(places) if begin < span[1] and end > span[0]]
     return (inside[0], inside[-1] + 1) if inside else None

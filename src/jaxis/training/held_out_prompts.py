@@ -1,5 +1,3 @@
-"""Prompts of held-out rows, and the arguments of functions that score answers to them."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +15,6 @@ class HeldOutPrompts:
     """The part of each data row before its last answer, encoded as a server would send it to the model.
 
     Args:
-      rows: Data rows.
-      tokenizer: Tokenizer of the model.
       template: Arguments of `Tokenizer.apply_chat_template`.
       max_tokens: Length of the longest prompt in tokens.
       tools: JSON schemas of functions that the model may call; None: those of each data row.
@@ -68,8 +64,7 @@ class HeldOutPrompts:
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         """Returns the token ids of a conversation that the model is to continue.
 
-        Raises:
-          RequestError: The chat template refuses the conversation.
+        Raises RequestError if the chat template refuses the conversation.
         """
         source = self._template.get("chat_template")
         check_template(self._tokenizer)
@@ -77,7 +72,6 @@ class HeldOutPrompts:
         return self._tokenizer.encode_chat(written, tools=tools, add_generation_prompt=True, **self._template)
 
     def columns_of(self, place: int) -> dict[str, Any]:
-        """Returns the columns of a prompt's data row."""
         return {name: values[place] for name, values in self._columns.items()}
 
     def answered(
@@ -85,10 +79,7 @@ class HeldOutPrompts:
     ) -> dict[str, list[Any]]:
         """Returns arguments of a scoring function. Conversations and their answers are lists of messages.
 
-        Args:
-          completions: Text or messages of each answer.
-          completion_ids: Token ids of each answer.
-          places: Index of each answer's prompt; None: one answer to every prompt, in order.
+        `places` has the index of each answer's prompt; None: one answer to every prompt, in order.
         """
         places = range(len(self.prompts)) if places is None else places
         prompts = [self.prompts[place] for place in places]

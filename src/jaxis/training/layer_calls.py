@@ -22,12 +22,10 @@ from jaxis.training.sharding import GATHERED, has_shards, whole
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RouterSums:
-    """Statistics of routers, summed over tokens.
+    """Statistics of routers, summed over tokens, whose number is a float32 scalar.
 
-    Attributes:
-      chosen: float32 [X], number of tokens that have each expert among their k most likely ones.
-      probability: float32 [X], sum of each expert's probabilities.
-      num_tokens: float32 scalar.
+    `chosen`, float32 [X], counts tokens that have each expert among their k most likely ones; `probability`, float32
+    [X], is the sum of each expert's probabilities.
     """
 
     chosen: jax.Array
@@ -41,9 +39,8 @@ class LayerCalls:
 
     Attributes:
       recompute: True to recompute layers for their derivatives.
-      observes_routers: True to collect `router_sums`.
+      observes_routers: True to collect `router_sums` of the routers in the layers called so far.
       rows_axis: Name of the `jax.vmap` axis over batch rows; None without one.
-      router_sums: Statistics of the routers in the layers called so far.
     """
 
     recompute: bool

@@ -1,5 +1,3 @@
-"""An engine that runs on the weights in training, without a copy."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,12 +17,9 @@ _MAX_NUM_SEQS = 16
 
 
 class LiveEngine:
-    """Answers prompts with the current weights. Its programs are compiled once.
+    """Answers prompts with the weights in training, without a copy. Its programs are compiled once.
 
-    Args:
-      base: The model before it was trained.
-      max_model_len: Limit of a prompt and its answer together, in tokens.
-      progress: Display of progress.
+    `max_model_len` limits a prompt and its answer together, in tokens.
     """
 
     def __init__(self, base: BaseModel, max_model_len: int, progress: ProgressDisplay) -> None:
@@ -35,17 +30,10 @@ class LiveEngine:
     def answers(
         self, model: JaxModule, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[CompletionOutput]:
-        """Answers each prompt.
+        """Answers each prompt, given as token ids, by its sampling parameters.
 
-        Args:
-          model: Model with the current weights; of the same structure in each call. If it is the model of the last
-            call,
-            its prefix cache is reused.
-          prompts: Token ids.
-          params: Sampling parameters of each prompt.
-
-        Raises:
-          EngineError: There is no memory for a cache, or logits are not finite.
+        The model has the same structure in each call. If it is the model of the last call, its prefix cache is reused.
+        Raises EngineError if there is no memory for a cache, or logits are not finite.
         """
         engine = self._engine_of(model)
         pairs = zip(prompts, params, strict=True)
@@ -58,7 +46,6 @@ class LiveEngine:
         return [request.output().outputs[0] for request in requests]
 
     def close(self) -> None:
-        """Frees the cache."""
         if self._built is not None:
             self._built.engine.close()
 

@@ -1,5 +1,3 @@
-"""Speed of a run, and its remaining time."""
-
 from __future__ import annotations
 
 import time
@@ -9,11 +7,7 @@ from typing import Any
 
 
 class Meter:
-    """Measures tokens per second and the remaining time.
-
-    Args:
-      total: Number of steps of the whole training.
-    """
+    """Measures tokens per second, and the remaining time of a training of `total` steps."""
 
     def __init__(self, total: int) -> None:
         self._total = total

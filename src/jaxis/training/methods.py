@@ -24,7 +24,6 @@ class TrainingData:
     """Data of a run.
 
     Attributes:
-      source: Source of batches.
       examples: Examples from files; none if they are generated during training.
       digests: Digest of each file's content, by path.
       notes: Lines about things that a user may not expect.
@@ -39,8 +38,7 @@ class TrainingData:
 def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
     """Reads the files of a run and checks all of their data rows.
 
-    Raises:
-      ConfigError: A file cannot be read, or a data row cannot be learned. The error names the file and line.
+    Raises ConfigError, which names the file and line, if a file cannot be read, or a data row cannot be learned.
     """
     if config.training.trainer_type == GRPO_TYPE:
         rollouts, digests = load_rollouts(config, base)
@@ -50,7 +48,6 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
 
 
 def make_objective(params: TrainingParams) -> Objective:
-    """Returns the objective that a run minimizes."""
     return _OBJECTIVES[params.trainer_type](params)
 
 

@@ -15,14 +15,9 @@ ANSWERS_FILE = "answers.jsonl"
 
 
 class MetricsFile:
-    """A file of a run that begins, or resumes, after a step.
+    """A file of a run that begins, or resumes, after a step: lines of later steps, which run again, are dropped.
 
-    Args:
-      path: Path of the file.
-      after_step: Steps done. Lines of later steps are dropped, because those steps run again.
-
-    Raises:
-      CheckpointError: The file cannot be written.
+    Raises CheckpointError if the file cannot be written.
     """
 
     def __init__(self, path: Path, after_step: int) -> None:
@@ -41,11 +36,7 @@ class MetricsFile:
             raise self._fault(error) from None
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Appends a line.
-
-        Raises:
-          CheckpointError: The file cannot be written.
-        """
+        """Appends a line. Raises CheckpointError if the file cannot be written."""
         try:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()

@@ -1,5 +1,3 @@
-"""A mixture of data sets in given proportions: the items of an epoch, as a pure function of its number."""
-
 from __future__ import annotations
 
 import math
@@ -11,16 +9,14 @@ import numpy as np
 class Mixture:
     """Items of several data sets, numbered one set after the other, in given proportions.
 
-    Every epoch has the same number of items of each data set. Items that were not used in one epoch are used in the
-    next:
-    no item is repeated before all other items of its data set were used.
+    Every epoch, a pure function of its number, has the same number of items of each data set. Items that were not used
+    in one epoch are used in the next: no item is repeated before all other items of its data set were used.
 
     Args:
       sizes: Number of items of each data set.
       proportions: Share of each data set in an epoch; they add up to 1.
       stops_at_first: True if an epoch ends before the first data set is exhausted; False if it ends when the last one
-        is,
-        where the others begin again.
+        is, where the others begin again.
       seed: Seed of the order.
     """
 

@@ -48,12 +48,9 @@ class Scores(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Losses of a micro-batch.
+    """Sum of the losses of a micro-batch, and sums of reported values, to be divided by the weight.
 
-    Attributes:
-      total: Sum of the losses.
-      sums: Sums of reported values, to be divided by the weight.
-      router_sums: Router statistics of the trained model; see `Scores`.
+    `router_sums` are those of the trained model; see `Scores`.
     """
 
     total: jax.Array
@@ -64,9 +61,7 @@ class Losses(NamedTuple):
 class Draws(NamedTuple):
     """Changes to a model's distribution before the tokens of a micro-batch were drawn.
 
-    Attributes:
-      temperature: float32 scalar that divides logits.
-      filters: Filters with scalar values; None keeps every token.
+    Logits were divided by the temperature, a float32 scalar. Filters have scalar values; None keeps every token.
     """
 
     temperature: jax.Array
@@ -102,19 +97,12 @@ def token_logprobs(
     *,
     head_is_frozen: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the log-probabilities of targets.
+    """Computes the log-probabilities of targets int32 [N], for hidden states [N, E].
 
-    Args:
-      compute_logits: Function from hidden states [N, E] to logits, float32 [N, V].
-      hidden: [N, E].
-      targets: int32 [N].
-      learned: bool [N].
-      head_is_frozen: True if only hidden states need derivatives. These are then computed along with the
-        log-probabilities; otherwise later, by computing logits again.
-
-    Returns:
-      float32 [N], log-probability of each learned target, else 0; and bool [N], True where the target has the largest
-        logit.
+    Returns float32 [N], log-probability of each target that is learned, bool [N], else 0; and bool [N], True where the
+    target has the largest logit. `compute_logits` maps hidden states [N, E] to float32 [N, V]. If the head is frozen,
+    only hidden states need derivatives. These are then computed along with the log-probabilities; otherwise later, by
+    computing logits again.
     """
     size = len(targets)
     chunk_size = min(CHUNK_TOKENS, size)
@@ -243,15 +231,10 @@ class Objective(Protocol):
         ...
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
-        """Computes the losses of a micro-batch.
+        """Computes the losses of a micro-batch, with its random key.
 
-        Args:
-          forward: Forward pass of the model.
-          values: Weights of the model.
-          frozen: Weights that are not trained and, if the objective needs them, the others as they were before
-            training.
-          batch: The micro-batch.
-          key: Random key of the micro-batch.
+        `frozen` has weights that are not trained and, if the objective needs them, the others as they were before
+        training.
         """
         ...
 
@@ -314,14 +297,10 @@ def sigmoid_losses(margin: jax.Array, label_smoothing: float = 0.0) -> jax.Array
 def _sums_of_pairs(
     losses: jax.Array, chosen: jax.Array, rejected: jax.Array, is_pair: jax.Array
 ) -> tuple[jax.Array, Sums]:
-    """Sums losses and reported values over pairs.
+    """Sums losses float32 [N] and reported values over pairs; `is_pair` is False for padding, bool [N].
 
-    Args:
-      losses: float32 [N].
-      chosen: float32 [N], rewards of chosen answers: beta times the logarithm of how much more likely they are than
-        under the reference.
-      rejected: float32 [N], rewards of rejected answers.
-      is_pair: bool [N], False for padding.
+    The rewards of chosen and rejected answers, float32 [N], are beta times the logarithm of how much more likely these
+    are than under the reference.
     """
     margin = chosen - rejected
 

@@ -17,12 +17,7 @@ Schedule = Callable[[Any], jax.Array]
 
 
 def make_schedule(params: TrainingParams, num_steps: int) -> Schedule:
-    """Makes the learning rate schedule, as transformers' schedules of the same names.
-
-    Args:
-      params: Settings of the schedule.
-      num_steps: Number of steps of the training.
-    """
+    """Makes the learning rate schedule of `num_steps` steps, as transformers' schedules of the same names."""
     kind, peak = params.lr_scheduler_type, params.learning_rate
     warmup = warmup_steps(params, num_steps)
 
@@ -49,10 +44,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Makes AdamW, SGD with momentum, or Muon, as PyTorch computes them. Only matrices have weight decay.
 
-    Args:
-      params: Settings of the optimizer.
-      schedule: Learning rate schedule.
-      logical_axes: Logical axes of trained arrays that have them, by name.
+    `logical_axes` has those of trained arrays, by name.
     """
 
     def is_matrix(trained: Any) -> Any:
@@ -78,8 +70,7 @@ def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.Gradient
     """`optax.scale_by_adam` (arXiv:1412.6980) with bias corrections that are exact in float32.
 
     optax computes `1 - 0.999 ** count` in float32, where the relative error is 1.3e-5 at first, and half of that in
-    each
-    update. PyTorch computes it in float64.
+    each update. PyTorch computes it in float64.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -119,12 +110,10 @@ class _MuonState(NamedTuple):
 def _scale_by_muon(
     others: optax.GradientTransformation, logical_axes: Mapping[str, tuple[str | None, ...]]
 ) -> optax.GradientTransformation:
-    """Muon (https://kellerjordan.github.io/posts/muon/) for hidden matrices, with updates as large as Adam's
-    (arXiv:2502.16982), which is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`.
+    """Muon (https://kellerjordan.github.io/posts/muon/) for hidden matrices, `others` for all other arrays.
 
-    Args:
-      others: Optimizer of all other arrays: vectors, embeddings and heads.
-      logical_axes: Logical axes of trained arrays, by name. An array with a vocabulary axis is no hidden matrix.
+    Updates are as large as Adam's (arXiv:2502.16982), as in `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`.
+    An array with a vocabulary among its logical axes is no hidden matrix.
     """
 
     def is_hidden(name: str, array: jax.Array) -> bool:

@@ -1,5 +1,3 @@
-"""Packing: the choice of examples that share a batch row."""
-
 from __future__ import annotations
 
 import bisect
@@ -9,18 +7,9 @@ from collections.abc import Sequence
 def pack(lengths: Sequence[int], capacity: int, order: Sequence[int]) -> list[list[int]]:
     """Packs by best-fit decreasing: the longest example first, each into the fullest batch row that it fits into.
 
-    The number of batch rows and their lengths do not depend on the order of the examples.
-
-    Args:
-      lengths: Number of tokens of each example.
-      capacity: Number of tokens of a batch row.
-      order: Permutation of the examples that decides among equally long ones.
-
-    Returns:
-      Indices of the examples of each batch row.
-
-    Raises:
-      ValueError: An example is longer than a batch row.
+    Returns the indices of the examples of each batch row of `capacity` tokens. The number of batch rows and their
+    lengths do not depend on `order`, a permutation that decides among equally long examples. Raises ValueError if an
+    example is longer than a batch row.
     """
     rows: list[list[int]] = []
     of_room: dict[int, list[int]] = {}  # number of free tokens -> batch rows

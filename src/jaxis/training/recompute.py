@@ -1,5 +1,3 @@
-"""Functions that are computed again for their derivatives, so that only their arguments are kept in memory."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,18 +20,12 @@ class _Kept:
 
 
 def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: Any) -> Any:
-    """Calls a function, and computes it again for its derivatives. `jax.checkpoint` saves no memory on CPU.
+    """Calls a function of arrays, and computes it again for its derivatives, so that only arguments are kept in memory.
 
-    On CPU, XLA drops the barriers that delay recomputation. It then recomputes everything at once and holds all of it
-    together. Here, recomputation is in a conditional whose predicate depends on the cotangent, so it cannot run
-    earlier.
-
-    Args:
-      function: Function of the arguments that returns arrays of floats.
-      axis_name: Name of the `jax.vmap` axis over the call, where a predicate for each batch row would make both
-        branches
-        run; None without one.
-      arguments: Arrays, or trees of them.
+    `jax.checkpoint` saves no memory on CPU: XLA drops the barriers that delay recomputation. It then recomputes
+    everything at once and holds all of it together. Here, recomputation is in a conditional whose predicate depends on
+    the cotangent, so it cannot run earlier. `axis_name` is the `jax.vmap` axis over the call, if any, where a predicate
+    for each batch row would make both branches run.
     """
     leaves, tree = jax.tree.flatten(arguments)
 

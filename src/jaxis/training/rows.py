@@ -41,12 +41,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Text:
-    """Text without a chat template.
-
-    Attributes:
-      prompt: Text before the learned text; None: all is learned.
-      completion: Learned text.
-    """
+    """Text without a chat template: a learned completion, after a prompt, if any."""
 
     prompt: str | None
     completion: str
@@ -67,10 +62,7 @@ Sample: TypeAlias = Dialogue | Text | Preference
 class DataRow:
     """A data row: one line of a file.
 
-    Attributes:
-      sample: Content of the row.
-      where: File and line number, from 1.
-      columns: Values under keys that belong to no format.
+    `where` is the file and line number, from 1, and `columns` the values under keys that belong to no format.
     """
 
     sample: Sample
@@ -83,13 +75,8 @@ def read_rows(
 ) -> tuple[list[DataRow], str]:
     """Reads the selected data rows of a file; returns them and the digest of the file.
 
-    Args:
-      dataset: File and selection.
-      seed: Seed of a random selection.
-      prepare: Function that is applied to each raw row first.
-
-    Raises:
-      ConfigError: The file cannot be read, or a row has no valid sample. The error names the first such line.
+    `seed` is that of a random selection; `prepare` is applied to each raw row first. Raises ConfigError, which names
+    the first such line, if the file cannot be read, or a row has no valid sample.
     """
     source = JSONLSource(dataset.path, None)
     rows: list[DataRow] = []
@@ -122,11 +109,7 @@ def raise_faults(faults: Sequence[str]) -> None:
 
 
 def read_sample(row: Mapping[str, Any]) -> Sample:
-    """Returns the content of a raw row.
-
-    Raises:
-      RequestError: The row has none of the known shapes.
-    """
+    """Returns the content of a raw row. Raises RequestError if the row has none of the known shapes."""
     for keys, read in _READERS:
         if all(row.get(key) is not None for key in keys):
             return read(row)

@@ -1,5 +1,3 @@
-"""Logs of a run: metrics.jsonl, answers.jsonl, and TensorBoard's events."""
-
 from __future__ import annotations
 
 import functools
@@ -14,11 +12,9 @@ from jaxis.training.metrics import ANSWERS_FILE, METRICS_FILE, MetricsFile
 
 
 class RunLog:
-    """The log files of a run that begins, or resumes, after a step.
+    """The logs of a run that begins, or resumes, after a step: metrics.jsonl, answers.jsonl, and TensorBoard's events.
 
-    Args:
-      params: Settings of the log files.
-      after_step: Steps done. Entries of later steps are dropped, because those steps run again.
+    Entries of later steps are dropped, because those steps run again.
 
     Raises:
       ConfigError: TensorBoard's writer is not installed.

@@ -1,5 +1,3 @@
-"""A user's function that scores answers, named as `module:function`."""
-
 from __future__ import annotations
 
 import importlib
@@ -17,14 +15,10 @@ each completion, as TRL's reward functions do."""
 
 
 def load_scorer(name: str, key: str) -> Scorer:
-    """Imports a function. Modules of the working directory are found, too.
+    """Imports a function that scores answers, such as "scores:exact" from scores.py.
 
-    Args:
-      name: Name such as "scores:exact", from scores.py.
-      key: Field of the configuration that has the name.
-
-    Raises:
-      ConfigError: The function does not exist.
+    Modules of the working directory are found, too. Raises ConfigError, which names the configuration's `key`, if the
+    function does not exist.
     """
     module_name, _, function_name = name.partition(":")
     sys.path.append(os.getcwd())
@@ -40,15 +34,9 @@ def load_scorer(name: str, key: str) -> Scorer:
 
 
 def scores_of(scorer: Scorer, name: str, answered: dict[str, list[Any]]) -> list[float]:
-    """Computes the scores of answers.
+    """Computes the scores of answers by the user's function of this name, from its arguments, lists of equal length.
 
-    Args:
-      scorer: The user's function.
-      name: Name of the function in the configuration.
-      answered: Arguments of the function: lists of equal length.
-
-    Raises:
-      ConfigError: The function raised an error, or did not return a finite number for each answer.
+    Raises ConfigError if the function raised an error, or did not return a finite number for each answer.
     """
     count = len(answered["completions"])
     try:

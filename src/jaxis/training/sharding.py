@@ -32,23 +32,16 @@ _ROWS = PartitionSpec(None, DATA_AXIS)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DevicePart:
-    """One device's shard of an array.
-
-    Attributes:
-      part: The shard.
-      axis: Axis along which the array is cut.
-    """
+    """One device's shard of an array, which is cut along an axis."""
 
     part: jax.Array
     axis: int = field(metadata={"static": True})
 
     @property
     def dtype(self) -> Any:
-        """Data type of the array."""
         return self.part.dtype
 
     def astype(self, dtype: Any) -> DevicePart:
-        """Returns the shard in another type."""
         return DevicePart(self.part.astype(dtype), self.axis)
 
 
@@ -57,8 +50,6 @@ def _is_shard(value: Any) -> bool:
 
 
 def whole(tree: Any) -> Any:
-    """Returns the tree with all shards gathered."""
-
     def gather(value: Any) -> Any:
         if not isinstance(value, DevicePart):
             return value
@@ -68,18 +59,13 @@ def whole(tree: Any) -> Any:
 
 
 def has_shards(tree: Any) -> bool:
-    """Returns whether the tree has shards of arrays."""
     return any(isinstance(leaf, DevicePart) for leaf in jax.tree.leaves(tree, is_leaf=_is_shard))
 
 
 class Devices:
     """The devices that share a training; a single device holds and computes everything.
 
-    Args:
-      num_devices: Number of devices.
-
-    Raises:
-      ConfigError: The machine has fewer devices.
+    Raises ConfigError if the machine has fewer devices.
     """
 
     def __init__(self, num_devices: int = 1) -> None:
@@ -87,15 +73,10 @@ class Devices:
         self.mesh: Mesh = make_mesh(data_parallel_size=num_devices)
 
     def axes(self, values: Mapping[str, Any], logical: Mapping[str, tuple[str | None, ...]]) -> Axes:
-        """Chooses the axis of each array that is divided over devices.
+        """Chooses the axis of each array that is divided over devices, by name; weights may have any format.
 
-        The rules of `parallel.mesh` apply, with embedding axes over the devices. An array without rules is divided
-        along its
-        longest axis that divides equally.
-
-        Args:
-          values: Arrays, or weights in other formats, by name.
-          logical: Logical axes of arrays that have them, by name.
+        The rules of `parallel.mesh` apply to arrays with logical axes, with embedding axes over the devices. An array
+        without rules is divided along its longest axis that divides equally.
         """
         return {
             name: jax.tree.map(lambda leaf, name=name: shared_axis(self.mesh, leaf.shape, logical.get(name)), value)
@@ -112,7 +93,6 @@ class Devices:
         return values if self.num_devices == 1 else jax.device_put(values, jax.local_devices()[0])
 
     def sharding(self, axis: int) -> NamedSharding:
-        """Returns the sharding of an array that is divided along this axis."""
         return NamedSharding(self.mesh, _spec(axis))
 
     def put_batch(self, batch: TrainingBatch, rows_per_item: int) -> TrainingBatch:
@@ -140,9 +120,9 @@ class Devices:
         return jax.tree.map(lambda leaf, axis: leaf if axis < 0 else DevicePart(leaf, axis), values, axes)
 
     def sum_gradient(self, gradient: Any) -> Any:
-        """Sums gradients of values from `shards` over all devices, within a function of `on_each`.
+        """Sums gradients of values from `shards` over all devices, within a function of `on_each`, as plain shards.
 
-        Returns plain shards. Gradients of gathered arrays are summed already.
+        Gradients of gathered arrays are summed already.
         """
         if self.num_devices == 1:
             return gradient
@@ -155,11 +135,7 @@ class Devices:
     def on_each(self, function: Function, trained: Axes, frozen: Axes, out_axes: Any) -> Function:
         """Makes a function of (trained, frozen, batch, key) run on each device, with its shards and batch rows.
 
-        Args:
-          function: The function.
-          trained: Divided axes of its first argument.
-          frozen: Divided axes of its second argument.
-          out_axes: Divided axes of its result. A value with -1 must be equal on all devices.
+        Takes the divided axes of the arguments and of the result, where a value with -1 must be equal on all devices.
         """
         if self.num_devices == 1:
             return function
@@ -176,13 +152,7 @@ class Devices:
 def shared_axis(
     mesh: Mesh | AbstractMesh, shape: tuple[int, ...], logical: tuple[str | None, ...] | None = None
 ) -> int:
-    """Returns the axis of an array that is divided over devices; -1 if it cannot be. See `Devices.axes`.
-
-    Args:
-      mesh: Mesh of the devices.
-      shape: Shape of the array.
-      logical: Logical axes of the array; None if it has none.
-    """
+    """Returns the axis of an array that is divided over devices; -1 if it cannot be. See `Devices.axes`."""
     if logical is not None and len(logical) == len(shape):
         spec = logical_sharding(mesh, logical, shape, _RULES).spec
         named = [i for i, entry in enumerate(spec) if entry == DATA_AXIS or DATA_AXIS in (entry or ())]
@@ -194,13 +164,7 @@ def shared_axis(
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of a training's arrays.
-
-    Attributes:
-      devices: Devices that share them.
-      trained: Divided axes of trained arrays.
-      frozen: Divided axes of frozen arrays.
-    """
+    """Devices that share a training's arrays, and the divided axes of its trained and frozen arrays."""
 
     devices: Devices
     trained: Axes

@@ -112,10 +112,7 @@ def _joined(name: str, one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _router_loss(sums: RouterSums, devices: Devices) -> jax.Array:
-    """Computes this device's part of the load-balancing loss of routers (arXiv:2101.03961).
-
-    As in transformers, it is computed over the tokens of all layers together.
-    """
+    """Computes this device's part of routers' load-balancing loss (arXiv:2101.03961), over the tokens of all layers."""
     chosen, num_tokens = devices.sum(jax.lax.stop_gradient((sums.chosen, sums.num_tokens)))
     num_tokens = jnp.maximum(num_tokens, 1.0)
     return len(chosen) * jnp.dot(chosen / num_tokens, sums.probability / num_tokens)
@@ -132,14 +129,9 @@ def make_step(
 ) -> StepFunction:
     """Makes a step of training.
 
-    Args:
-      forward: Forward pass of the model.
-      objective: Objective to minimize.
-      combine: Function from trained and frozen arrays to the model's parameters.
-      optimizer: Function from gradients to updates.
-      max_grad_norm: Norm to which a larger gradient is scaled down; 0: no limit.
-      placement: Placement of the arrays; None: on one device.
-      router_coefficient: Factor of the routers' load-balancing loss, if `forward` observes routers.
+    `combine` makes the model's parameters of trained and frozen arrays. Gradients of a norm above `max_grad_norm` (0:
+    no limit) are scaled down. Without a placement, arrays are on one device. `router_coefficient` is the factor of the
+    routers' load-balancing loss, if `forward` observes routers.
     """
     differentiate = make_gradient(forward, objective, combine, placement, router_coefficient)
 
@@ -170,13 +162,9 @@ and sums of other reported values."""
 def make_evaluation(
     forward: Forward, objective: Objective, combine: Combine, placement: Placement | None = None
 ) -> Evaluate:
-    """Makes the compiled function that measures a batch.
+    """Makes the compiled function that measures a batch, by the forward pass of the model as it is served.
 
-    Args:
-      forward: Forward pass of the model, as it is served.
-      objective: Objective to measure.
-      combine: Function from trained and frozen arrays to the model's parameters.
-      placement: Placement of the arrays; None: on one device.
+    The other arguments are those of `make_step`.
     """
     devices = Devices() if placement is None else placement.devices
     trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)

@@ -1,5 +1,3 @@
-"""SIGTERM and Ctrl-C, held back until a run can stop."""
-
 from __future__ import annotations
 
 import signal
@@ -11,9 +9,9 @@ from types import FrameType
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Holds back SIGTERM and Ctrl-C; yields a function that returns the number of the received signal, or None.
+    """Holds back SIGTERM and Ctrl-C until a run can stop; a second signal has its usual effect.
 
-    A second signal has its usual effect.
+    Yields a function that returns the number of the received signal, or None.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -29,9 +29,8 @@ _MAX_SIZE = 1 << 24  # float32 holds every integer up to here
 class _Stacked:
     """The source of each element of a parameter that consists of several tensors.
 
-    Attributes:
-      tensor: int32, of the parameter's shape: index of the tensor that each element comes from.
-      places: Index of each element within its tensor, one array for each axis of tensors.
+    `tensor`, int32 of the parameter's shape, is the index of the tensor that each element comes from; `places` is its
+    index within that tensor, one array for each axis of tensors.
     """
 
     tensor: np.ndarray
@@ -57,12 +56,7 @@ class TensorPlaces:
     parts_of: Mapping[int, list[tuple[str, int]]] = field(default_factory=dict)
 
     def tensor_of(self, name: str, parameters: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Returns a tensor with the parameters' values; None if it is not part of them.
-
-        Args:
-          name: Name of the tensor in the checkpoint.
-          parameters: Arrays by the parameters' names in jaxis.
-        """
+        """Returns a checkpoint's tensor from parameters, by their names in jaxis; None if it is not part of them."""
         if (whole := self.parameter_of.get(name)) is not None:
             return parameters.get(whole)
         number = self.numbers.get(name)
@@ -83,19 +77,11 @@ def find_places(
     source: object,
     read: Callable[[str], np.ndarray] | None,
 ) -> TensorPlaces:
-    """Finds the places of a checkpoint's tensors.
+    """Finds the places of a checkpoint's tensors, given by their shapes.
 
-    Args:
-      model: The model.
-      construct: Constructs the model again, without weights.
-      tensors: Shapes of the checkpoint's tensors, by name.
-      source: The checkpoint, for errors.
-      read: Reads a tensor; None if the model does not hold the checkpoint's values. It tells a square matrix that
-        loading
-        transposes from one that loading keeps.
-
-    Raises:
-      ConfigError: Loading of a parameter cannot be inverted.
+    `construct` makes the model again, without weights. `read` reads a tensor; None if the model does not hold the
+    checkpoint's values. It tells a square matrix that loading transposes from one that loading keeps. Raises
+    ConfigError, which names `source`, if loading of a parameter cannot be inverted.
     """
     values = values_of(model)
     shapes = {name: value.shape for name, value in values.items()}
@@ -130,14 +116,7 @@ def find_places(
 
 
 class _Probe:
-    """Loads tensors that hold coordinates.
-
-    Args:
-      construct: Constructs the model again, without weights.
-      tensors: Shapes of the checkpoint's tensors that are parts of parameters, by name.
-      parameters: Shapes of those parameters, by name.
-      source: The checkpoint, for errors.
-    """
+    """Loads tensors that hold coordinates into parameters; both are given by their shapes, by name."""
 
     def __init__(
         self,
@@ -151,8 +130,7 @@ class _Probe:
     def load(self, value_of: Callable[[str, tuple[int, ...]], np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the parameters, int32, as loaded from float32 integers that `value_of` makes of name and shape.
 
-        Raises:
-          ConfigError: A parameter is not made of these tensors alone.
+        Raises ConfigError if a parameter is not made of these tensors alone.
         """
         model = self._construct()
         loader_of(model).load_weights((name, value_of(name, shape)) for name, shape in self._tensors.items())

@@ -74,12 +74,7 @@ class Trainable(Protocol):
 
 
 def make_trainable(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> Trainable:
-    """Loads the model.
-
-    Raises:
-      ConfigError: The configuration cannot be trained.
-      CheckpointError: The weights cannot be read.
-    """
+    """Loads the model. Raises ConfigError if it cannot be trained, and CheckpointError if weights cannot be read."""
     if config.training.forward_pass == ENGINE:
         check_engine_forward(config)
         return (_AdaptersInEngine if config.training.use_peft else _AllWeightsInEngine)(config, base, progress)
@@ -114,7 +109,6 @@ class _AllWeights:
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
     def _floats(self) -> BaseModel:
-        """Returns the model whose weights are trained."""
         return self._base
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
@@ -215,7 +209,6 @@ class _Adapters:
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        """Prepares the forward pass; returns the logical axes of the weights."""
         self._model = FunctionalModel(model)
         self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
         return self._model.logical_axes
@@ -275,10 +268,8 @@ class _AdaptersInEngine(_Adapters):
 def router_coefficient(config: TrainConfig, base: BaseModel) -> float:
     """Returns the factor of the routers' load-balancing loss; 0: no such loss.
 
-    As in transformers, the loss is used if config.json, or `model.model_kwargs`, sets `output_router_logits`.
-
-    Raises:
-      ConfigError: The model's family has no such loss.
+    As in transformers, the loss is used if config.json, or `model.model_kwargs`, sets `output_router_logits`. Raises
+    ConfigError if the model's family has no such loss.
     """
     asked = {name: value for name, value in config.model.model_kwargs.items() if name in ROUTER_KEYS}
     text_config = base.hf_config.get_text_config()

@@ -1,5 +1,3 @@
-"""A training run, from its configuration to the finished model."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -57,8 +55,7 @@ class TrainingResult:
     """Outcome of a run.
 
     Attributes:
-      step: Number of steps done.
-      num_steps: Number of steps of the whole training.
+      step, num_steps: Number of steps done, and of the whole training.
       output: Folder of the run.
       stopped_by: Signal that stopped the run early; None: it finished.
       checkpoint: Checkpoint to resume from, if the run was stopped.
@@ -73,10 +70,6 @@ class TrainingResult:
 
 class Trainer:
     """A run whose data has been read and checked, and whose model has been found, but not loaded.
-
-    Args:
-      config: Configuration of the run.
-      note: Function that shows a line to the user.
 
     Attributes:
       base: The model before training.
@@ -105,12 +98,7 @@ class Trainer:
     def run(self, progress: ProgressDisplay) -> TrainingResult:
         """Trains to the end, or until SIGTERM or Ctrl-C; a stopped run saves a checkpoint.
 
-        Args:
-          progress: Display of progress.
-
-        Raises:
-          EngineError: The loss is not finite.
-          CheckpointError: A file cannot be written.
+        Raises EngineError if the loss is not finite, and CheckpointError if a file cannot be written.
         """
         enable_disk_cache()
         scores = None
@@ -135,8 +123,6 @@ class Trainer:
 
 
 class _Run:
-    """A run whose model is loaded."""
-
     def __init__(
         self,
         config: TrainConfig,

@@ -19,10 +19,9 @@ from jaxis.training.generation_tags import MARKS, Span, has_generation_tags, tok
 
 @dataclass(frozen=True)
 class LearnedTurn:
-    """A conversation up to the end of its last turn.
+    """A conversation's token ids up to the end of its last turn.
 
     Attributes:
-      ids: Token ids of the conversation.
       spans: Learned spans of the last turn, in tokens.
       is_unlike: True if the template begins the turn differently from its generation prompt.
       is_endless: True if no special token ends the turn.
@@ -43,12 +42,7 @@ def check_template(tokenizer: Tokenizer) -> None:
 
 
 class TurnEncoder:
-    """Encoder of conversations as token ids.
-
-    Args:
-      tokenizer: Tokenizer of the model.
-      template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
-    """
+    """Encoder of conversations; `template` has arguments of `Tokenizer.apply_chat_template`, as enable_thinking."""
 
     def __init__(self, tokenizer: Tokenizer, template: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
@@ -56,14 +50,9 @@ class TurnEncoder:
         self._turn_end = turn_end_token_id(tokenizer) if tokenizer.has_chat_template else None
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> LearnedTurn:
-        """Encodes a conversation that ends with a turn of the assistant.
+        """Encodes a conversation that ends with a turn of the assistant; `tools` are JSON schemas, or None.
 
-        Args:
-          messages: Messages, as the template takes them.
-          tools: JSON schemas; None: none.
-
-        Raises:
-          RequestError: The template refuses the conversation, or the learned part of the turn is ambiguous.
+        Raises RequestError if the template refuses the conversation, or the learned part of the turn is ambiguous.
         """
         source = self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
         whole, last = self._render(messages, tools, opens=False), f"messages[{len(messages) - 1}]"
@@ -125,9 +114,9 @@ class TurnEncoder:
         return prompt_ids + rest, [*places, *moved]
 
     def _end_of_turn(self, ids: Sequence[int], start: int) -> tuple[int, bool]:
-        """Returns the end of a turn, and whether the turn has no end token.
+        """Returns the end of a turn, after its end token, if any, and whether it has none.
 
-        A turn ends after its end token and before the text that the template writes between turns.
+        The text that the template writes between turns does not belong to it.
         """
         end, special = len(ids), self._tokenizer.special_token_ids
         for i in reversed(range(start, len(ids))):

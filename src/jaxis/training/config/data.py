@@ -76,7 +76,6 @@ class DatasetParams(ConfigSection):
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
         assert self.dataset_path is not None
         return Path(self.dataset_path)
 
@@ -88,8 +87,7 @@ class SplitParams(ConfigSection):
     Attributes:
       datasets: Data files.
       mixture_strategy: End of an epoch for files with a mixture_proportion: first_exhausted, before one of them would
-        begin
-        again; or all_exhausted, when each of their rows was used.
+        begin again; or all_exhausted, when each of their rows was used.
       pack: True if several short examples share a batch row. Attention does not cross from one to another.
       train_target: Assistant's turns that are learned: all_assistant_turns or final_assistant_turn.
       seed: Seed of the order of data rows; None: `training.data_seed`.
@@ -171,13 +169,7 @@ class ValidationParams(SplitParams):
 
 @dataclass(frozen=True, kw_only=True)
 class DataParams(ConfigSection):
-    """The data of a run.
-
-    Attributes:
-      train: Training data.
-      validation: Data of the held-out loss, measured during training.
-      test: Not supported: refused if set.
-    """
+    """The data of training, and of the held-out loss, measured during training; `test` is refused if set."""
 
     train: SplitParams = field(default_factory=SplitParams)
     validation: ValidationParams = field(default_factory=ValidationParams)

@@ -1,5 +1,3 @@
-"""The section `fsdp`: training shared by several devices."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -113,8 +113,7 @@ class GrpoParams(ConfigSection):
     def distribution(self) -> SamplingParams:
         """Distribution that tokens are sampled from, with log-probabilities of the same distribution.
 
-        Raises:
-          RequestError: A value is out of its range.
+        Raises RequestError if a value is out of its range.
         """
         return SamplingParams(
             temperature=self.temperature,

@@ -30,8 +30,7 @@ class TrainedModelParams(ModelParams):
     Attributes:
       model_max_length: Limit of an example's tokens; longer ones are cut. None: the model's context length.
       torch_dtype_str: Data type of the forward pass; trained weights are always float32. "auto" is float32 on CPU and
-        the
-        checkpoint's type elsewhere.
+        the checkpoint's type elsewhere.
     """
 
     def __post_init__(self) -> None:
@@ -53,16 +52,7 @@ class TrainedModelParams(ModelParams):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(ConfigSection):
-    """Configuration of a run.
-
-    Attributes:
-      model: The model to train.
-      data: The data.
-      training: Training settings.
-      peft: Adapters.
-      fsdp: Sharing by several devices.
-      deepspeed: Not supported: refused if enabled.
-    """
+    """Configuration of a run, by section; `deepspeed` is refused if enabled."""
 
     model: TrainedModelParams = field(default_factory=TrainedModelParams)
     data: DataParams = field(default_factory=DataParams)

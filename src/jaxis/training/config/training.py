@@ -47,8 +47,7 @@ class TrainingParams(ConfigSection):
       lr_scheduler_type: linear, cosine, constant or constant_with_warmup.
       warmup_ratio: Share of the steps in which the rate rises from 0; `warmup_steps` gives their number instead.
       optimizer: adamw, adamw_torch, adamw_torch_fused, sgd or muon. muon uses Muon, with updates as large as AdamW's,
-        for
-        hidden matrices and AdamW for vectors, embeddings and heads.
+        for hidden matrices and AdamW for vectors, embeddings and heads.
       weight_decay: Weight decay of matrices. Vectors have none.
       max_grad_norm: Norm to which larger gradients are scaled down; 0: no limit.
       mixed_precision_dtype: NONE, or BF16 for a forward pass in bfloat16.
@@ -62,8 +61,7 @@ class TrainingParams(ConfigSection):
       enable_tensorboard: True to also write TensorBoard's events.
       logging_dir: Folder of TensorBoard's events; None: `runs` in `output_dir`.
       metrics_function: `module:function` that scores answers to the prompts of `data.validation` at each evaluation,
-        with
-        the arguments of TRL's reward functions. None: no answers are generated.
+        with the arguments of TRL's reward functions. None: no answers are generated.
       trainer_kwargs: Arguments of TRL's trainers: save_total_limit, metric_for_best_model, greater_is_better,
         load_best_model_at_end, max_completion_length (tokens of an answer for `metrics_function`); for TRL_DPO, beta,
         label_smoothing and loss_type (sigmoid, hinge or ipo).
@@ -307,10 +305,8 @@ class TrainingParams(ConfigSection):
 
     @property
     def compute_dtype(self) -> str | None:
-        """Data type of `mixed_precision_dtype`; None for NONE."""
         return _COMPUTE_DTYPES[str(self.mixed_precision_dtype).lower()]
 
     @property
     def save_total_limit(self) -> int | None:
-        """Number of checkpoints to keep; None: all."""
         return self.trainer_kwargs.get("save_total_limit")

@@ -15,8 +15,7 @@ from jaxis.training.rows import DataRow, read_rows
 def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[str, str]]:
     """Returns the batch source of a run and the digest of each file.
 
-    Raises:
-      ConfigError: A file cannot be read, a data row has no prompt, or the configuration is not supported.
+    Raises ConfigError if a file cannot be read, a data row has no prompt, or the configuration is not supported.
     """
     if config.fsdp.enable_fsdp:
         raise ConfigError("fsdp.enable_fsdp cannot be honoured with TRL_GRPO: leave it out")
@@ -31,7 +30,6 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
 
 
 def _answered(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a raw row with an answer, which is empty if the row has none."""
     prompt, messages = row.get("prompt"), row.get("messages")
     nothing = {"role": "assistant", "content": ""}
     if prompt is not None and row.get("completion") is None:

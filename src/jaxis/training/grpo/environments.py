@@ -1,5 +1,3 @@
-"""Environments with tools for answers to call, as TRL's `environment_factory`."""
-
 from __future__ import annotations
 
 import inspect
@@ -26,11 +24,11 @@ _NO_TOOLS = ("reset", "get_reward")
 
 
 class Environments:
-    """A user's environment class. Each answer gets an instance, whose public methods are the tools it may call.
+    """A user's environment class, as TRL's `environment_factory`, of which each answer gets an instance.
 
-    `reset(**columns)` is called first, with the columns of the data row and its `prompt`. If it returns a string, that
-    is
-    appended to the last message of the prompt. `get_reward()`, if present, is one more reward function.
+    The instance's public methods are the tools that the answer may call. `reset(**columns)` is called first, with the
+    columns of the data row and its `prompt`. If it returns a string, that is appended to the last message of the
+    prompt. `get_reward()`, if present, is one more reward function.
 
     Args:
       name: Name such as "games:Maze".
@@ -73,15 +71,9 @@ class Environments:
         self._turns = TurnEncoder(base.tokenizer, base.template)
 
     def begin(self, prompts: HeldOutPrompts, place: int, longest: int) -> Episode:
-        """Creates and resets the environment of an answer.
+        """Creates and resets the environment of an answer to prompt number `place`.
 
-        Args:
-          prompts: All prompts.
-          place: Index of the answer's prompt.
-          longest: Limit of a prompt's tokens.
-
-        Raises:
-          ConfigError: `reset` failed, or its text is too long.
+        A prompt has at most `longest` tokens. Raises ConfigError if `reset` failed, or its text is too long.
         """
         prompt, where = prompts.prompts[place], prompts.where[place]
         if isinstance(prompt, str):
@@ -106,18 +98,10 @@ class Environments:
         return Episode(prompt, ids, completion=[], environment=environment)
 
     def goes_on(self, episode: Episode, answer: CompletionOutput, turn: int) -> bool:
-        """Calls the tools that an answer asks for, and adds their results to the episode.
+        """Calls the tools that an answer asks for in a turn, from 0, and adds their results to the episode.
 
-        Args:
-          episode: Episode that already has the answer's tokens.
-          answer: Last turn of the answer.
-          turn: Number of the turn, from 0.
-
-        Returns:
-          True if the model is to answer again.
-
-        Raises:
-          ConfigError: The chat template does not support tool results.
+        The episode already has the answer's tokens. Returns True if the model is to answer again. Raises ConfigError if
+        the chat template does not support tool results.
         """
         assert isinstance(episode.completion, list)
         assert isinstance(episode.prompt, list)
@@ -150,8 +134,7 @@ class Environments:
     def rewards(self, answered: dict[str, list[Any]]) -> list[float]:
         """Returns the reward that `get_reward` gives each answer.
 
-        Raises:
-          ConfigError: `get_reward` raised an error, or did not return a finite number.
+        Raises ConfigError if it raised an error, or did not return a finite number.
         """
 
         def of_all(environments: list[Any], **_: Any) -> list[float]:

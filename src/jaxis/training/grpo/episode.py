@@ -1,5 +1,3 @@
-"""Episode: a prompt and the tokens after it, sampled by the engine or returned by an environment's tools."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -10,17 +8,14 @@ from jaxis.outputs import CompletionOutput
 
 @dataclass
 class Episode:
-    """A prompt and its answer, of one turn or several.
+    """A prompt and the tokens after it, of one turn or several, sampled by the engine or returned by tools.
 
     Attributes:
-      prompt: Prompt as a string or messages.
-      prompt_ids: Token ids of the prompt.
+      prompt, completion: Prompt and answer as a string or messages.
       ids: Token ids after the prompt.
       is_sampled: For each of `ids`, True if the engine sampled it; False if a tool returned it.
       logprobs: Log-probability of each sampled token when it was sampled; 0.0 for the others.
-      completion: The answer as a string or messages.
       is_cut: True if the answer ended because the limit was reached.
-      num_accepted_drafts: Number of its tokens that were accepted drafts.
       environment: Instance of the user's environment; None without one.
       num_calls: Number of tool calls.
       num_failed: Number of calls that raised an error or named an unknown tool.
@@ -48,7 +43,6 @@ class Episode:
         self.num_accepted_drafts += answer.num_accepted_drafts
 
     def add_given(self, ids: list[int]) -> None:
-        """Adds tokens that the model reads but did not sample."""
         self.ids += ids
         self.is_sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)

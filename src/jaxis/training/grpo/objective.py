@@ -49,7 +49,6 @@ class RolloutBatch(TrainingBatch):
 
 
 def grpo_of(params: TrainingParams) -> GRPO:
-    """Returns the objective of a run."""
     return GRPO(corrects=params.on_mismatch == CORRECT, has_filters=params.grpo.has_filters)
 
 
@@ -57,9 +56,8 @@ def grpo_of(params: TrainingParams) -> GRPO:
 class GRPO:
     """Minus the advantage of each sampled token, with the derivative of its log-probability.
 
-    The weight is the number of tokens of the whole batch ("dapo", arXiv:2503.14476).
-
-    Each batch has one update, so the ratio to the policy that sampled is 1.
+    The weight is the number of tokens of the whole batch ("dapo", arXiv:2503.14476). Each batch has one update, so the
+    ratio to the policy that sampled is 1.
 
     Attributes:
       corrects: True to weigh a token by the ratio of its probabilities in training and in sampling, up to MAX_WEIGHT.

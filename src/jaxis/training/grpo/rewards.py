@@ -13,13 +13,9 @@ MIN_DEVIATION = 1e-4
 
 
 class Rewards:
-    """A user's reward functions. The reward of an answer is the sum of their values.
+    """A user's reward functions, by names such as "rewards:exact", from rewards.py; an answer's reward is their sum.
 
-    Args:
-      names: Names such as "rewards:exact", from rewards.py.
-
-    Raises:
-      ConfigError: A function does not exist.
+    Raises ConfigError if a function does not exist.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -28,8 +24,7 @@ class Rewards:
     def of(self, answered: dict[str, list[Any]]) -> dict[str, np.ndarray]:
         """Returns the rewards of each function, float64 [N], by its name.
 
-        Raises:
-          ConfigError: A function raised an error, or did not return a finite number for each answer.
+        Raises ConfigError if a function raised an error, or did not return a finite number for each answer.
         """
         return {
             name.partition(":")[2]: np.asarray(scores_of(function, f"training.reward_functions {name!r}", answered))
@@ -38,12 +33,9 @@ class Rewards:
 
 
 def advantages(rewards: np.ndarray, num_generations: int, *, scaled: bool) -> np.ndarray:
-    """Computes the advantage of each answer over its group: float64 [N] -> [N].
+    """Computes the advantage of each answer over its group of adjacent ones: float64 [N] -> [N].
 
-    Args:
-      rewards: Rewards of all answers; the answers of a group are adjacent.
-      num_generations: Number of answers in a group.
-      scaled: True to divide by the group's standard deviation (of a sample, plus MIN_DEVIATION, as in TRL).
+    If scaled, it is divided by the group's standard deviation (of a sample, plus MIN_DEVIATION, as in TRL).
     """
     groups = rewards.astype(np.float64).reshape(-1, num_generations)
     found = groups - groups.mean(axis=1, keepdims=True)

@@ -1,5 +1,3 @@
-"""Source of batches whose answers the engine samples with the current weights."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -28,20 +26,14 @@ ALL_TOKENS = 2**31 - 1
 
 
 class Rollouts:
-    """Batches of a run, each sampled when its step begins. For given weights they depend on the seed only.
+    """Batches whose answers the engine samples when a step begins. For given weights they depend on the seed only.
 
     Attributes:
       shown: Names of reported values that printed lines show; see `BatchSource`.
 
-    Args:
-      config: Configuration of the run.
-      base: The model before training.
-      rows: Data rows with the prompts.
-
     Raises:
       ConfigError: A data row has no prompt, or one that is too long; a reward function cannot be imported; or the
-        answers
-        of a step are not a whole number of groups.
+        answers of a step are not a whole number of groups.
     """
 
     shown = ("reward", MISMATCH)
@@ -198,7 +190,6 @@ class Rollouts:
         )
 
     def _reward(self, episodes: Sequence[Episode], places: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns the rewards of each reward function, float64 [N], by its name."""
         completions = [episode.completion for episode in episodes]
         answered = self._prompts.answered(completions, [episode.ids for episode in episodes], places)
         environments = self._environments

@@ -1,5 +1,3 @@
-"""JSON schemas of functions from their type hints and docstrings, as transformers makes them for tools."""
-
 from __future__ import annotations
 
 import inspect
@@ -20,14 +18,10 @@ _ARGUMENT = re.compile(r"(\w+)(?: \([^()]*\))?:\s*(.*)")
 
 
 def tool_schema(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Describes a function for a chat template, in OpenAI's format.
+    """Returns the JSON schema of a function in OpenAI's format, from its type hints and docstring.
 
-    Args:
-      function: Function with type hints, and a docstring in Google's style that describes each argument.
-      where: Name of the function in errors.
-
-    Raises:
-      ConfigError: A type hint or the description of an argument is missing, or a type has no JSON schema.
+    transformers makes it so for tools. The docstring, in Google's style, describes each argument. Raises ConfigError,
+    which names `where`, if a type hint or the description of an argument is missing, or a type has no JSON schema.
     """
     text, arguments, returned = _described(inspect.getdoc(function) or "")
     if not text:

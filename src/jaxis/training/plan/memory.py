@@ -37,10 +37,9 @@ from jaxis.training.step import Trained
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Sizes in bytes on each device.
+    """Sizes in bytes on each of the devices that share the training.
 
     Attributes:
-      num_devices: Devices that share the training.
       trained: Trained arrays, float32.
       frozen: Other weights, and the reference that preferences are compared with.
       moments: State of the optimizer.
@@ -63,21 +62,13 @@ class TrainingMemory:
 
     @property
     def total(self) -> int:
-        """Sum of all sizes."""
         return sum(dataclasses.astuple(self)[1:])
 
 
 def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, num_devices: int) -> TrainingMemory:
-    """Estimates the device memory of a training.
+    """Estimates the device memory of a training, for the shapes of one device's batch of a step.
 
-    Args:
-      config: Configuration of the run.
-      base: The model.
-      batch: Batch of one step on one device; shapes suffice.
-      num_devices: Devices that share the training.
-
-    Raises:
-      ConfigError: The configuration cannot be trained.
+    Raises ConfigError if the configuration cannot be trained.
     """
     parts = _Parts(config, base)
     mesh = AbstractMesh((num_devices, 1), MESH_AXES)
@@ -119,13 +110,10 @@ class _Parts:
     """A training's model and arrays, as shapes.
 
     Attributes:
-      model: The model.
       trained, frozen: Arrays as in `Trainable`.
       compared: Reference that preferences are compared with; part of `frozen` in a training.
       copies: Copies of trained arrays for the forward pass, if it uses another type.
       gathered_bytes: Bytes of the largest layer and of all weights outside of layers.
-      num_layers: Number of the model's layers.
-      vocab_size: V.
     """
 
     def __init__(self, config: TrainConfig, base: BaseModel) -> None:

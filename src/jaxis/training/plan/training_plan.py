@@ -1,5 +1,3 @@
-"""Comparison of a training's memory with that of devices."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -49,7 +47,6 @@ class TrainingPlan:
 
     @property
     def fits(self) -> bool:
-        """True if the training fits on all devices."""
         return all(needed.total <= there for needed, there in self.memory.values())
 
     def to_json(self) -> str:
@@ -82,14 +79,10 @@ class TrainingPlan:
 
 
 def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPlan:
-    """Plans a training. Reads its data rows and the headers of its weights, never the weights.
+    """Plans a training on devices, by default this machine's, from its data rows and the headers of its weights.
 
-    Args:
-      config: Configuration of the run.
-      targets: Devices; none: those of this machine.
-
-    Raises:
-      ConfigError, CheckpointError: `Trainer` would raise it, or the memory of this kind of training is not known.
+    Raises the ConfigError and CheckpointError of `Trainer`, or ConfigError if the memory of this kind of training is
+    not known.
     """
     if config.training.trainer_type == GRPO:
         raise ConfigError("--train cannot plan training.trainer_type=TRL_GRPO, whose engine needs memory as well")

@@ -18,14 +18,10 @@ _MAX_ANSWERS = 30
 
 
 def write_report(config: TrainConfig) -> Path:
-    """Writes the page into the folder of a run, finished or not.
+    """Writes the page into the folder of a run, finished or not, and returns its path.
 
-    Returns:
-      Path of the page.
-
-    Raises:
-      ConfigError: matplotlib is missing.
-      CheckpointError: metrics.jsonl is missing or damaged, or the page cannot be written.
+    Raises ConfigError if matplotlib is missing, and CheckpointError if metrics.jsonl is missing or damaged, or the page
+    cannot be written.
     """
     output = Path(config.training.output_dir)
     lines = _read(output / METRICS_FILE)

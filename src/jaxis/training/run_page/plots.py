@@ -1,5 +1,3 @@
-"""Plots of a run's metrics, as SVG."""
-
 from __future__ import annotations
 
 import io
@@ -25,11 +23,7 @@ _PLOTS = {
 
 
 def plots(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Plots the lines of metrics.jsonl; returns each SVG by its title.
-
-    Raises:
-      ConfigError: matplotlib is missing.
-    """
+    """Plots the lines of metrics.jsonl; returns each SVG by its title. Raises ConfigError if matplotlib is missing."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     found: dict[str, str] = {}
     drawn: set[str] = {"step", "learned_tokens"}
@@ -73,6 +67,5 @@ def _plot(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Returns at most `_MAX_POINTS` evenly spaced points, including the last."""
     every = -(-len(points) // _MAX_POINTS)
     return points[(len(points) - 1) % every :: every]
