@@ -1,5 +1,3 @@
-"""The layers of a model that adapters of requests can change, and the sizes of their matrices."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +32,7 @@ _ELEMENTS_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Adaptable:
-    """A layer that adapters of requests can change.
+    """A layer that adapters of requests can change, and the sizes of their matrices.
 
     Attributes:
       layer: The layer. For a head that is tied to the embeddings, the embedding layer.
@@ -54,7 +52,6 @@ class Adaptable:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Input size (or number of tokens) and output size."""
         return self.input_size, self.output_size
 
     @property
@@ -64,7 +61,6 @@ class Adaptable:
 
     @property
     def has_moved_rows(self) -> bool:
-        """True if the rows of the weight were moved; see `JaxLinear`."""
         return isinstance(self.layer, JaxLinear) and self.layer.has_moved_rows
 
     @property
@@ -75,7 +71,6 @@ class Adaptable:
     def add(
         self, num_places: int, max_rank: int, rows: StepRows, dtype: DTypeLike
     ) -> LowRankAddition | LookupAddition | HeadwiseAddition:
-        """Adds the adapters' tables to the layer."""
         layer, sizes = self.layer, (num_places, max_rank)
         if isinstance(layer, LatentUpProjection):
             dims = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
@@ -105,23 +100,17 @@ class Adaptable:
 
 @dataclass(frozen=True)
 class AdaptableExperts:
-    """A layer of experts that adapters of requests can change.
-
-    Attributes:
-      path: Dotted name, in the model, of the module with the adapters' tables.
-    """
+    """A layer of experts that adapters of requests can change; `path` is as in `Adaptable`."""
 
     layer: JaxExperts
     path: str
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Input and output size of each projection."""
         hidden, own = self.layer.hidden_size, self.layer.intermediate_size
         return {name: (own, hidden) if name == "down_proj" else (hidden, own) for name in self.layer.stack_names}
 
     def add(self, num_places: int, max_rank: int, rows: StepRows, dtype: DTypeLike) -> None:
-        """Adds the adapters' tables to the layer."""
         self.layer.addition = ExpertsAddition(num_places, max_rank, self.layer.num_experts, self.sizes, rows, dtype)
 
 
@@ -142,14 +131,9 @@ class Adaptables(NamedTuple):
 
 
 def adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> Adaptables:
-    """Finds the layers that the targets name, or all layers that adapters of requests can change.
+    """Finds the layers that the targets name (last parts of names, ALL_LINEAR), or all that adapters can change.
 
-    Args:
-      model: The model, with or without weights.
-      targets: Last parts of names, and ALL_LINEAR; None: all.
-
-    Raises:
-      ConfigError: A target matches no layer.
+    Raises ConfigError if a target matches no layer.
     """
     found = Adaptables({}, {})
     missing, names = set(targets or ()) - {ALL_LINEAR}, checkpoint_names_of(model)

@@ -1,5 +1,3 @@
-"""A model with places for several adapters. Each row of a step can use another one."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -32,10 +30,8 @@ _MOST_HEADER_BYTES = 64 << 20
 class LayerChange:
     """A change in the form that a layer computes.
 
-    Attributes:
-      change: The low-rank matrices.
-      factors: float32 [out] that multiplies the output before the bias is added (DoRA); None: no factors.
-      is_of_head: True if the layer computes logits.
+    `factors`, float32 [out], multiply the output before the bias is added (DoRA). `is_of_head` is True if the layer
+    computes logits.
     """
 
     change: LowRankChange
@@ -55,16 +51,14 @@ Changes = Mapping[str, LayerChange | ExpertsChange]
 
 
 class AdaptedModel:
-    """The arrays of a model, with the matrices of adapters in their places.
+    """The arrays of a model, with the matrices of several adapters in their places: each row of a step can use another.
 
     Attributes:
       bytes_per_place: Bytes of one adapter's matrices.
       generation: Number of times that the weights have changed.
 
     Args:
-      base: The model.
-      num_places: Number of adapter places.
-      max_rank: Largest rank of an adapter.
+      num_places, max_rank: Number of adapter places, and largest rank of an adapter.
       targets: Layers with room for adapters: last parts of their names, and ALL_LINEAR.
 
     Raises:
@@ -100,7 +94,6 @@ class AdaptedModel:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """All arrays, including the model's own."""
         return self._split.arrays
 
     @property
@@ -140,8 +133,7 @@ class AdaptedModel:
     def changes_of(self, adapter: Adapter) -> Changes:
         """Converts an adapter's tensors to changes by module names in jaxis. They do not use the adapter's file.
 
-        Raises:
-          ConfigError: Requests cannot use the adapter individually, or it was made for another model.
+        Raises ConfigError if requests cannot use the adapter individually, or it was made for another model.
         """
         replaced = {
             name for name, tensor in adapter.replaced.items() if not self._is_base_of_change(adapter, name, tensor)

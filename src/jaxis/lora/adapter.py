@@ -1,5 +1,3 @@
-"""A PEFT adapter: its two files, checked against each other."""
-
 from __future__ import annotations
 
 import hashlib
@@ -59,12 +57,10 @@ class LowRankChange:
 
     @property
     def input_size(self) -> int:
-        """Size of the input; V for an embedding."""
         return self.a.shape[1]
 
     @property
     def output_size(self) -> int:
-        """Size of the output."""
         return self.b.shape[0]
 
     def merged(self, weight: np.ndarray) -> np.ndarray:
@@ -82,12 +78,7 @@ class LowRankChange:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of an embedding table that an adapter replaces.
-
-    Attributes:
-      ids: Token ids.
-      rows: [tokens, E].
-    """
+    """Rows [tokens, E] of an embedding table that an adapter replaces, with their token ids."""
 
     ids: Sequence[int]
     rows: np.ndarray
@@ -101,11 +92,9 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PEFT adapter.
+    """A PEFT adapter: its two files, checked against each other.
 
     Attributes:
-      path: Folder of the adapter.
-      config: Content of adapter_config.json.
       digest: SHA-256 of the files' content; equal digests mean equal outputs.
       changes: Change of each module, by the module's name in the base checkpoint.
       replaced: Replacement of each whole weight or bias, by tensor name.
@@ -123,7 +112,6 @@ class Adapter:
 
     @property
     def max_rank(self) -> int:
-        """Largest rank of a change."""
         of_experts = (change.a.shape[1] for change in self.experts.values())
         return max(*(change.rank for change in self.changes.values()), *of_experts, 0, 0)
 
@@ -140,14 +128,10 @@ class Adapter:
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
-    """Reads an adapter. Its arrays are views of the mapped file.
+    """Reads an adapter from a folder. Its arrays are views of the mapped file.
 
-    Args:
-      path: Folder with adapter_config.json and adapter_model.safetensors.
-
-    Raises:
-      CheckpointError: A file is missing or damaged, or its tensors do not match the config. The error names them.
-      ConfigError: The config has an unsupported setting.
+    Raises CheckpointError if a file is missing or damaged, or its tensors, which the error names, do not match the
+    config, and ConfigError if the config has an unsupported setting.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -170,11 +154,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
 
 
 class _Tensors:
-    """Sorts the tensors of a file. Names and shapes are checked before data is read.
-
-    Attributes:
-      changes, replaced, tokens, experts: Attributes of `Adapter`.
-    """
+    """Sorts the tensors of a file into attributes of `Adapter`. Names and shapes are checked before data is read."""
 
     def __init__(self, file: SafetensorsFile, config: AdapterConfig) -> None:
         self._file = file
@@ -185,7 +165,6 @@ class _Tensors:
         self.experts: dict[str, ExpertChange] = {}
 
     def read(self) -> None:
-        """Reads all tensors."""
         parts: dict[str, dict[str, str]] = {}
         for name in self._file.names:
             self._take(name, parts)

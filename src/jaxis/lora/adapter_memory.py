@@ -1,5 +1,3 @@
-"""Device memory for adapters of requests."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,11 +18,7 @@ from jaxis.lora.store import AdapterStore
 
 
 class AdapterMemory(ExtraMemory):
-    """Memory for the adapter places.
-
-    Args:
-      args: Engine arguments with the number of places and their rank.
-    """
+    """Device memory for the places of adapters, whose number and rank engine arguments have."""
 
     def __init__(self, args: EngineArgs) -> None:
         self._args = args
@@ -33,7 +27,6 @@ class AdapterMemory(ExtraMemory):
         self.text = f"places for {sizes} (--max-loras, --max-lora-rank)"
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
-        """Returns the bytes of all places."""
         return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:

@@ -41,21 +41,15 @@ class ExpertChange:
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray, rank: int, scale: float, *, has_inputs_first: bool) -> ExpertChange:
-        """Converts PEFT's matrices. The rows of A are ordered by expert first, the columns of B by rank first.
+        """Converts PEFT's matrices A [X r, in] and B [out, r X].
 
-        Args:
-          a: [X r, in].
-          b: [out, r X].
-          rank: r.
-          scale: alpha / r, or with rsLoRA alpha / sqrt(r).
-          has_inputs_first: True if A always belongs to the inputs; see `AdapterConfig`.
+        The rows of A are ordered by expert first, the columns of B by rank first. Other arguments are attributes.
         """
         stacked_b = np.moveaxis(b.reshape(len(b), rank, -1), 2, 0)
         return cls(a.reshape(-1, rank, a.shape[1]), stacked_b, scale, has_inputs_first)
 
     @property
     def is_square(self) -> bool:
-        """True if the input and output sizes are equal."""
         return self.b.shape[1] == self.a.shape[2]
 
     def of_expert(self, expert: int) -> np.ndarray:
@@ -82,7 +76,6 @@ def stack_and_part(name: str) -> tuple[str, int, str] | None:
 
 
 def part_of_expert(change: ExpertChange, expert: int, matrix: str) -> np.ndarray | None:
-    """Returns the change of one expert's matrix; None if there is no such expert."""
     if expert >= len(change.a):
         return None
     added = change.of_expert(expert)

@@ -1,5 +1,3 @@
-"""An adapter's entries in the tables of a layer of experts."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,13 +12,7 @@ from jaxis.lora.expert_change import SQUARE, ExpertChange
 
 
 class ExpertTablesOf:
-    """Entries in a layer's tables, filled from stacks and single matrices; see `ExpertsAddition`.
-
-    Args:
-      path: Folder of the adapter.
-      experts: The layer.
-      max_rank: Rank of the tables.
-    """
+    """An adapter's entries in the tables of a layer of experts, from stacks and matrices; see `ExpertsAddition`."""
 
     def __init__(self, path: Path, experts: AdaptableExperts, max_rank: int) -> None:
         self._path, self._layer, self._max_rank, self._sizes = path, experts.layer, max_rank, experts.sizes
@@ -37,15 +29,9 @@ class ExpertTablesOf:
         return self._entries
 
     def take_stack(self, theirs: str, stack: str, change: ExpertChange) -> None:
-        """Adds the change of a parameter of all experts.
+        """Adds the change of a parameter of all experts, `theirs` in the adapter, to one of `expert_change.STACKS`.
 
-        Args:
-          theirs: Name of the parameter in the adapter.
-          stack: One of `expert_change.STACKS`.
-          change: The change.
-
-        Raises:
-          ConfigError: The change is for another model, or its rank is too large.
+        Raises ConfigError if the change is for another model, or its rank is too large.
         """
         names = ["down_proj"] if stack == "down_proj" else ["gate_proj", "up_proj"]
         if any(name not in self._sizes for name in names):
@@ -81,16 +67,9 @@ class ExpertTablesOf:
             self._entries[f"{name}.ranks"][:] = rank
 
     def take_matrix(self, theirs: str, expert: int, name: str, change: LowRankChange) -> None:
-        """Adds the change of one expert's matrix.
+        """Adds the change of one expert's matrix, `theirs` in the adapter, to the projection of this name.
 
-        Args:
-          theirs: Name of the matrix in the adapter.
-          expert: Number of the expert.
-          name: Name of the projection.
-          change: The change.
-
-        Raises:
-          ConfigError: The change is for another model, its rank is too large, or it has magnitudes (DoRA).
+        Raises ConfigError if the change is for another model, its rank is too large, or it has magnitudes (DoRA).
         """
         if change.magnitude is not None:
             raise self._fault(theirs, "is of an expert, with use_dora, which requests cannot have: merge it instead")

@@ -1,5 +1,3 @@
-"""Merging of an adapter into a checkpoint's tensors while they are read."""
-
 from __future__ import annotations
 
 import os
@@ -18,13 +16,10 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """Applies an adapter to the tensors of a checkpoint; see `jaxis.config.TensorChanges`.
+    """Merges an adapter's folder into a checkpoint's tensors while they are read; see `jaxis.config.TensorChanges`.
 
     Each sum is computed in float32 and rounded to the tensor's type, as PEFT's `merge_and_unload` does; quantization
     follows.
-
-    Attributes:
-      path: Folder of the adapter.
     """
 
     path: str | os.PathLike[str]
@@ -39,13 +34,10 @@ class MergedAdapter:
 
 
 class _Merge:
-    """Changer of one checkpoint's tensors.
+    """Changer of one checkpoint's tensors; `splits` is True if the tables of a tied model differ afterwards.
 
     In a tied model, PEFT changes each of the two tables under its own name. Replaced rows of tokens are an exception:
     the head gets those of the embeddings.
-
-    Attributes:
-      splits: True if the tables of a tied model differ afterwards.
     """
 
     def __init__(self, adapter: Adapter, name_here: Callable[[str], str], *, is_tied: bool) -> None:

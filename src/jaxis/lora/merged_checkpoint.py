@@ -1,5 +1,3 @@
-"""A checkpoint with an adapter merged into its weights."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,13 +18,8 @@ from jaxis.tokenizer.template_choice import adapter_template
 def write_merged(source: Path, adapter: Path, folder: Path) -> None:
     """Writes a checkpoint in Hugging Face's format, with an adapter merged as `MergedAdapter` does.
 
-    Args:
-      source: The checkpoint.
-      adapter: Folder of the adapter.
-      folder: Folder to write to.
-
-    Raises:
-      ConfigError, CheckpointError: The checkpoint is a GGUF file or not supported, or the adapter cannot be merged.
+    Raises ConfigError or CheckpointError if the checkpoint is a GGUF file or not supported, or the adapter cannot be
+    merged.
     """
     if gguf_file(source) is not None:
         raise ConfigError(f"{source} is a GGUF file, into which no adapter is merged: convert it first (--to hf)")

@@ -73,8 +73,7 @@ class AdapterConfig:
         named.
       bias: Biases that the adapter replaces: "none", "all" or "lora_only".
       has_inputs_first: True if A of every stacked parameter belongs to the inputs, as PEFT ensures since 0.19. Before,
-        A of
-        parameters that are [X, out, in] belonged to the outputs.
+        A of parameters that are [X, out, in] belonged to the outputs.
     """
 
     source: Path
@@ -114,7 +113,6 @@ class AdapterConfig:
         return _is_named(self.targets, module) and (not self.layers or self._layer_of(module) in self.layers)
 
     def changes_parameter(self, name: str) -> bool:
-        """Returns whether the adapter changes the parameter of this dotted name."""
         return _is_named(self.parameters, name)
 
     def replaces(self, module: str) -> bool:
@@ -142,9 +140,8 @@ class AdapterConfig:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Reads the config in an adapter's folder.
 
-    Raises:
-      CheckpointError: The file is missing or cannot be read.
-      ConfigError: A key is unknown or has an unsupported value; the error names it.
+    Raises CheckpointError if the file is missing or cannot be read, and ConfigError if a key, which the error names, is
+    unknown or has an unsupported value.
     """
     path = folder / CONFIG_FILE
     if not path.exists():

@@ -1,5 +1,3 @@
-"""Checks of adapters' paths and file sizes: inside one root folder, and not larger than an adapter can be."""
-
 from __future__ import annotations
 
 import os
@@ -15,10 +13,10 @@ _MAX_NAME_CHARACTERS = 4096
 
 
 def find_adapter(source: str | os.PathLike[str], root: Path | None, *, most_bytes: int) -> Path:
-    """Returns the folder of an adapter as a path without links.
+    """Returns the folder of an adapter as a path without links; with a root, `source` is relative to it.
 
     Args:
-      source: The folder; with a root, relative to the root.
+      source: The folder.
       root: Folder outside of which nothing is read, even through links or `..`; None: any folder.
       most_bytes: Limit of a file's size.
 
