@@ -65,10 +65,6 @@ def leave() -> None:
 
 
 def free_port(address: str) -> int:
-    """Returns a port of this machine that nothing listens on now.
-
-    Raises:
-      OSError: The address is not this machine's.
-    """
+    """Returns a port that nothing listens on now. Raises OSError if the address is not this machine's."""
     with socket.create_server((address, 0)) as listener:
         return listener.getsockname()[1]

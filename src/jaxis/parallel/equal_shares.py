@@ -1,20 +1,12 @@
-"""Checks that devices can share a layer's heads or experts equally."""
-
 from __future__ import annotations
 
 from jaxis.errors import ConfigError
 
 
 def check_heads(num_heads: int | None, num_kv_heads: int, tensor_parallel_size: int) -> None:
-    """Checks that devices can share attention heads equally.
+    """Raises ConfigError if devices cannot share H attention heads (None: any number will do) equally.
 
-    Args:
-      num_heads: H; None if any number of query heads will do.
-      num_kv_heads: K. With fewer than devices, each device has a copy of one.
-      tensor_parallel_size: Devices that share each layer.
-
-    Raises:
-      ConfigError: They cannot.
+    With fewer key-value heads K than devices, each device has a copy of one.
     """
     if _can_share(num_heads, num_kv_heads, tensor_parallel_size):
         return
@@ -38,11 +30,7 @@ def _can_share(num_heads: int | None, num_kv_heads: int, num_devices: int) -> bo
 
 
 def check_experts(num_experts: int, num_devices: int) -> None:
-    """Checks that all devices that run the model can have equally many of a layer's experts.
-
-    Raises:
-      ConfigError: They cannot.
-    """
+    """Raises ConfigError unless all devices that run the model can have equally many of a layer's experts."""
     if num_experts % num_devices == 0:
         return
     sizes = [size for size in range(1, num_devices) if num_experts % size == 0]

@@ -39,15 +39,9 @@ PADDED_ROWS = frozenset({"vocab"})
 def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_parallel_size: int = 1) -> Mesh:
     """Returns a `(data, model)` mesh over the first devices of this host, or of each of several.
 
-    The devices of a data rank are neighbours, on one host if possible.
-
-    Args:
-      tensor_parallel_size: Devices that share each layer.
-      num_hosts: Number of hosts whose JAX processes have met; it divides the number of devices.
-      data_parallel_size: Data ranks.
-
-    Raises:
-      ConfigError: There are fewer devices.
+    The devices of a data rank are neighbours, on one host if possible. `tensor_parallel_size` devices share each layer.
+    The hosts, whose JAX processes have met, divide the number of devices. Raises ConfigError if there are fewer
+    devices.
     """
     [mesh] = make_stage_meshes(1, tensor_parallel_size, num_hosts, data_parallel_size=data_parallel_size)
     return mesh
@@ -59,10 +53,8 @@ def make_stage_meshes(
     """Returns a `(data, model)` mesh for each pipeline stage; the other arguments are those of `make_mesh`.
 
     The devices of a stage are neighbours, and so are consecutive stages. With as many hosts as stages, each host has
-    one stage, and hosts exchange only what stages hand on.
-
-    Raises:
-      ConfigError: There are fewer devices, or hosts have different ones.
+    one stage, and hosts exchange only what stages hand on. Raises ConfigError if there are fewer devices, or hosts have
+    different ones.
     """
     if num_hosts == 1:
         by_host = [jax.local_devices()]
@@ -87,10 +79,7 @@ def make_stage_meshes(
 
 
 def put(value: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Places a value, which every process of the mesh has, on the devices.
-
-    `jax.device_put` would have processes compare their values first, which takes an exchange for each.
-    """
+    """Places a value that every process of the mesh has: `jax.device_put` would have processes compare values first."""
     if sharding.is_fully_addressable or not (isinstance(value, np.ndarray) or value.is_fully_addressable):
         return jax.device_put(value, sharding)
     host = np.asarray(value)

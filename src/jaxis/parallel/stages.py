@@ -1,5 +1,3 @@
-"""Pipeline stages: consecutive layers of a model on devices of their own."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,13 +10,9 @@ from jaxis.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stage:
-    """One of the stages that a model's layers are divided among, in their order.
+    """A pipeline stage: consecutive layers of a model, on devices of their own.
 
     The first stage also has the token embeddings, and the last one the final norm and the head.
-
-    Attributes:
-      index: Index of the stage, from 0.
-      num_stages: Number of all stages.
     """
 
     index: int = 0
@@ -38,9 +32,7 @@ class Stage:
         """Returns the stage's layers of a model with `num_layers`: as many as the other stages', or one more.
 
         The last stage is the first to have one less, then the first stage, since they have the head and the embeddings.
-
-        Raises:
-          ConfigError: There are fewer layers than stages.
+        Raises ConfigError if there are fewer layers than stages.
         """
         if num_layers < self.num_stages:
             raise ConfigError(
