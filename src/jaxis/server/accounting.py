@@ -34,13 +34,10 @@ class _Allowance:
 
 
 class KeyLimits:
-    """Limits of requests and tokens for each key.
+    """Limits of requests and tokens for each key, by a monotonic clock in seconds.
 
     A request is admitted while its key has a request and any tokens left. Its number of tokens is known only once it is
     served; if it overdraws the bucket, later requests wait.
-
-    Args:
-      clock: Monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,11 +45,7 @@ class KeyLimits:
         self._allowances: dict[tuple[str, str], _Allowance] = {}
 
     def admit(self, key: ApiKey) -> None:
-        """Counts a request.
-
-        Raises:
-          RateLimitError: The key has used up its limit for this minute; nothing is counted.
-        """
+        """Counts a request. Raises RateLimitError, and counts nothing, if the key's limit of this minute is spent."""
         requests = self._allowance(key, "requests", key.requests_per_minute)
         tokens = self._allowance(key, "tokens", key.tokens_per_minute)
         for allowance, what, needed in ((requests, "requests", 1.0), (tokens, "tokens", 1.0)):
@@ -68,7 +61,6 @@ class KeyLimits:
             requests.level -= 1
 
     def spend(self, key: ApiKey, num_tokens: int) -> None:
-        """Counts tokens of a prompt or an answer."""
         allowance = self._allowance(key, "tokens", key.tokens_per_minute)
         if allowance is not None:
             allowance.level -= num_tokens
@@ -125,8 +117,7 @@ class UsageAccounting:
     def admit(self) -> None:
         """Counts a request of the current key, if it needs one.
 
-        Raises:
-          RateLimitError: The key has used up its limit for this minute.
+        Raises RateLimitError if the key has used up its limit for this minute.
         """
         if (key := current_api_key.get()) is not None:
             with self._metrics.admission(key.name):
@@ -162,7 +153,6 @@ class PromptUsage:
         self._has_begun = False
 
     def add_prompt(self, num_tokens: int) -> None:
-        """Adds a prompt without generated tokens."""
         if self._key is not None:
             self._limits.spend(self._key, num_tokens)
             self._metrics.add(self._key.name, num_tokens, 0, 0)

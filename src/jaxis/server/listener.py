@@ -22,8 +22,7 @@ def allow_many_connections() -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Returns a listening socket; port 0 takes a free one.
 
-    Raises:
-      ConfigError: The address is in use, or is not an address of this machine.
+    Raises ConfigError if the address is in use, or is not an address of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

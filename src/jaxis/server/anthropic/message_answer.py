@@ -1,5 +1,3 @@
-"""The answer of /v1/messages: the events of its stream, and the whole answer that they add up to."""
-
 from __future__ import annotations
 
 import hashlib
@@ -35,7 +33,7 @@ MessageEvent = dict[str, Any]
 
 
 class MessageAnswer(MessageEvents):
-    """Writer of the answer to a request of /v1/messages."""
+    """Writer of the answer of /v1/messages: the events of its stream, and the whole answer that they add up to."""
 
     def __init__(self, request: MessagesRequest, job: GenerationJob) -> None:
         self._job = job
@@ -48,7 +46,6 @@ class MessageAnswer(MessageEvents):
         self._last = CompletionOutput(0)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> AnswerMessage:
-        """Returns the whole answer, added up from the stream's events."""
         [output] = outputs
         return fold([*self._take(output), *self._end()])
 
@@ -111,8 +108,7 @@ class MessageBlocks:
     """Groups a parser's events into consecutive blocks: 0, 1, 2, ...
 
     A call is held back until its end: text that only began like a call becomes text, and no client runs a call with a
-      part
-    of its arguments. White space next to calls and reasoning is left out.
+    part of its arguments. White space next to calls and reasoning is left out.
 
     Attributes:
       num_calls: Number of calls so far.

@@ -1,5 +1,3 @@
-"""Translation of the body of /v1/messages to a generation job."""
-
 from __future__ import annotations
 
 import uuid
@@ -28,10 +26,9 @@ _USUAL_EFFORTS = ("low", "medium", "high")
 
 
 def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJob:
-    """Returns the job of a request. To count tokens, only the job's prompt matters.
+    """Returns the job of a request of /v1/messages. To count tokens, only the job's prompt matters.
 
-    Raises:
-      RequestError: A field cannot be honoured.
+    Raises RequestError if a field cannot be honoured.
     """
     model = model.named(request.model)
     offered = _offered_tools(request)
@@ -125,7 +122,6 @@ def _offered_tools(request: CountTokensRequest) -> dict[str, ToolDefinition]:
 
 
 def _openai_choice(choice: object) -> str | dict[str, Any] | None:
-    """Returns the tool choice in OpenAI's form."""
     match choice:
         case AnyChoice():
             return "required"

@@ -54,7 +54,6 @@ def system_text(system: str | Sequence[TextBlock] | None) -> str:
 
 
 def template_tool(tool: ToolDefinition) -> dict[str, Any]:
-    """Returns a tool's definition in the form of chat templates."""
     given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
@@ -64,15 +63,9 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """Returns the turns as messages of a `ChatPrompt`.
 
-    Consecutive turns of an assistant are joined. Tool results come before the rest of the user's turn.
-
-    Args:
-      turns: Turns of the request.
-      tools: All tools defined anywhere in the request, by name.
-      model: Model that reads the messages.
-
-    Raises:
-      RequestError: A result has no call, a call comes last, or an image cannot be taken.
+    Consecutive turns of an assistant are joined. Tool results come before the rest of the user's turn. `tools` has all
+    tools defined anywhere in the request, by name. Raises RequestError if a result has no call, a call comes last, or
+    an image cannot be taken.
     """
     messages: list[dict[str, Any]] = []
     names_of_calls: dict[str, str] = {}
@@ -104,7 +97,6 @@ def tool_use_id(call_id: str) -> str:
 
 
 def own_call_id(tool_use_id: str) -> str:
-    """Returns a call's id as the chat template sees it."""
     match = _OWN_ID.fullmatch(tool_use_id)
     if match is None:
         call_id = GENERATED_PREFIX + tool_use_id.removeprefix(_ID_PREFIX)

@@ -53,8 +53,7 @@ class ToolUse:
     def or_answer(self, answer: AnswerGrammar) -> AnswerGrammar:
         """Returns the grammar of answers that either call in the model's own format or match `answer`.
 
-        Raises:
-          RequestError: No such grammar can be written.
+        Raises RequestError if no such grammar can be written.
         """
         expression = answer.expression()
         if expression is not None and self.write_grammar is not None and self.parser is not None:
@@ -98,8 +97,7 @@ class AnswerFormat:
     ) -> AnswerFormat:
         """Returns the format of an answer to a conversation, which must match `grammar` if the request sends one.
 
-        Raises:
-          RequestError: The grammar and the tools contradict each other.
+        Raises RequestError if the grammar and the tools contradict each other.
         """
         if grammar is not None and tools.must_call:
             raise RequestError(
@@ -111,7 +109,6 @@ class AnswerFormat:
 
     @property
     def is_parsed(self) -> bool:
-        """True if the text is searched for reasoning or tool calls."""
         return self.tools.parser is not None or self.reasoning_parser is not None
 
     @property
@@ -131,14 +128,9 @@ def choose_tools(
 ) -> ToolUse:
     """Returns the rules for an answer that may call the functions of a request.
 
-    Args:
-      model: The served model.
-      functions: Functions by name, in the form of `checked_functions`.
-      choice: Tool choice, in the form of `plan_tools`.
-      parallel: True if an answer may contain more than one call.
-
-    Raises:
-      RequestError: A function is invalid, or the served model does not support the choice.
+    Functions by name and the choice have the forms of `checked_functions` and `plan_tools`. With `parallel`, an answer
+    may contain more than one call. Raises RequestError if a function is invalid, or the model does not support the
+    choice.
     """
     plan = plan_tools(checked_functions(functions), choice, parallel_tool_calls=parallel)
     if plan.mode == "none":

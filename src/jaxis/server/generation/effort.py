@@ -1,5 +1,3 @@
-"""A request's reasoning effort: a variable of the chat template, or a budget of thinking tokens."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -10,14 +8,10 @@ from jaxis.tokenizer.chat_messages import reasoning_effort_variables
 
 
 def effort_variables(effort: str | None, model: ServedModel) -> dict[str, Any] | None:
-    """Returns the variables of the chat template for an effort. An effort that is a budget switches thinking on or off.
+    """Returns the variables of the chat template for a request's reasoning effort, if it names one.
 
-    Args:
-      effort: Effort as the request names it; None if it names none.
-      model: The served model.
-
-    Returns:
-      Variables by name; None if neither the template nor the server's budgets know the effort.
+    An effort that is a budget switches thinking on or off. None if neither the template nor the server's budgets know
+    the effort.
     """
     if effort is None:
         return {}
@@ -28,15 +22,10 @@ def effort_variables(effort: str | None, model: ServedModel) -> dict[str, Any] |
 
 
 def effort_budget(effort: str | None, model: ServedModel) -> int | None:
-    """Returns the budget of thinking tokens for an effort.
+    """Returns the budget of thinking tokens for a request's reasoning effort, if it names one.
 
-    Args:
-      effort: Effort as the request names it; None if it names none.
-      model: The served model.
-
-    Returns:
-      None if the effort sets no budget: the chat template reads it, the model's marks of thinking are not known, or the
-      server has no budget for it.
+    None if the effort sets no budget: the chat template reads it, the model's marks of thinking are not known, or the
+    server has no budget for it.
     """
     if effort is None or model.parsers.reasoning is None:
         return None

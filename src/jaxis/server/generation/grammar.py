@@ -1,5 +1,3 @@
-"""Grammar of an answer, and the marks of the reasoning that may precede the constrained part."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -46,22 +44,14 @@ class AnswerGrammar:
         tools: Sequence[FunctionTool] = (),
         **constraint: Any,
     ) -> AnswerGrammar:
-        """Builds a grammar from arguments of StructuredOutputs.
-
-        Raises:
-          RequestError: The arguments are invalid.
-        """
+        """Builds a grammar from arguments of StructuredOutputs. Raises RequestError if they are invalid."""
         try:
             return cls(field, StructuredOutputs(**constraint), holds_reasoning, holds_calls, tools)
         except RequestError as error:
             raise error.about(field) from None
 
     def compile(self, compiler: GrammarCompiler) -> CompiledGrammar:
-        """Compiles the grammar, which may take seconds.
-
-        Raises:
-          RequestError: The constraint cannot be honoured.
-        """
+        """Compiles the grammar, which may take seconds. Raises RequestError if it cannot be honoured."""
         try:
             return compiler.compile(self.structured_outputs)
         except RequestError as error:
@@ -101,16 +91,9 @@ def marks_before_answer(
 ) -> ReasoningMarks | None:
     """Returns the marks of the reasoning that may precede the part of an answer to which a grammar applies.
 
-    Some openings of reasoning are plain words, with which an answer may also begin. If the grammar forbids such words,
-    they count as an opening only if the prompt contains them.
-
-    Args:
-      parser: Parser of the model's reasoning.
-      prompt: The rendered prompt; its template may already have opened or closed the reasoning.
-      tokenizer: Tokenizer of the model.
-
-    Returns:
-      None if no reasoning can come: the grammar then applies from the first token.
+    None if no reasoning can come: the grammar then applies from the first token. The template may already have opened
+    or closed the reasoning in the rendered prompt. Some openings of reasoning are plain words, with which an answer may
+    also begin. If the grammar forbids such words, they count as an opening only if the prompt contains them.
     """
     marks = None if parser is None or tokenizer is None else parser.marks_before_answer(prompt)
     if marks is None or tokenizer is None or marks.opened:

@@ -1,5 +1,3 @@
-"""A generation job: a request to the engine, the same for every protocol."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -27,7 +25,7 @@ MAX_STOP_CHARACTERS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationJob:
-    """A request, checked and ready to run.
+    """A request to the engine, checked and ready to run, the same for every protocol.
 
     Attributes:
       model: The served model, under the name in the request.
@@ -53,14 +51,12 @@ class GenerationJob:
 
     @property
     def is_constrained(self) -> bool:
-        """True if prompts may have a grammar."""
         return self.answer.grammar is not None or self.params.thinking_token_budget is not None
 
     def compile_grammar(self, prompt: TokenizedPrompt) -> Grammar | None:
         """Compiles the grammar of a prompt's answer, which may take seconds; None if answers are free.
 
-        Raises:
-          RequestError: The grammar cannot be honoured.
+        Raises RequestError if the grammar cannot be honoured.
         """
         if not self.is_constrained:
             return None
@@ -92,15 +88,9 @@ class GenerationJob:
 
 
 def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: AnswerFormat) -> SamplingParams:
-    """Returns the sampling parameters of a request.
+    """Returns the sampling parameters of a request, given by name; None selects the model's default.
 
-    Args:
-      model: The served model, which has the defaults.
-      given: Parameters by name; None selects the default.
-      answer: Format of the answer's text.
-
-    Raises:
-      RequestError: The parameters cannot be honoured.
+    Raises RequestError if the parameters cannot be honoured.
     """
     settings = {name: value for name, value in given.items() if value is not None}
     _check_stops(settings.get("stop", ()))

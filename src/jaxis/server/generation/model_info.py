@@ -1,5 +1,3 @@
-"""Facts of the served model for its clients: size, age, capabilities."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -57,7 +55,6 @@ class ServedModelInfo:
 
     @classmethod
     def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ServedModelInfo:
-        """Collects the facts of a loaded model."""
         templates = tokenizer.chat_templates.values() if tokenizer else ()
         return dataclasses.replace(
             cls.of_files(info.model_folder),
@@ -77,8 +74,7 @@ class ServedModelInfo:
     def of_files(cls, path: str) -> ServedModelInfo:
         """Reads the facts of a model that is not loaded from its checkpoint's files.
 
-        Args:
-          path: Folder or file; "" and a missing path count as a checkpoint without files.
+        A path "", and a missing one, count as a checkpoint without files.
         """
         files = _checkpoint_files(path)
         listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(files.items()))

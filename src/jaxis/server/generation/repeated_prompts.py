@@ -1,5 +1,3 @@
-"""Detection of long prompts that are computed a second time, which a KV cache on disk would avoid."""
-
 from __future__ import annotations
 
 import logging
@@ -14,20 +12,20 @@ _logger = logging.getLogger(__name__)
 
 
 class RepeatedPrompts:
-    """Digests of the long prompts computed so far. The first repeated prompt is reported once in the log."""
+    """Digests of the long prompts computed so far. The first repeated prompt is reported once in the log.
+
+    A KV cache on disk would avoid its computation.
+    """
 
     def __init__(self) -> None:
         self._parts: OrderedDict[int, None] = OrderedDict()
         self._has_said = False
 
     def note(self, token_ids: Sequence[int], num_cached: int, kind: Hashable, has_disk: Callable[[], bool]) -> None:
-        """Notes a prompt that was computed.
+        """Notes a prompt that was computed, and how many of its tokens were found in the prefix cache.
 
-        Args:
-          token_ids: Tokens of the prompt.
-          num_cached: Number of its tokens found in the prefix cache.
-          kind: Kind of the prompt, such as its model and salt; prompts of different kinds share no blocks.
-          has_disk: Returns whether blocks are already kept on disk, which leaves nothing to suggest.
+        Prompts of different kinds, such as model and salt, share no blocks. `has_disk` returns whether blocks are
+        already kept on disk, which leaves nothing to suggest.
         """
         if self._has_said or len(token_ids) - num_cached < LONG_PROMPT or has_disk():
             return

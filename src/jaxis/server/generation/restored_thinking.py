@@ -37,13 +37,7 @@ _MARK = "jaxis-thinking-probe"
 
 @dataclass
 class _Turn:
-    """Prompt and answer of a whole turn.
-
-    Attributes:
-      num_characters: Length of both as text, special tokens included.
-      digest: Digest of that text.
-      token_ids: Tokens of both.
-    """
+    """Prompt and answer of a whole turn: their tokens, and the length and digest of their text with special tokens."""
 
     num_characters: int
     digest: bytes
@@ -92,9 +86,7 @@ class RestoredThinking:
     def tokenize(self, job: GenerationJob, owner: str | None) -> list[TokenizedPrompt]:
         """Returns the job's prompts like `GenerationJob.tokenize`, with restored thinking and token ids.
 
-        Args:
-          job: The job.
-          owner: Owner of the request; see `UsageAccounting.owner`.
+        The owner of the request is that of `UsageAccounting.client`, here and below.
         """
         prompts = job.prompts
         if not isinstance(prompts, ChatPrompt) or not self._answers or not self._applies(job):
@@ -110,12 +102,9 @@ class RestoredThinking:
         return [dataclasses.replace(prompt, token_ids=[*turn.token_ids, *rest])]
 
     def listen(self, job: GenerationJob, prompt: TokenizedPrompt, owner: str | None) -> AnswerListener | None:
-        """Returns a listener for a prompt's outputs, which remembers its answers; None if none can be remembered.
+        """Returns a listener for the outputs of a prompt that `tokenize` returned, which remembers its answers.
 
-        Args:
-          job: The job.
-          prompt: A prompt that `tokenize` returned.
-          owner: Owner of the request; see `UsageAccounting.owner`.
+        None if none can be remembered.
         """
         # The text of a prompt with images does not identify the images.
         if not isinstance(job.prompts, ChatPrompt) or has_images(job.prompts.messages):
@@ -127,13 +116,7 @@ class RestoredThinking:
     def remember(
         self, job: GenerationJob, prompt: TokenizedPrompt, owner: str | None, completion: CompletionOutput
     ) -> None:
-        """Remembers a finished answer.
-
-        job: The job.
-        prompt: The answered prompt.
-        owner: Owner of the request; see `UsageAccounting.owner`.
-        completion: The whole answer.
-        """
+        """Remembers a finished answer."""
         parsed = _parsed(job, prompt, completion)
         answer = _Answer(parsed.reasoning, _turn(job, prompt, completion))
         if not isinstance(job.prompts, ChatPrompt) or not (answer.reasoning or answer.turn):
@@ -197,12 +180,7 @@ class RestoredThinking:
 
 
 class AnswerListener:
-    """Collector of a prompt's outputs. Each answer is remembered when it ends.
-
-    Args:
-      memory: Memory for the answers.
-      job, prompt, owner: Arguments of `RestoredThinking.listen`.
-    """
+    """Collector of a prompt's outputs. Each answer is remembered when it ends."""
 
     def __init__(
         self, memory: RestoredThinking, job: GenerationJob, prompt: TokenizedPrompt, owner: str | None
@@ -274,7 +252,6 @@ def _digest(text: str) -> bytes:
 
 
 def _parsed(job: GenerationJob, prompt: TokenizedPrompt, completion: CompletionOutput) -> ParsedOutput:
-    """Parses an answer as for a client that gets its reasoning."""
     with_reasoning = dataclasses.replace(job, answer=dataclasses.replace(job.answer, include_reasoning=True))
     output = RequestOutput(job.request_id, prompt.text, list(prompt.token_ids), None, [completion], finished=True)
     [(_, events)] = AnswerReader(with_reasoning).read(output)

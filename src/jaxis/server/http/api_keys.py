@@ -62,14 +62,9 @@ current_api_key: ContextVar[ApiKey | None] = ContextVar("current_api_key", defau
 
 
 class ApiKeys:
-    """All keys of a server. An instance is true if the server demands a key.
+    """All keys of a server: texts, and those of a file for `read_api_keys`. True if the server demands a key.
 
-    Args:
-      given: Keys as text.
-      path: File of keys for `read_api_keys`; None for no file.
-
-      ises:
-      ConfigError: The file cannot be used.
+    Raises ConfigError if the file cannot be used.
     """
 
     def __init__(self, given: Sequence[str] = (), path: Path | None = None) -> None:
@@ -107,7 +102,6 @@ class ApiKeys:
 
 
 def digest_of(key: str) -> str:
-    """Returns the SHA-256 of a key's text, in hexadecimal."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -121,8 +115,7 @@ def new_api_key(
 ) -> tuple[str, ApiKey]:
     """Makes a key: returns its text, of 256 random bits, and its entry for the file.
 
-    Raises:
-      ConfigError: The name cannot be used.
+    Raises ConfigError if the name cannot be used.
     """
     _check_name(name, "the key's name")
     text = "jaxis-" + secrets.token_urlsafe(32)
@@ -140,8 +133,7 @@ def to_yaml(key: ApiKey) -> str:
 def read_api_keys(path: Path) -> list[ApiKey]:
     """Reads a YAML file of keys: a list of objects with the fields of `ApiKey`.
 
-    Raises:
-      ConfigError: The file cannot be read, or an entry is not a key.
+    Raises ConfigError if the file cannot be read, or an entry is not a key.
     """
     where = f"the API key file {path}"
     try:
@@ -196,9 +188,7 @@ def _check_name(name: object, what: str) -> None:
 class ApiKeyMiddleware:
     """Lets through requests with a valid key, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
-    Args:
-      keys: Valid keys.
-      open_paths: Exact paths that need no key.
+    `open_paths` are exact paths that need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Set[str] = OPEN_PATHS) -> None:

@@ -75,7 +75,6 @@ def new_id(kind: str) -> str:
 
 
 def is_none(value: object) -> bool:
-    """Returns whether a value is None, for `exclude_if` of fields that answers leave out."""
     return value is None
 
 
@@ -85,11 +84,9 @@ def type_of(value: object) -> Any:
 
 
 def tag_by_type(tags: Mapping[str, str]) -> Callable[[Any], str | None]:
-    """Returns a discriminator of models by their `type`.
+    """Returns a discriminator of models by their `type`, from tags by type.
 
-    Args:
-      tags: Tags of the models by type. A tag begins with a capital letter, so that error messages leave it out of
-        paths.
+    A tag begins with a capital letter, so that error messages leave it out of paths.
     """
 
     def tag(value: object) -> str | None:

@@ -39,12 +39,9 @@ class HostMiddleware:
 
 
 class AllowedHostMiddleware:
-    """Refuses requests to other hosts than the allowed ones.
+    """Refuses requests to other hosts than loopback addresses and `hosts`, with or without a port.
 
     Health checks may name no host, as load balancers do: a browser always names one.
-
-    Args:
-      hosts: Allowed names and addresses, with or without a port. Loopback addresses are always allowed.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:

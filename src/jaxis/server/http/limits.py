@@ -1,5 +1,3 @@
-"""Limits on a request's body: its size, and the time between its parts."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,11 +33,7 @@ class _Body:
         self._is_complete = self._is_too_large = False
 
     async def receive(self) -> Message:
-        """Returns the next part.
-
-        Raises:
-          HTTPException: The body is too large, or comes too slowly.
-        """
+        """Returns the next part. Raises HTTPException if the body is too large, or comes too slowly."""
         if self._is_complete:
             return await self._receive()  # waits for the client to disconnect
         late = self._start + self._timeout_seconds + self.num_bytes / MIN_BODY_BYTES_PER_SECOND

@@ -1,5 +1,3 @@
-"""Log of one line per request, with the id that is also sent to the client."""
-
 from __future__ import annotations
 
 import logging
@@ -26,7 +24,9 @@ _logger = logging.getLogger("jaxis.server.access")
 
 
 class RequestLogMiddleware:
-    """Gives every request an id (the client's own `X-Request-Id` if it is valid), and logs its end.
+    """Logs each request in one line at its end, with an id that is also sent to the client.
+
+    The id is the client's own `X-Request-Id` if it is valid.
 
     Args:
       quiet_paths: Paths whose requests are logged at level DEBUG, unless they fail.

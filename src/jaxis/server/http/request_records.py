@@ -85,13 +85,9 @@ current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", 
 
 
 class RequestLogFile(logging.handlers.RotatingFileHandler):
-    """A file of JSON lines that only its owner can read. It is renamed at 100 MiB, and five renamed files are kept.
+    """A file of JSON lines that only its owner can read; existing content stays.
 
-    Args:
-      path: The file; existing content stays.
-
-    Raises:
-      ConfigError: The file cannot be written.
+    It is renamed at 100 MiB, and five renamed files are kept. Raises ConfigError if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,12 +134,9 @@ def _open_privately(path: str, flags: int) -> int:
 
 
 class RequestRecordMiddleware:
-    """Writes a line for every request after its answer.
+    """Writes a line for every request after its answer, except those of `quiet_paths`.
 
-    Args:
-      log: Target file.
-      level: Level of detail; "full" adds the request's body and the model's answers.
-      quiet_paths: Paths whose requests are not written.
+    The level "full" adds the request's body and the model's answers.
     """
 
     def __init__(self, app: ASGIApp, log: RequestLogFile, level: RequestLogLevel, quiet_paths: Set[str]) -> None:

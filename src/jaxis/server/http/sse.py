@@ -38,8 +38,7 @@ def sse_event(data: BaseModel) -> str:
 class TextEvents:
     """Events that differ in one string only, such as most events of a stream. They are written in a tenth of the time.
 
-    Args:
-      make: Returns the data of the event with a string.
+    `make` returns the data of the event with a string.
     """
 
     def __init__(self, make: Callable[[str], BaseModel]) -> None:
@@ -55,14 +54,8 @@ async def run_until_disconnect(
 ) -> Result:
     """Awaits some work, and cancels it as soon as the client disconnects, which Starlette does not.
 
-    Args:
-      receive: Channel that reports the disconnect.
-      work: Work to run.
-      check: Function called every `check_seconds` during the work; an error that it raises ends the work.
-      check_seconds: Interval of `check`.
-
-    Raises:
-      ClientDisconnectedError: The client has disconnected.
+    `receive` reports the disconnect. An error of `check`, called every `check_seconds`, ends the work. Raises
+    ClientDisconnectedError if the client has disconnected.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
@@ -98,12 +91,7 @@ async def respond_stream(
 ) -> Response:
     """Returns a stream of events. An error within `FIRST_EVENT_SECONDS`, before the first event, is raised instead.
 
-    Args:
-      request: The request.
-      events: Events of the answer.
-      form: Form of signs of life and errors.
-      config: Limits on a stream's silence and on time left unread.
-      headers: Additional headers of the answer.
+    `form` is that of signs of life and errors, and `config` has limits on a stream's silence and on time left unread.
     """
     first = asyncio.ensure_future(anext(events))
     try:

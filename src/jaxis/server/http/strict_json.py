@@ -1,5 +1,3 @@
-"""Request bodies: JSON read strictly, so that no two readers of a body can understand it differently."""
-
 from __future__ import annotations
 
 import functools
@@ -50,11 +48,10 @@ def wrapping_fault(headers: Headers) -> str | None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Decodes a JSON body.
+    """Decodes a JSON body strictly, so that no two readers of a body can understand it differently.
 
-    Raises:
-      ValueError: The body is empty, is not JSON in UTF-8, is nested too deep, names a key twice in an object, holds a
-        number that JSON does not have (NaN, Infinity), or holds half of a surrogate pair.
+    Raises ValueError if the body is empty, is not JSON in UTF-8, is nested too deep, names a key twice in an object,
+    holds a number that JSON does not have (NaN, Infinity), or holds half of a surrogate pair.
     """
     try:
         text = body.decode("utf-8-sig")
@@ -95,12 +92,7 @@ class BodyField(Protocol):
 
 
 class StrictJSONRequest(Request):
-    """A request whose JSON is read once, by `parse_json`.
-
-    Args:
-      request: The original request.
-      body_field: Body parameter of its route; None if the route takes no body.
-    """
+    """A request whose JSON is read once, by `parse_json`; `body_field` is the body of its route, if it takes one."""
 
     def __init__(self, request: Request, body_field: BodyField | None) -> None:
         super().__init__(request.scope, request.receive)

@@ -48,12 +48,9 @@ class RequestTracer:
 
     @contextmanager
     def request(self, operation: str, request_id: str, request: RequestObserver) -> Iterator[None]:
-        """Traces a request, which lasts as long as the `with` block.
+        """Traces a request, which lasts as long as the `with` block and which the observer `request` times and counts.
 
-        Args:
-          operation: "chat" or "text_completion".
-          request_id: Id of the request in the engine.
-          request: Observer with the request's times and counts.
+        The operation is "chat" or "text_completion", and `request_id` the engine's.
         """
         parent = get_current()
         error: Exception | None = None
@@ -140,12 +137,8 @@ class TraceContextMiddleware:
 def make_tracer(endpoint: str, model_name: str) -> RequestTracer:
     """Makes a tracer that sends spans to a collector, in protobuf over HTTP.
 
-    Args:
-      endpoint: Address such as "http://localhost:4318"; "/v1/traces" is added if it has no path.
-      model_name: Name of the model in answers.
-
-    Raises:
-      ConfigError: The endpoint is not an address.
+    The endpoint is an address such as "http://localhost:4318"; "/v1/traces" is added if it has no path. `model_name` is
+    the model's in answers. Raises ConfigError if the endpoint is not an address.
     """
     check_endpoint(endpoint)
     path = endpoint.partition("://")[2].partition("/")[2]

@@ -105,11 +105,7 @@ def empty_answer(
 
 @dataclass
 class AnswerPart:
-    """A part of an answer: a line's addition, or the whole.
-
-    Attributes:
-      tool_calls: Complete calls.
-    """
+    """A part of an answer: a line's addition, or the whole, with complete calls."""
 
     content: str = ""
     thinking: str = ""

@@ -1,5 +1,3 @@
-"""Translation of the bodies of Ollama's /api/chat and /api/generate to a generation job."""
-
 from __future__ import annotations
 
 import functools
@@ -32,8 +30,7 @@ _logger = logging.getLogger(__name__)
 def chat_job(request: OllamaChatRequest, model: ServedModel) -> GenerationJob:
     """Returns the job of a request of /api/chat. A last message of the assistant is continued, as in Ollama.
 
-    Raises:
-      RequestError: A field cannot be honoured.
+    Raises RequestError if a field cannot be honoured.
     """
     model = model.named(request.model)
     messages = _template_messages(request.messages or [], model)
@@ -45,8 +42,7 @@ def chat_job(request: OllamaChatRequest, model: ServedModel) -> GenerationJob:
 def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> GenerationJob:
     """Returns the job of a request of /api/generate: an answer to a prompt, or its continuation.
 
-    Raises:
-      RequestError: A field cannot be honoured.
+    Raises RequestError if a field cannot be honoured.
     """
     model = model.named(request.model)
     has_template = model.tokenizer is not None and model.tokenizer.has_chat_template
@@ -125,7 +121,6 @@ def _conversation_job(
 
 
 def _settings(request: OllamaRequest) -> dict[str, Any]:
-    """Returns the request's parameters by their names in SamplingParams; None for missing ones."""
     options = request.options or OllamaOptions()
     return {
         **{name: getattr(options, name) for name in SAME_NAME},
@@ -146,8 +141,7 @@ def _grammar(request: OllamaRequest) -> AnswerGrammar | None:
 def _thinking(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
     """Returns variables of the chat template that switch reasoning.
 
-    Raises:
-      RequestError: The request asks for reasoning, and the model does not reason.
+    Raises RequestError if the request asks for reasoning, and the model does not reason.
     """
     if think is None:
         return {}
@@ -168,8 +162,8 @@ def _effort(think: bool | str | None) -> str | None:
 def _template_messages(messages: Sequence[OllamaMessage], model: ServedModel) -> list[dict[str, Any]]:
     """Returns the messages in the form of `ChatPrompt`, and adds missing ids of calls and results.
 
-    Many clients leave ids out. An added id depends only on its place in the conversation, so that the prompts of later
-    turns begin alike. It has nine letters and digits, the form that Mistral's templates accept.
+    An added id depends only on its place in the conversation, so that the prompts of later turns begin alike. It has
+    nine letters and digits, the form that Mistral's templates accept.
     """
     converted = []
     unanswered: list[tuple[str, str]] = []  # (id, name) of calls without a result

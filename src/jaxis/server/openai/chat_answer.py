@@ -1,5 +1,3 @@
-"""The answer of /v1/chat/completions, whole or streamed."""
-
 from __future__ import annotations
 
 import functools
@@ -36,7 +34,7 @@ from jaxis.server.openai.logprobs import LogprobFormatter
 
 
 class ChatAnswer(DataEvents):
-    """Writer of the answer to a chat request."""
+    """Writer of the answer of /v1/chat/completions, whole or streamed."""
 
     def __init__(self, request: ChatCompletionRequest, job: GenerationJob) -> None:
         options = request.stream_options
@@ -89,7 +87,6 @@ class ChatAnswer(DataEvents):
         return text
 
     def end(self) -> str:
-        """Returns the token counts, if requested, and the stream's end."""
         if not self._ends_with_usage:
             return DONE
         return self._event([], usage=self._usage(), timings=Timings.of(self._reader.counts)) + DONE

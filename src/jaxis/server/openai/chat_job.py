@@ -1,5 +1,3 @@
-"""Translation of the body of /v1/chat/completions to a generation job."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,11 +25,7 @@ from jaxis.server.openai.job_parameters import answer_grammar, check_stream_opti
 
 
 def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJob:
-    """Returns the job of a chat request.
-
-    Raises:
-      RequestError: A field cannot be honoured.
-    """
+    """Returns the job of a request of /v1/chat/completions. Raises RequestError if a field cannot be honoured."""
     prompt = chat_prompt(request, model)
     model = model.named(request.model)
     check_stream_options(request)
@@ -69,9 +63,8 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJo
 def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPrompt:
     """Returns the prompt of a request.
 
-    Raises:
-      RequestError: chat_template_kwargs sets a reserved name, or neither the model nor the server supports
-        reasoning_effort.
+    Raises RequestError if chat_template_kwargs sets a reserved name, or neither the model nor the server supports
+    reasoning_effort.
     """
     variables = template_variables(request.chat_template_kwargs, model.tokenizer)
     of_effort = effort_variables(request.reasoning_effort, model)
@@ -95,9 +88,8 @@ def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPromp
 def template_messages(messages: Sequence[ChatMessage], model: ServedModel) -> list[dict[str, Any]]:
     """Returns messages in the form of `ChatPrompt`.
 
-    Raises:
-      RequestError: The model takes no images; or an image is at an address, or in a message of another role than user
-        or tool.
+    Raises RequestError if the model takes no images, or an image is at an address or in a message of another role than
+    user or tool.
     """
     converted = []
     answered: dict[str, Any] = {}

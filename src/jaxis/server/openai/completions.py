@@ -110,11 +110,7 @@ class CompletionResponse(Answer):
 
 
 def completion_job(request: CompletionRequest, model: ServedModel) -> GenerationJob:
-    """Returns the job of a request for completions.
-
-    Raises:
-      RequestError: A field cannot be honoured.
-    """
+    """Returns the job of a request for completions. Raises RequestError if a field cannot be honoured."""
     model = model.named(request.model)
     check_stream_options(request)
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -146,8 +142,6 @@ def completion_job(request: CompletionRequest, model: ServedModel) -> Generation
 
 
 class CompletionAnswer(DataEvents):
-    """Writer of the answer to a request for completions."""
-
     def __init__(self, request: CompletionRequest, job: GenerationJob) -> None:
         options = request.stream_options
         self._request = request
@@ -202,7 +196,6 @@ class CompletionAnswer(DataEvents):
         return sse_event(self._answer(choices, usage, **ended))
 
     def end(self) -> str:
-        """Returns the token counts, if requested, and the stream's end."""
         if not self._ends_with_usage:
             return DONE
         return sse_event(self._answer([], Usage.of(self._counts), timings=Timings.of(self._counts))) + DONE

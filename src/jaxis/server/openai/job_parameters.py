@@ -25,8 +25,7 @@ _GUIDED = {f"guided_{name.rstrip('_')}": kind for name, kind in _KINDS.items()}
 def sampling_settings(request: SamplingFields) -> dict[str, Any]:
     """Returns a request's parameters by their names in SamplingParams; None for missing ones.
 
-    Raises:
-      RequestError: A key of logit_bias is not a token id.
+    Raises RequestError if a key of logit_bias is not a token id.
     """
     settings = {name: getattr(request, name) for name in SamplingFields.model_fields}
     if request.logit_bias is not None:
@@ -37,20 +36,12 @@ def sampling_settings(request: SamplingFields) -> dict[str, Any]:
 
 
 def bias_by_token(given: Mapping[str, float]) -> dict[int, float]:
-    """Returns a request's logit_bias by token id.
-
-    Raises:
-      RequestError: A key is not a token id.
-    """
+    """Returns a request's logit_bias by token id. Raises RequestError if a key is not one."""
     return {_bias_token_id(key): bias for key, bias in given.items()}
 
 
 def token_limit(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
-    """Returns the limit of an answer's tokens, which has two names.
-
-    Raises:
-      RequestError: Both are given, and differ.
-    """
+    """Returns the limit of an answer's tokens, which has two names. Raises RequestError if they differ."""
     if max_tokens is not None and max_completion_tokens not in (None, max_tokens):
         raise RequestError("and max_completion_tokens are the same limit and differ: send only one", param="max_tokens")
     return max_tokens if max_completion_tokens is None else max_completion_tokens
@@ -65,8 +56,7 @@ def check_stream_options(request: GenerationRequest) -> None:
 def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
     """Returns the constraint on a request's answer; None for a free answer.
 
-    Raises:
-      RequestError: The request has two constraints, or an invalid one.
+    Raises RequestError if the request has two constraints, or an invalid one.
     """
     constraints: dict[str, dict[str, Any]] = {}
     given = request.response_format
@@ -90,8 +80,7 @@ def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
 def structured_grammar(field: str, given: StructuredOutputsParams) -> AnswerGrammar:
     """Returns the grammar of vLLM's `structured_outputs`.
 
-    Raises:
-      RequestError: There is not exactly one constraint, or it is invalid.
+    Raises RequestError if there is not exactly one constraint, or it is invalid.
     """
     return AnswerGrammar.of(field, **_kinds(given))
 

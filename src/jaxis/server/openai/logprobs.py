@@ -58,11 +58,9 @@ class CompletionLogprobs(BaseModel):
 
 @dataclass(frozen=True)
 class LogprobFormatter:
-    """Writer of tokens and log-probabilities.
+    """Writer of tokens and log-probabilities; without a tokenizer, it writes ids.
 
-    Attributes:
-      tokenizer: Tokenizer of the model; None writes ids.
-      as_token_ids: True writes each token as "token_id:ID", since the strings of tokens need not be unique.
+    With `as_token_ids`, each token is "token_id:ID", since the strings of tokens need not be unique.
     """
 
     tokenizer: Tokenizer | None
@@ -71,12 +69,9 @@ class LogprobFormatter:
     def chat(
         self, positions: Sequence[Mapping[int, Logprob]], num_top: int, kept_mass: Sequence[float] | None = None
     ) -> ChatLogprobs:
-        """Returns the log-probabilities for /v1/chat/completions.
+        """Returns the log-probabilities for /v1/chat/completions, with the `num_top` most likely tokens.
 
-        Args:
-          positions: Entries of each token, the sampled token first.
-          num_top: Number of most likely tokens to list.
-          kept_mass: Kept probability mass of each token.
+        `positions` has the entries of each token, the sampled token first, and `kept_mass` its kept probability mass.
         """
         content = []
         for index, entries in enumerate(positions):
@@ -93,12 +88,9 @@ class LogprobFormatter:
         positions: Iterable[Mapping[int, Logprob] | None],
         text_offset: list[int],
     ) -> CompletionLogprobs:
-        """Returns the log-probabilities for /v1/completions.
+        """Returns the log-probabilities for /v1/completions, of tokens with their offsets in the text.
 
-        Args:
-          token_ids: Tokens.
-          positions: Entries of each token; None for a prompt's first token.
-          text_offset: Offset of each token in the text.
+        `positions` has the entries of each token; None for a prompt's first token.
         """
         top_logprobs: list[dict[str, float] | None] = []
         result = CompletionLogprobs(text_offset=text_offset)

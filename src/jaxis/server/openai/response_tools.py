@@ -159,7 +159,6 @@ def _custom_description(tool: CustomTool) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """Returns a custom tool's input as the arguments of its function."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 

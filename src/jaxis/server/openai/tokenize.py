@@ -1,6 +1,4 @@
-"""Tokenization without generation: /tokenize and /detokenize as in vLLM and llama-server, and llama-server's
-/apply-template.
-"""
+"""Tokenization without generation: /tokenize, /detokenize (vLLM, llama-server) and llama-server's /apply-template."""
 
 from __future__ import annotations
 
