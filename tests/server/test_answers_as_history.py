@@ -1,6 +1,8 @@
 """What the server says, it reads: answers that were cut anywhere come back as history, in each protocol."""
 
 import contextlib
+import functools
+import itertools
 import json
 import re
 
@@ -173,3 +175,45 @@ def test_an_answer_that_is_cut_anywhere_comes_back(name, protocol, step):
                     answer(clients, [QUESTION, *said, *more, GO_ON], stream)
                     prompts.append(GENERATED_ID.sub("ID", engine.prompt))
             assert prompts[:2] == prompts[2:], "as it was streamed"
+
+
+def announced(events):
+    """The final response of a stream, whose items are those that were announced, each at its own index."""
+    items = {}
+    for event in events:
+        if event.type == "response.output_item.added":
+            assert event.output_index == len(items)
+            items[event.item.id] = event.output_index
+        elif event.type == "response.output_item.done":
+            assert items[event.item.id] == event.output_index
+        elif hasattr(event, "item_id"):
+            assert items[event.item_id] == event.output_index
+    assert [item.id for item in event.response.output] == list(items)
+    return event.response
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_stream_announced_is_stored_though_the_call_turns_out_malformed(name, step):
+    form = FORMATS[name]
+    text = turn_text(form)
+    cuts = [0, *cuts_of(text)]
+    with clients_of(form) as (engine, clients):
+        engine.finish_reason = "stop"
+        create = functools.partial(clients.openai.responses.create, model=MODEL, tools=RESPONSE_TOOLS)
+        for start, end in list(itertools.pairwise(cuts))[::step]:
+            engine.text = f"{text[:start]}]}}{text[end:]}"  # in place of a token
+            whole = create(input=[QUESTION])
+            said = announced(create(input=[QUESTION], stream=True))
+            assert clients.openai.responses.retrieve(said.id).output == said.output
+            prompts = []
+            for response in (whole, said):
+                items = [item.model_dump() for item in response.output]
+                references = [{"type": "item_reference", "id": item["id"]} for item in items]
+                for history in (items, references):
+                    create(input=[QUESTION, *history, GO_ON])
+                    prompts.append(GENERATED_ID.sub("ID", engine.prompt))
+                create(input=[GO_ON], previous_response_id=response.id)
+                prompts.append(GENERATED_ID.sub("ID", engine.prompt))
+            assert set(prompts) == {prompts[0]}, "as the whole answer that has no malformed call"

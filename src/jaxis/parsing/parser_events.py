@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,6 +89,12 @@ def collect(events: Iterable[Event]) -> ParsedOutput:
                 calls[index].status = status
     output.tool_calls = [call for call in calls.values() if call.status != "malformed"]
     return output
+
+
+def without_malformed_calls(events: Sequence[Event]) -> list[Event]:
+    """The events of a whole answer, without those of malformed calls, whose text is there as content."""
+    malformed = {event.index for event in events if isinstance(event, ToolCallEnd) and event.status == "malformed"}
+    return [event for event in events if getattr(event, "index", None) not in malformed]
 
 
 def merge_deltas(events: Iterable[Event]) -> list[Event]:

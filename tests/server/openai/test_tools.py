@@ -128,6 +128,17 @@ def test_a_call_alone_has_no_content(client, engine):
     )
 
 
+def test_the_one_call_may_follow_a_malformed_one(client, engine):
+    malformed = '<tool_call>{"name": "get_time", "arguments": {"zone": ]}}</tool_call>'
+    engine.text = f"{malformed}\n{CALLS}"
+    [choice] = ask(client, tools=[WEATHER, TIME], parallel_tool_calls=False).choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+    assert (choice.message.content, choice.finish_reason) == (malformed, "tool_calls")
+    message, _ = streamed(client, tools=[WEATHER, TIME], parallel_tool_calls=False)
+    assert message["content"] == malformed
+    assert [call["name"] for call in message["tool_calls"].values()][-1] == "get_weather"
+
+
 def test_a_cut_call_is_a_cut_answer(client, engine):
     engine.text, engine.finish_reason = '<tool_call>{"name": "get_weather", "arguments": {"ci', "length"
     assert both(client, tools=[WEATHER])[2:] == ([("get_weather", '{"ci')], "length")

@@ -132,7 +132,7 @@ class _CompletionReader:
 
     def __init__(self, job: GenerationJob, prompt: str) -> None:
         answer = job.answer
-        self.num_calls = 0
+        self.num_calls = self._num_malformed = 0
         self._include_reasoning = answer.include_reasoning
         self._parallel_tool_calls = answer.tools.parallel
         self._token_ids: list[int] = []
@@ -156,13 +156,17 @@ class _CompletionReader:
         events = self._parser.feed(completion.text)
         if completion.finished:
             events += self._parser.finish()
-        events = [event for event in events if self._is_wanted(event)]
+        wanted: list[Event] = []
         for event in events:
+            if not self._is_wanted(event):
+                continue
+            wanted.append(event)
             if isinstance(event, ToolCallStart):
                 self.num_calls += 1
             elif isinstance(event, ToolCallEnd) and event.status == "malformed":
                 self.num_calls -= 1
-        return events
+                self._num_malformed += 1
+        return wanted
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -172,5 +176,5 @@ class _CompletionReader:
         if isinstance(event, ReasoningDelta):
             return self._include_reasoning
         if isinstance(event, ToolCallStart | ToolCallArgumentsDelta | ToolCallEnd):
-            return self._parallel_tool_calls or event.index == 0
+            return self._parallel_tool_calls or event.index <= self._num_malformed
         return True

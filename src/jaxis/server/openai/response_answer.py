@@ -16,6 +16,7 @@ from jaxis.parsing.parser_events import (
     ToolCallArgumentsDelta,
     ToolCallEnd,
     ToolCallStart,
+    without_malformed_calls,
 )
 from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
@@ -85,7 +86,7 @@ class ResponseAnswer(StreamForm):
     def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         """The whole answer."""
         [output] = outputs
-        self._take(output)
+        self._take(output, is_whole=True)
         self._items.finish(self._status)
         return self._ended()
 
@@ -116,7 +117,7 @@ class ResponseAnswer(StreamForm):
         response = {"response": self._response("in_progress")}
         return self._event("response.created", response) + self._event("response.in_progress", response)
 
-    def _take(self, output: RequestOutput) -> list[ResponseEvent]:
+    def _take(self, output: RequestOutput, *, is_whole: bool = False) -> list[ResponseEvent]:
         self._kv_transfer_params, self._seed = output.kv_transfer_params, output.seed
         self._prompt_token_ids = output.prompt_token_ids
         told: list[ResponseEvent] = []
@@ -125,7 +126,7 @@ class ResponseAnswer(StreamForm):
             if completion.logprobs is not None:
                 num_top = self._request.top_logprobs or 0
                 logprobs = self._formatter.chat(completion.logprobs, num_top, completion.kept_mass).content
-            told += self._items.add(events, logprobs)
+            told += self._items.add(without_malformed_calls(events) if is_whole else events, logprobs)
             self._token_ids += completion.token_ids
             self._finish_reason = completion.finish_reason
         return told
@@ -199,6 +200,8 @@ def _dump(value: BaseModel) -> Any:
 class ResponseItems:
     """Builds a response's items one after the other: each stretch of reasoning or text, and each call, is one.
 
+    A malformed call stays an incomplete item, since a stream has announced it; its text follows as a message.
+
     Attributes:
       items: The items so far.
 
@@ -235,8 +238,6 @@ class ResponseItems:
                     told += self._grow_call(text)
                 case ToolCallEnd(_, status):
                     told += self._end("completed" if status == "complete" else "incomplete")
-                    if status == "malformed":  # its text follows again, as content
-                        del self.items[-1]
         return told
 
     def finish(self, status: ItemStatus) -> list[ResponseEvent]:

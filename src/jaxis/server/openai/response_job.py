@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[st
     """
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None  # the assistant's turn, while more items may belong to it
-    for i, item in enumerate(items):
+    for i, item in enumerate(_without_malformed_calls(items)):
         match item:
             case ReasoningItem():
                 turn = None
@@ -151,6 +152,30 @@ def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[st
         | {name: value for name, value in message.items() if name not in ("role", "content")}
         for message in messages
     ]
+
+
+def _without_malformed_calls(items: Sequence[Any]) -> list[Any]:
+    """Returns items with None in place of calls that a stream announced before they turned out malformed.
+
+    Such a call is incomplete, and a message with its text follows, which becomes one with the message before the call.
+    A call that the client has answered stays.
+    """
+    kept = list(items)
+    answered = {item.call_id for item in items if isinstance(item, ToolCallOutput)}
+    for i, (item, after) in enumerate(itertools.pairwise(items)):
+        if not isinstance(item, FunctionCallItem | CustomToolCallItem) or item.status != "incomplete":
+            continue
+        if item.call_id in answered or not _is_said(after):
+            continue
+        kept[i] = None
+        if i and _is_said(kept[i - 1]):
+            kept[i + 1] = after.model_copy(update={"content": text_of(kept[i - 1].content) + text_of(after.content)})
+            kept[i - 1] = None
+    return kept
+
+
+def _is_said(item: object) -> bool:
+    return isinstance(item, InputMessage) and item.role == "assistant"
 
 
 def _content(
