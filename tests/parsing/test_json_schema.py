@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from jaxis.parsing.json_schema import ANY_TYPE, admits, property_schema, resolved, type_of, types
+from jaxis.parsing.schema_references import with_pointers
 
 VALUES = [None, True, False, 0, 3, -2.0, 0.5, 1e300, "", "1", "true", [], [1], {}, {"a": 1}]
 DEFINITIONS = {
@@ -76,6 +77,7 @@ def test_types_are_those_of_the_valid_values():
         root = document(random_schema(rng))
         validator = jsonschema.Draft202012Validator(root)
         valid = frozenset(type_of(value) for value in VALUES if validator.is_valid(value))
+        root = with_pointers(root)
         allowed = types(root, root)
         assert valid <= allowed, root
         seen.add(allowed)
@@ -89,6 +91,7 @@ def test_values_that_are_valid_are_admitted_and_listed_values_alone():
     for _ in range(400):
         root = document(random_schema(rng))
         validator = jsonschema.Draft202012Validator(root)
+        root = with_pointers(root)
         for value in VALUES:
             assert admits(root, root, value) or not validator.is_valid(value), (root, value)
             refused += not admits(root, root, value)
@@ -101,9 +104,8 @@ def test_values_that_are_valid_are_admitted_and_listed_values_alone():
 
 
 def test_a_reference_is_what_it_leads_to():
-    root = document({})
-    for reference in REFERENCES:
-        schema = {"$ref": reference, "description": "of it"}
+    root = with_pointers(document({"properties": {name: {"$ref": name, "title": "It"} for name in REFERENCES}}))
+    for schema in root["properties"].values():
         assert "$ref" not in resolved(schema, root)
         assert types(resolved(schema, root), root) == types(schema, root) != ANY_TYPE
     assert resolved({"$ref": "#"}, root) is root

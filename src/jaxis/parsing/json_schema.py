@@ -1,11 +1,12 @@
-"""Readers of JSON schemas: targets of references, types of the allowed values, schemas of properties."""
+"""Readers of JSON schemas: types of the allowed values, schemas of properties. References are JSON pointers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from jaxis.parsing.schema_references import target
 
 ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 """All types of JSON schema. A set with `number` has `integer` too; `integer` alone allows whole numbers only."""
@@ -122,36 +123,10 @@ def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any]
     return _property(schema, key, root, {})
 
 
-def _referred(reference: str, root: object) -> object:
-    """Returns the target of a reference within a document; True if there is none."""
-    base, _, fragment = reference.partition("#")
-    place = root
-    if base:
-        place = next((schema for schema in _mappings(root) if schema.get("$id") in (base, f"{base}#")), True)
-    pointer = unquote(fragment)
-    if pointer and not pointer.startswith("/"):
-        return next((schema for schema in _mappings(place) if schema.get("$anchor") == pointer), True)
-    for part in pointer.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list) and key.isdecimal() and int(key) < len(place):
-            place = place[int(key)]
-        elif isinstance(place, Mapping) and key in place:
-            place = place[key]
-        else:
-            return True
-    return place if isinstance(place, Mapping) else place is not False
-
-
-def _mappings(schema: object) -> Iterator[Mapping[str, Any]]:
-    """Yields all mappings in a document, from the outside in."""
-    inner: list[object] = [schema]
-    while inner:
-        place = inner.pop()
-        if isinstance(place, Mapping):
-            yield place
-            inner += place.values()
-        elif isinstance(place, list):
-            inner += place
+def _referred(reference: str, root: object) -> Any:
+    """Returns the target of a JSON pointer; True if there is none."""
+    found = target(reference, root)
+    return True if found is None else found
 
 
 def _types(schema: object, root: object, known: dict[int, _Types | None]) -> _Types | None:

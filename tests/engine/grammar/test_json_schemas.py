@@ -67,6 +67,24 @@ SCHEMAS = [
     ({"type": "number", "minimum": -1e308, "maximum": 1e308}, [0, -1.5, "a"]),
     ({"type": "integer", "maximum": 2**53 + 1, "exclusiveMinimum": 0.5}, [1, 2**53, 0]),
     ({"$ref": "#/$defs/List%5Bint%5D~1a%20%C3%A9", "$defs": {"List[int]/a é": {"type": "array"}}}, [[], 1]),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"$dynamicRef": "#"}, "n": {"type": "null"}},
+            "unevaluatedProperties": False,
+        },
+        [{"a": {"n": None}}, {"a": {"n": 1}}, {"b": 1}],
+    ),
+    (
+        {"allOf": [{"$dynamicRef": "#/$defs/A"}], "unevaluatedProperties": False, "type": "object"}
+        | {"$defs": {"A": {"properties": {"a": {"type": "integer"}}}}},
+        [{"a": 1}, {"a": "1"}, {"c": 1}],
+    ),
+    (
+        {"oneOf": [{"allOf": [{"$ref": "#/$defs/C"}, {"title": "Cat"}]}, {"$ref": "#/$defs/D", "minProperties": 1}]}
+        | {"$defs": {"C": CAT, "D": DOG}},
+        [{"k": "cat", "n": 1}, {"k": "dog", "n": 1}],
+    ),
     ({"$ref": "#one", "$defs": {"x": {"$anchor": "one", "type": "integer"}}}, [1, "a"]),
     ({"$id": "http://localhost/s", "$ref": "item", "$defs": {"x": {"$id": "item", "type": "integer"}}}, [1, "a"]),
     (

@@ -14,11 +14,11 @@ from typing import Any
 from urllib.parse import urldefrag
 
 from jaxis.engine.grammar.negated_schema import Schema
-from jaxis.engine.grammar.schema_references import References
 from jaxis.engine.grammar.schema_rules import RULES, Spot
 from jaxis.errors import RequestError
 from jaxis.parsing.ecma_pattern import PatternError
 from jaxis.parsing.ecma_regex import rust_searches
+from jaxis.parsing.schema_references import target, with_pointers
 
 # "multipleOf: N" needs an automaton of N states, and several of these constraints multiply.
 MAX_MULTIPLE_OF = 100_000
@@ -47,8 +47,13 @@ def rewritten(schema: Any, name: str) -> tuple[Schema, set[str]]:
     Raises:
       RequestError: The schema is invalid, or a grammar cannot express it.
     """
-    rewriter = _Rewriter(schema, name)
-    return rewriter.document(), rewriter.ignored
+    try:
+        rewriter = _Rewriter(with_pointers(schema), name)
+        return rewriter.document(), rewriter.ignored
+    except RecursionError:
+        raise RequestError(
+            ": a keyword of a schema refers to that schema, or is nested too deeply", param=name
+        ) from None
 
 
 class _Rewriter:
@@ -56,19 +61,18 @@ class _Rewriter:
 
     def __init__(self, root: Any, name: str) -> None:
         self.ignored: set[str] = set()
-        self._root = root
+        self.root = root
         self._name = name
         self._multiples: list[Decimal] = []
         self._definitions: dict[str, Schema] = {}
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Any]] = []
-        self.references = References(root)
 
     def document(self) -> Schema:
-        result = self.schema(self._root, "#")
+        result = self.schema(self.root, "#")
         while self._waiting:
-            name, target = self._waiting.pop()
-            self._definitions[name] = self.schema(target, f"$defs {name}")
+            name, node = self._waiting.pop()
+            self._definitions[name] = self.schema(node, f"$defs {name}")
         if self._multiples and not _is_small_multiple(self._multiples):
             digits = len(str(MAX_MULTIPLE_OF)) - 1
             raise self.error(
@@ -110,7 +114,7 @@ class _Rewriter:
             case "format":
                 return self._format(value)
             case "$ref" | "$dynamicRef" | "$recursiveRef":
-                return {"$ref": self._reference(key, value, node)}
+                return {"$ref": self._reference(key, value)}
         return self._number(key, value, node) or self._inner(key, value, node, place)
 
     def _format(self, name: Any) -> dict[str, Any]:
@@ -206,19 +210,19 @@ class _Rewriter:
 
     # References.
 
-    def _reference(self, key: str, value: Any, node: Mapping[str, Any]) -> str:
+    def _reference(self, key: str, value: Any) -> str:
         if not isinstance(value, str):
             raise self.error(f"{key} must be a string")
-        target = self.references.target(value, node)
-        if target is None:
+        node = target(value, self.root) if key == "$ref" else None
+        if node is None:
             known = "nothing is ever fetched" if urldefrag(value)[0] else "there is no such place"
             raise self.error(f"{key}={_shown(value)} leads out of the schema: {known}; refer to #/$defs/...")
-        if target is self._root:
+        if node is self.root:
             return "#"
-        name = self._names.get(id(target))
+        name = self._names.get(id(node))
         if name is None:
-            name = self._names[id(target)] = f"d{len(self._names)}"
-            self._waiting.append((name, target))
+            name = self._names[id(node)] = f"d{len(self._names)}"
+            self._waiting.append((name, node))
         return f"#/$defs/{name}"
 
 

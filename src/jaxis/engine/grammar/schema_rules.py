@@ -5,19 +5,20 @@ Each rule reads one schema. It either returns another schema that must hold too,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any, Protocol
 
 from jaxis.engine.grammar.negated_schema import Schema, negated
-from jaxis.engine.grammar.schema_references import References
 from jaxis.errors import RequestError
+from jaxis.parsing.json_schema import conjuncts, resolved, types
+from jaxis.parsing.schema_references import target
 
 _MAX_UNIQUE = 4  # values of which every order is written out
 _MAX_DEPTH = 4  # of properties, by which alternatives are told apart
 _STRING_KEYWORDS = frozenset({"pattern", "minLength", "maxLength"})
-_APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "not")
+_APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies", "not")
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -25,7 +26,7 @@ class Rewriter(Protocol):
     """Rewriter of the schemas of one document."""
 
     ignored: set[str]
-    references: References
+    root: Any
 
     def schema(self, node: Any, place: str) -> Schema:
         """Rewrites a schema."""
@@ -70,37 +71,30 @@ def _alternatives(at: Spot) -> Schema | None:
     options = at.node.get("oneOf")
     if "anyOf" in at.out or not isinstance(options, list):
         return None
-    if all(_are_disjoint(a, b, at.rewriter.references, 0) for a, b in combinations(options, 2)):
+    if all(_are_disjoint(a, b, at.rewriter.root, 0) for a, b in combinations(options, 2)):
         written = at.out.pop("oneOf")
         return {"anyOf": written} if written else None
     return None
 
 
-def _are_disjoint(first: Any, second: Any, references: References, depth: int) -> bool:
+def _are_disjoint(first: Any, second: Any, root: Any, depth: int) -> bool:
     """Returns whether certainly no value is valid under both schemas."""
-    first, second = references.followed(first), references.followed(second)
-    if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > _MAX_DEPTH:
+    if depth > _MAX_DEPTH:
         return False
-    values, other_values = _values(first), _values(second)
-    if values is not None and other_values is not None and not any(value in other_values for value in values):
+    parts, others = conjuncts(first, root), conjuncts(second, root)
+    if False in (*parts, *others):
         return True
-    types, other_types = _type_names(first), _type_names(second)
-    if not types & other_types:
-        return True
-    if types != {"object"} or other_types != {"object"}:
-        return False
-    names = {*_as_list(first.get("required")), *_as_list(second.get("required"))}
-    properties, others = _own(first), _own(second)
-    shared = [name for name in names if name in properties and name in others]
-    return any(_are_disjoint(properties[name], others[name], references, depth + 1) for name in shared)
-
-
-def _type_names(schema: Mapping[str, Any]) -> Set[str]:
-    """Returns the types that a schema allows at most; integers are numbers."""
-    if "type" not in schema:
-        return set(_TYPES)
-    names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    return {"number" if name == "integer" else name for name in names}
+    for values, more in product(map(_values, parts), map(_values, others)):
+        if values is not None and more is not None and not any(value in more for value in values):
+            return True
+    if (shared := types(first, root) & types(second, root)) != {"object"}:
+        return not shared
+    names = {name for part in (*parts, *others) for name in _as_list(part.get("required"))}
+    return any(
+        _are_disjoint(_own(part)[name], _own(other)[name], root, depth + 1)
+        for part, other in product(parts, others)
+        for name in names & _own(part).keys() & _own(other).keys()
+    )
 
 
 def _look_aheads(at: Spot) -> Schema | None:
@@ -113,7 +107,7 @@ def _look_aheads(at: Spot) -> Schema | None:
 def _negation(at: Spot) -> Schema | None:
     if "not" not in at.node:
         return None
-    result = negated(at.rewriter.schema(at.rewriter.references.followed(at.node["not"]), f"{at.place}/not"))
+    result = negated(at.rewriter.schema(resolved(at.node["not"], at.rewriter.root), f"{at.place}/not"))
     if result is None:
         raise at.unsupported("not")
     return result
@@ -125,7 +119,7 @@ def _condition(at: Spot) -> Schema | None:
     then, other = (at.rewriter.schema(at.node.get(key, True), f"{at.place}/{key}") for key in ("then", "else"))
     if then in (True, {}) and other in (True, {}):
         return None
-    condition = at.rewriter.schema(at.rewriter.references.followed(at.node["if"]), f"{at.place}/if")
+    condition = at.rewriter.schema(resolved(at.node["if"], at.rewriter.root), f"{at.place}/if")
     opposite = negated(condition)
     if opposite is None:
         raise at.unsupported("if")
@@ -168,7 +162,7 @@ def _unique(at: Spot) -> Schema | None:
         return None
     if "array" not in (at.out.get("type", "array"), *_as_list(at.out.get("type"))):
         return None
-    values = _values(at.rewriter.references.followed(at.node.get("items", True)))
+    values = _values(resolved(at.node.get("items", True), at.rewriter.root))
     if values is None or len(values) > _MAX_UNIQUE or "prefixItems" in at.out:
         at.rewriter.ignored.add("uniqueItems")
         return None
@@ -179,7 +173,7 @@ def _unique(at: Spot) -> Schema | None:
 
 def _names_of_properties(at: Spot) -> Schema | None:
     place = f"{at.place}/propertyNames"
-    rule = at.rewriter.schema(at.rewriter.references.followed(at.node.get("propertyNames", True)), place)
+    rule = at.rewriter.schema(resolved(at.node.get("propertyNames", True), at.rewriter.root), place)
     if isinstance(rule, dict) and "string" in (rule.get("type", "string"), *_as_list(rule.get("type"))):
         rule = {key: value for key, value in rule.items() if key not in ("type", "format")}
     elif isinstance(rule, dict):
@@ -222,9 +216,7 @@ def _unevaluated(at: Spot) -> Schema | None:
             continue
         if not any(keyword in at.node for keyword in _APPLICATORS):
             at.out[rest] = rule
-        elif (
-            key == "unevaluatedProperties" and (known := _evaluated(at.rewriter.references, at.node, set())) is not None
-        ):
+        elif key == "unevaluatedProperties" and (known := _evaluated(at.rewriter.root, at.node, set())) is not None:
             at.out["properties"] = {
                 **at.out.pop("properties", {}),
                 **{n: True for n in known if n not in _own(at.node)},
@@ -235,19 +227,19 @@ def _unevaluated(at: Spot) -> Schema | None:
     return None
 
 
-def _evaluated(references: References, node: Any, seen: set[int]) -> dict[str, None] | None:
+def _evaluated(root: Any, node: Any, seen: set[int]) -> dict[str, None] | None:
     """Returns the properties that a schema and its references name; None if they depend on the object."""
     if not isinstance(node, Mapping) or id(node) in seen:
         return {}
     seen.add(id(node))
-    if node.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "$dynamicRef"}:
+    if node.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies"}:
         return None
-    inner = [*node.get("allOf", ()), *([references.target(node["$ref"], node)] if "$ref" in node else ())]
+    inner = [*node.get("allOf", ()), *([target(node["$ref"], root)] if "$ref" in node else ())]
     found = dict.fromkeys(_own(node))
     for part in inner:
         if isinstance(part, Mapping) and part.keys() & {"additionalProperties", "patternProperties"}:
             return None
-        names = _evaluated(references, part, seen)
+        names = _evaluated(root, part, seen)
         if names is None:
             return None
         found |= names

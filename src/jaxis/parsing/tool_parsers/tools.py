@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxis.errors import RequestError
+from jaxis.parsing.schema_references import with_pointers
 
 MAX_TOOLS = 128
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -18,7 +19,7 @@ class FunctionTool:
     Attributes:
       name: Letters, digits, `_`, `-` and `.`; at most 128.
       description: Description for the model.
-      parameters: JSON schema of the object with its arguments.
+      parameters: JSON schema of the object with its arguments; references are JSON pointers.
       strict: True if arguments must follow the schema even where the model decides to call.
       place: Place in the request, for errors.
     """
@@ -77,4 +78,4 @@ def _function_tool(fields: Mapping[str, Any], place: str) -> FunctionTool:
         raise RequestError('must be a JSON schema with "type": "object"', param=f"{place}.parameters")
     if not isinstance(parameters.get("properties", {}), Mapping):
         raise RequestError("must be an object with a schema for each argument", param=f"{place}.parameters.properties")
-    return FunctionTool(name, description, {"type": "object", **parameters}, strict, place)
+    return FunctionTool(name, description, with_pointers({"type": "object", **parameters}), strict, place)
