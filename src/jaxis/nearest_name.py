@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 _MAX_CHARACTERS = 64
-_CUTOFF = 0.7  # of difflib's ratio
+# Of difflib's ratio:
+_NEAR = 0.7
+_MISSPELT = 0.9
 # Other systems' words, each for the word or the whole name that jaxis has.
 _SYNONYMS = {
     **{"fp16": "float16", "half": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32"},
@@ -27,8 +29,6 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
       name: As written.
       known: With dots if they are in sections: the same key of another section is near.
     """
-    import difflib
-
     if len(name) > _MAX_CHARACTERS:
         return None
     section, _, last = name.rpartition(".")
@@ -41,7 +41,19 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     words = set(meant.split("_"))
     if len(words) > 1 and (longer := [other for other in spelt if words <= set(other.split("_"))]):
         return spelt[min(longer, key=len)]
-    return next((spelt[close] for close in difflib.get_close_matches(meant, spelt, 1, _CUTOFF)), None)
+    return next((spelt[close] for close in most_similar(meant, spelt, 1, _NEAR)), None)
+
+
+def misspelt_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one most certainly misspells; None if it may be a name of its own."""
+    return next(iter(most_similar(name.lower(), known, 1, _MISSPELT)), None)
+
+
+def most_similar(name: str, known: Iterable[str], number: int = 5, cutoff: float = 0) -> list[str]:
+    """The known names spelt most alike, the nearest first, without those below a cutoff of difflib's ratio."""
+    import difflib
+
+    return difflib.get_close_matches(name, list(known), number, cutoff) if len(name) <= _MAX_CHARACTERS else []
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -11,9 +10,8 @@ from typing import Any, NoReturn, Self
 
 from jaxis.errors import ConfigError
 from jaxis.inference.oumi_objects import PydanticObject
+from jaxis.nearest_name import most_similar, nearest_name
 
-_LIKE = 0.75  # similarity, by difflib, of names that errors suggest
-_MAX_SHOWN = 5
 _MISSING = "???"  # Oumi's value of fields that were not given
 
 
@@ -66,11 +64,10 @@ class ParameterGroup:
             for field in dataclasses.fields(group) if group._section_name() else ():
                 places.setdefault(field.name, []).append(f"{section}{field.name}")
         own = [f.name for f in dataclasses.fields(cls)]
-        near = [unknown] if unknown in places else difflib.get_close_matches(unknown, own, 1, _LIKE)
-        near = near or difflib.get_close_matches(unknown, places, 1, _LIKE)
-        if near:
-            return f"did you mean {' or '.join(dict.fromkeys(places[near[0]]))}?"
-        return f"the nearest ones are {', '.join(difflib.get_close_matches(unknown, own, _MAX_SHOWN, 0))}"
+        near = unknown if unknown in places else nearest_name(unknown, own) or nearest_name(unknown, places)
+        if near is not None:
+            return f"did you mean {' or '.join(dict.fromkeys(places[near]))}?"
+        return f"the nearest ones are {', '.join(most_similar(unknown, own))}"
 
     @classmethod
     def _section_name(cls) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
@@ -27,6 +26,7 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
+from jaxis.nearest_name import nearest_name
 
 DONE = "data: [DONE]\n\n"
 _logger = logging.getLogger(__name__)
@@ -296,7 +296,7 @@ def route_error(app: FastAPI, path: str, method: str) -> ApiError:
         return ApiError(404, f"there is no {path[:100]!r}: /v1 is missing, call {meant}")
     if meant is None:
         known = [route.path for route in routes if "{" not in route.path]
-        meant = next(iter(difflib.get_close_matches(path[:100], known, 1, 0.7)), None)
+        meant = nearest_name(path, known)
     advice = "/openapi.json lists what there is" if meant is None else f"did you mean {meant[:100]}?"
     return ApiError(404, f"there is no {path[:100]!r} here: {advice}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import re
@@ -11,6 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from jaxis.nearest_name import misspelt_name, nearest_name
 from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.http.errors import RefusedFieldError, UnknownFieldError, UnsupportedFieldError
 
@@ -19,8 +19,6 @@ MAX_UNKNOWN_FIELDS = 128  # of one request
 _MAX_NAME_CHARACTERS = 64
 _MAX_LOGGED_NAMES = 1000
 _MAX_HEADER_CHARACTERS = 2000  # proxies refuse headers of several thousand
-_SAME_WORD = 0.9  # similarity from which on a name counts as a misspelling
-_SIMILAR = 0.75  # similarity from which on the log suggests the field
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +93,7 @@ def _is_ignored(model: LenientModel, place: _Place | None, name: str, value: obj
         return False
     rule = model.not_applied.get(name)
     if rule is None:
-        if (meant := _meant(type(model), name)) is not None:
+        if (meant := _misspelt(type(model), name)) is not None:
             raise _unknown(_path(place, name), f"did you mean {meant}?")
         return True
     if value in rule.neutral:
@@ -160,16 +158,17 @@ def _nearest(request: BaseModel, plain_path: str) -> str | None:
     for prefix, _, model in _lenient_models(request):
         for name in model.unknown_fields:
             if _plain(prefix + name) == plain_path:
-                return _meant(type(model), name, _SIMILAR)
+                return nearest_name(name, _known(type(model)))
     return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _meant(model: type[LenientModel], name: str, similarity: float = _SAME_WORD) -> str | None:
-    if len(name) > _MAX_NAME_CHARACTERS:
-        return None
-    known = {*model.model_fields, *model.not_applied}
-    return next(iter(difflib.get_close_matches(name.lower(), known, 1, similarity)), None)
+def _misspelt(model: type[LenientModel], name: str) -> str | None:
+    return misspelt_name(name, _known(model))
+
+
+def _known(model: type[LenientModel]) -> set[str]:
+    return {*model.model_fields, *model.not_applied}
 
 
 def _unknown(path: str, advice: str) -> UnknownFieldError:
