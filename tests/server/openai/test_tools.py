@@ -139,6 +139,16 @@ def test_the_one_call_may_follow_a_malformed_one(client, engine):
     assert [call["name"] for call in message["tool_calls"].values()][-1] == "get_weather"
 
 
+@pytest.mark.parametrize("settings", [{}, {"tool_strictness": "always"}])
+def test_a_tool_that_cannot_be_strict_is_named(connect, engine, settings):
+    schema = {"type": "object", "properties": {"zone": {"type": "string", "not": {"const": "x"}}}}
+    bad = {"type": "function", "function": {"name": "get_zone", "strict": True, "parameters": schema}}
+    client = connect(engine, tool_call_parser="qwen3_coder", **settings)
+    words = r"tools\[1\].function.parameters of 'get_zone' cannot be strict: .* not of a string"
+    with pytest.raises(openai.BadRequestError, match=words):
+        ask(client, tools=[WEATHER, bad])
+
+
 def test_a_cut_call_is_a_cut_answer(client, engine):
     engine.text, engine.finish_reason = '<tool_call>{"name": "get_weather", "arguments": {"ci', "length"
     assert both(client, tools=[WEATHER])[2:] == ([("get_weather", '{"ci')], "length")

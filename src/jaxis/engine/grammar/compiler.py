@@ -200,10 +200,11 @@ class GrammarCompiler:
             compilation.future.set_exception(error)
 
     def _compile(self, spec: StructuredOutputs, tokenizer: Tokenizer) -> CompiledGrammar:
-        source = grammar_source(spec)
+        source, ignored = grammar_source(spec)
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(self._llguidance_tokenizer(tokenizer), source, log_level=0, limits=limits)
-        grammar = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids, tokenizer.special_token_ids)
+        special = tokenizer.special_token_ids
+        grammar = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids, special, ignored)
         # Some errors show only with the first mask, and some only after it, since the lexer is shared.
         for first in (grammar.new_matcher(), grammar.new_matcher()):
             if not first.token_mask().any():
@@ -225,6 +226,7 @@ class CompiledGrammar:
 
     Attributes:
       is_broken: A completion exceeded a limit in the shared state: the grammar must be compiled again.
+      ignored: Names of schemas' keywords that it does not ensure, such as "uniqueItems".
     """
 
     def __init__(
@@ -233,8 +235,10 @@ class CompiledGrammar:
         vocab_size: int,
         eos_token_ids: Collection[int],
         special_token_ids: Collection[int],
+        ignored: frozenset[str] = frozenset(),
     ) -> None:
         self.is_broken = False
+        self.ignored = ignored
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)

@@ -26,17 +26,20 @@ _logger = logging.getLogger(__name__)
 _SCHEMA = "structured_outputs.json_schema"
 
 
-def grammar_source(spec: StructuredOutputs) -> str:
-    """Returns the grammar in llguidance's dialect of Lark; compiling may still find it invalid.
+def grammar_source(spec: StructuredOutputs) -> tuple[str, frozenset[str]]:
+    """Returns the grammar in llguidance's dialect of Lark, and the keywords of schemas that it does not ensure.
+
+    Compiling may still find it invalid.
 
     Raises:
       RequestError: The grammar uses something unsupported.
     """
+    ignored: set[str] = set()
     if spec.kind == "json_schema":
         schema = json.loads(spec.source)
         if "x-guidance" in schema:
             raise RequestError("has x-guidance, which is not supported: leave it out", param=_SCHEMA)
-        source = _json_grammar(_rewritten(schema, _SCHEMA))
+        source = _json_grammar(_rewritten(schema, _SCHEMA, ignored))
     elif spec.kind == "json_object":
         source = _json_grammar({"type": "object"})
     elif spec.kind == "regex":
@@ -44,15 +47,16 @@ def grammar_source(spec: StructuredOutputs) -> str:
     elif spec.kind == "choice":
         source = _regex_grammar("|".join(f"(?:{_escape(text)})" for text in json.loads(spec.source)))
     else:
-        source = _lark_grammar(spec.source)
-    return LLMatcher.grammar_from_lark(source + _NO_FORCING)
+        source = _lark_grammar(spec.source, ignored)
+    return LLMatcher.grammar_from_lark(source + _NO_FORCING), frozenset(ignored)
 
 
-def _rewritten(schema: object, name: str) -> Schema:
-    """Returns the schema as llguidance reads it; logs the keywords that it does not ensure."""
-    result, ignored = rewritten(schema, name)
-    if ignored:
-        _logger.info("%s has %s, which the answer is not held to", name, ", ".join(sorted(ignored)))
+def _rewritten(schema: object, name: str, ignored: set[str]) -> Schema:
+    """Returns the schema as llguidance reads it; notes and logs the keywords that it does not ensure."""
+    result, found = rewritten(schema, name)
+    if found:
+        _logger.info("%s has %s, which the answer is not held to", name, ", ".join(sorted(found)))
+    ignored |= found
     return result
 
 
@@ -70,7 +74,7 @@ def _regex_grammar(regex: str) -> str:
     return f"start: /{regex_to_lark(regex)}/"
 
 
-def _lark_grammar(text: str) -> str:
+def _lark_grammar(text: str, ignored: set[str]) -> str:
     """Returns the grammar, with the options of all schemas added to those that it embeds."""
     pieces, at = [], 0
     for match in _EMBEDDED_SCHEMA.finditer(text):
@@ -82,7 +86,7 @@ def _lark_grammar(text: str) -> str:
                 f": line {line}: %json must be followed by a schema in JSON", param="structured_outputs.grammar"
             ) from None
         if isinstance(schema, dict) and "x-guidance" not in schema:
-            written = escape_source(_with_options(_rewritten(schema, "structured_outputs.grammar")))
+            written = escape_source(_with_options(_rewritten(schema, "structured_outputs.grammar", ignored)))
             pieces.append(text[at : match.end()] + written)
             at = end
     text = "".join((*pieces, text[at:]))

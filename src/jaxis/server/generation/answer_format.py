@@ -146,20 +146,17 @@ def choose_tools(
             model.name,
         )
     parser, must_call = model.parsers.tool, plan.json_schema is not None
-    write_grammar = None
+    write_grammar = write_calls = None
     if parser is not None and model.tokenizer is not None:
-        write_grammar = functools.partial(_write_grammar, parser, plan, model.tokenizer, must_call)
+        write_calls = functools.partial(_write_grammar, parser, plan, model.tokenizer, must_call)
+        write_grammar = functools.partial(write_calls, plan.callable_tools)
     grammar = None
-    if write_grammar is not None and (must_call or model.always_strict or any(tool.strict for tool in plan.tools)):
+    if write_calls is not None and (must_call or model.always_strict or any(tool.strict for tool in plan.tools)):
         try:
-            source = write_grammar(None)
+            source = write_calls(plan.callable_tools, None)
         except UnwritableCallError as error:
             if not must_call:
-                advice = "start without --tool-strictness always" if model.always_strict else "leave strict out"
-                raise RequestError(
-                    f"cannot be strict: this model's calls cannot be held to {error}: change the schema, or {advice}",
-                    param="tools",
-                ) from None
+                raise _not_strict(plan.callable_tools, write_calls, error, always_strict=model.always_strict) from None
         else:
             holds_reasoning = parser is not None and parser.writes_reasoning
             grammar = AnswerGrammar.of(
@@ -178,10 +175,35 @@ def choose_tools(
 
 
 def _write_grammar(
-    parser: type[ToolParser], plan: ToolPlan, tokenizer: Tokenizer, must_call: bool, answer: str | None
+    parser: type[ToolParser],
+    plan: ToolPlan,
+    tokenizer: Tokenizer,
+    must_call: bool,
+    tools: Sequence[FunctionTool],
+    answer: str | None,
 ) -> str:
-    return calls_grammar(
-        parser, plan.callable_tools, tokenizer, must_call=must_call, max_calls=plan.max_calls, answer=answer
+    return calls_grammar(parser, tools, tokenizer, must_call=must_call, max_calls=plan.max_calls, answer=answer)
+
+
+def _not_strict(
+    tools: Sequence[FunctionTool],
+    write_calls: Callable[[Sequence[FunctionTool], None], str],
+    error: UnwritableCallError,
+    *,
+    always_strict: bool,
+) -> RequestError:
+    """Returns an error about the first tool whose calls have no grammar; about all if there is none alone."""
+    advice = "start without --tool-strictness always" if always_strict else "leave strict out"
+    which, param = "", "tools"
+    for tool in tools:
+        try:
+            write_calls([tool], None)
+        except UnwritableCallError as own:
+            which, param, error = f"of {tool.name!r} ", f"{tool.place}.parameters", own
+            break
+    return RequestError(
+        f"{which}cannot be strict: this model's calls cannot be held to {error}: change the schema, or {advice}",
+        param=param,
     )
 
 

@@ -26,6 +26,7 @@ class AnswerGrammar:
       holds_reasoning: True if the constraint also covers the reasoning, so that it applies from the first token.
       holds_calls: True if the constraint covers tool calls.
       tools: Tools whose calls it covers.
+      ignored: Keywords of its schemas that answers are not held to, by their fields; known once it is compiled.
     """
 
     field: str
@@ -33,6 +34,7 @@ class AnswerGrammar:
     holds_reasoning: bool = False
     holds_calls: bool = False
     tools: Sequence[FunctionTool] = ()
+    ignored: set[str] = dataclasses.field(default_factory=set, init=False, compare=False)
 
     @classmethod
     def of(
@@ -53,7 +55,9 @@ class AnswerGrammar:
     def compile(self, compiler: GrammarCompiler) -> CompiledGrammar:
         """Compiles the grammar, which may take seconds. Raises RequestError if it cannot be honoured."""
         try:
-            return compiler.compile(self.structured_outputs)
+            compiled = compiler.compile(self.structured_outputs)
+            self.ignored.update(f"{self.field}.{keyword}" for keyword in compiled.ignored)
+            return compiled
         except RequestError as error:
             self._check_tools(compiler)
             raise self.own(error) from None

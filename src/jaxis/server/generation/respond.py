@@ -51,10 +51,12 @@ async def respond(
 ) -> Response:
     """Runs a job and returns the answer, which `writer` writes, with these additional headers."""
     if job.stream:
-        events = _stream(context, job, writer)
-        return await respond_stream(request, events, writer, context.config, headers)
-    answer = _whole(context, job, writer)
-    return await respond_whole(request, answer, headers)
+        response = await respond_stream(request, _stream(context, job, writer), writer, context.config, headers)
+    else:
+        response = await respond_whole(request, _whole(context, job, writer), headers)
+    if job.answer.grammar is not None:
+        response.headers.update(context.ignored_fields.more(headers, job.answer.grammar.ignored))
+    return response
 
 
 async def _stream(context: ServerContext, job: GenerationJob, writer: AnswerWriter) -> AsyncGenerator[str, None]:

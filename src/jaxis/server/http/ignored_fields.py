@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -50,7 +50,16 @@ class IgnoredFields:
                     _logger.info("requests carry %s, which has no effect here", name)
                 else:
                     _logger.warning("requests carry %s, which has no effect here: did you mean %s?", name, meant)
-        return {HEADER: ",".join(names)[:_MAX_HEADER_CHARACTERS]} if names else {}
+        return _header(names)
+
+    def more(self, headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+        """Returns headers of `check` with more names, which the log has already."""
+        return _header([*filter(None, [headers.get(HEADER)]), *sorted(map(_plain, names))])
+
+
+def _header(names: Iterable[str]) -> dict[str, str]:
+    text = ",".join(names)
+    return {HEADER: text[:_MAX_HEADER_CHARACTERS]} if text else {}
 
 
 def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
