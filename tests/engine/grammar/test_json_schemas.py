@@ -23,6 +23,10 @@ SCHEMAS = [
     ({**NUMBERS, "propertyNames": {"minLength": 2, "maxLength": 3}}, [{"ab": 1}, {"a": 1}, {"abcd": 1}]),
     ({**NUMBERS, "propertyNames": {"$ref": "#/$defs/E"}, "$defs": {"E": {"enum": ["a", "b"]}}}, [{"a": 1}, {"c": 1}]),
     ({"type": "object", "propertyNames": False}, [{}, {"a": 1}]),
+    (
+        {"type": "object", "propertyNames": {"maxLength": 1}, "unevaluatedProperties": {"type": "number"}},
+        [{"a": 1}, {"ab": 1}, {"a": "1"}],
+    ),
     ({"type": "array", "uniqueItems": False, "items": {"type": "integer"}}, [[1, 1], ["a"]]),
     ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", "c"]}}, [[], ["c", "a"], ["a", "a"], ["d"]]),
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[1], [1, 1]]),
@@ -62,6 +66,34 @@ SCHEMAS = [
     (
         {"oneOf": [{"$ref": "#/$defs/C"}, {"$ref": "#/$defs/D"}], "$defs": {"C": CAT, "D": DOG}},
         [{"k": "cat", "n": 1}, {"k": "dog", "n": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "additionalProperties": False}
+        | {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": None}, {"b": None}, {}, {"a": None, "b": None}],
+    ),
+    (
+        {"oneOf": [{"type": "object", "required": ["a"], "properties": {"a": {"type": "null"}}}, {"$ref": "#/$defs/B"}]}
+        | {"$defs": {"B": {"type": "object", "required": ["b"], "properties": {"b": {"type": "string"}}}}},
+        [{"a": None}, {"b": ""}, {"a": None, "b": ""}, {"a": None, "b": 1}, {}],
+    ),
+    (
+        {"anyOf": [{"type": "string"}, {"type": "null"}], "oneOf": [{"const": "a"}, {"type": "null"}]},
+        ["a", None, "b", 1],
+    ),
+    ({"oneOf": [{"type": "string"}, {"enum": ["auto", "none"]}]}, ["a", "aut", "auto", 2]),
+    (
+        {"oneOf": [{"oneOf": [CAT, {"type": "null"}]}, {"anyOf": [DOG, {"type": "array"}]}]},
+        [{"k": "cat", "n": 1}, {"k": 1}],
+    ),
+    (
+        {
+            "oneOf": [
+                {"type": "array", "items": {"type": name}, "minItems": least}
+                for name, least in (("string", 0), ("null", 1))
+            ]
+        },
+        [[], ["a"], [None], ["a", None], 1],
     ),
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5, 2**62, 0.5]),
     ({"type": "number", "minimum": -1e308, "maximum": 1e308}, [0, -1.5, "a"]),
@@ -173,6 +205,9 @@ def test_what_is_not_ensured_is_named():
         ({"not": {"pattern": "a"}}, "not of #"),
         ({"if": {"minimum": 1}, "then": {"type": "integer"}}, "if of #"),
         ({"$ref": "#/$defs/none"}, "there is no such place"),
+        ({"$ref": "http://e.com/s"}, "nothing is ever fetched"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf of # is not supported.*use anyOf"),
+        ({"not": {"$ref": "#"}}, "refers to that schema"),
         ({"const": 2**53 + 1}, "more than 53 bits"),
         ({"properties": {"a": None}}, "#/properties/a must be a schema"),
         ({"anyOf": [{"properties": {"a": True}}, {}], "unevaluatedProperties": False}, "unevaluatedProperties of #"),

@@ -18,6 +18,7 @@ from jaxis.engine.grammar.schema_rules import RULES, Spot
 from jaxis.errors import RequestError
 from jaxis.parsing.ecma_pattern import PatternError
 from jaxis.parsing.ecma_regex import rust_searches
+from jaxis.parsing.json_schema import resolved
 from jaxis.parsing.schema_references import target, with_pointers
 
 # "multipleOf: N" needs an automaton of N states, and several of these constraints multiply.
@@ -29,6 +30,7 @@ _MAX_FLOAT = 10**308
 _MAX_NUMBER = 10**18  # as a bound of numbers that need not be whole
 _EXACT_INTEGER = 2**53
 _MAX_ERROR_PATTERN = 100
+_MAX_INLINED = 1000  # schemas that are written again, of which each may have others
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _OTHER_FORMATS = frozenset(
     {"idn-email", "idn-hostname", "uri-reference", "uri-template", "iri", "iri-reference"}
@@ -63,6 +65,7 @@ class _Rewriter:
         self.ignored: set[str] = set()
         self.root = root
         self._name = name
+        self._num_inlined = 0
         self._multiples: list[Decimal] = []
         self._definitions: dict[str, Schema] = {}
         self._names: dict[int, str] = {}
@@ -100,6 +103,14 @@ class _Rewriter:
         if more:
             out["allOf"] = [*out.get("allOf", ()), *more]
         return out
+
+    def inlined(self, node: Any, place: str) -> Schema:
+        self._num_inlined += 1
+        if self._num_inlined > _MAX_INLINED:
+            raise self.error(
+                f"{place} is one of more than {_MAX_INLINED} schemas in not, if, oneOf and propertyNames: use fewer"
+            )
+        return self.schema(resolved(node, self.root), place)
 
     def _keyword(self, key: str, value: Any, node: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Rewrites a keyword that llguidance knows, in its place; `RULES` rewrite the others."""
@@ -215,8 +226,11 @@ class _Rewriter:
             raise self.error(f"{key} must be a string")
         node = target(value, self.root) if key == "$ref" else None
         if node is None:
-            known = "nothing is ever fetched" if urldefrag(value)[0] else "there is no such place"
-            raise self.error(f"{key}={_shown(value)} leads out of the schema: {known}; refer to #/$defs/...")
+            why = "nothing is ever fetched" if urldefrag(value)[0] else "there is no such place"
+            why = (
+                f"leads out of the schema: {why}" if key == "$ref" else "has no one target: it depends on the way there"
+            )
+            raise self.error(f"{key}={_shown(value)} {why}; refer to #/$defs/...")
         if node is self.root:
             return "#"
         name = self._names.get(id(node))

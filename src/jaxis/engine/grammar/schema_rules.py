@@ -5,6 +5,7 @@ Each rule reads one schema. It either returns another schema that must hold too,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
@@ -17,6 +18,7 @@ from jaxis.parsing.schema_references import target
 
 _MAX_UNIQUE = 4  # values of which every order is written out
 _MAX_DEPTH = 4  # of properties, by which alternatives are told apart
+_MAX_OVERLAPS = 4  # of one alternative with others
 _STRING_KEYWORDS = frozenset({"pattern", "minLength", "maxLength"})
 _APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies", "not")
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -30,6 +32,10 @@ class Rewriter(Protocol):
 
     def schema(self, node: Any, place: str) -> Schema:
         """Rewrites a schema."""
+        ...
+
+    def inlined(self, node: Any, place: str) -> Schema:
+        """Rewrites a schema with the target in place of its reference."""
         ...
 
     def map(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
@@ -67,14 +73,32 @@ class Spot:
 
 
 def _alternatives(at: Spot) -> Schema | None:
-    """Turns oneOf into anyOf where no value fits two of its options."""
+    """Turns oneOf into anyOf, of options that exclude each other, or are each written without those that overlap it."""
     options = at.node.get("oneOf")
-    if "anyOf" in at.out or not isinstance(options, list):
+    if not isinstance(options, list):
         return None
-    if all(_are_disjoint(a, b, at.rewriter.root, 0) for a, b in combinations(options, 2)):
-        written = at.out.pop("oneOf")
-        return {"anyOf": written} if written else None
-    return None
+    overlaps: list[list[int]] = [[] for _ in options]
+    for i, j in combinations(range(len(options)), 2):
+        if not _are_disjoint(options[i], options[j], at.rewriter.root, 0):
+            overlaps[i].append(j)
+            overlaps[j].append(i)
+    if any(len(others) > _MAX_OVERLAPS for others in overlaps):
+        raise _overlapping(at)
+    opposites: dict[int, Schema] = {}
+    for i in {i for others in overlaps for i in others}:
+        opposite = negated(at.rewriter.inlined(options[i], f"{at.place}/oneOf/{i}"))
+        if opposite is None:
+            raise _overlapping(at)
+        opposites[i] = opposite
+    written = [
+        functools.reduce(_both, (opposites[other] for other in others), option)
+        for option, others in zip(at.out.pop("oneOf"), overlaps, strict=True)
+    ]
+    return {"anyOf": [option for option in written if option is not False]}
+
+
+def _overlapping(at: Spot) -> RequestError:
+    return at.rewriter.error(f"oneOf of {at.place} is not supported, since a value may fit several of it: use anyOf")
 
 
 def _are_disjoint(first: Any, second: Any, root: Any, depth: int) -> bool:
@@ -87,7 +111,13 @@ def _are_disjoint(first: Any, second: Any, root: Any, depth: int) -> bool:
     for values, more in product(map(_values, parts), map(_values, others)):
         if values is not None and more is not None and not any(value in more for value in values):
             return True
-    if (shared := types(first, root) & types(second, root)) != {"object"}:
+    if any(_excludes_options(part, second, root, depth) for part in parts):
+        return True
+    if any(_excludes_options(part, first, root, depth) for part in others):
+        return True
+    if (shared := types(first, root) & types(second, root)) == {"array"}:
+        return any(_are_disjoint_arrays(part, other, root, depth) for part, other in product(parts, others))
+    if shared != {"object"}:
         return not shared
     names = {name for part in (*parts, *others) for name in _as_list(part.get("required"))}
     return any(
@@ -95,6 +125,22 @@ def _are_disjoint(first: Any, second: Any, root: Any, depth: int) -> bool:
         for part, other in product(parts, others)
         for name in names & _own(part).keys() & _own(other).keys()
     )
+
+
+def _excludes_options(part: Mapping[str, Any], other: Any, root: Any, depth: int) -> bool:
+    """Returns whether certainly no value of another schema is valid under any option of a schema that has options."""
+    return any(
+        isinstance(options := part.get(keyword), list)
+        and options
+        and all(_are_disjoint(option, other, root, depth + 1) for option in options)
+        for keyword in ("anyOf", "oneOf")
+    )
+
+
+def _are_disjoint_arrays(first: Mapping[str, Any], second: Mapping[str, Any], root: Any, depth: int) -> bool:
+    if not any(part.get("minItems", 0) or 0 for part in (first, second)) or "prefixItems" in {**first, **second}:
+        return False
+    return _are_disjoint(first.get("items", True), second.get("items", True), root, depth + 1)
 
 
 def _look_aheads(at: Spot) -> Schema | None:
@@ -107,7 +153,7 @@ def _look_aheads(at: Spot) -> Schema | None:
 def _negation(at: Spot) -> Schema | None:
     if "not" not in at.node:
         return None
-    result = negated(at.rewriter.schema(resolved(at.node["not"], at.rewriter.root), f"{at.place}/not"))
+    result = negated(at.rewriter.inlined(at.node["not"], f"{at.place}/not"))
     if result is None:
         raise at.unsupported("not")
     return result
@@ -119,7 +165,7 @@ def _condition(at: Spot) -> Schema | None:
     then, other = (at.rewriter.schema(at.node.get(key, True), f"{at.place}/{key}") for key in ("then", "else"))
     if then in (True, {}) and other in (True, {}):
         return None
-    condition = at.rewriter.schema(resolved(at.node["if"], at.rewriter.root), f"{at.place}/if")
+    condition = at.rewriter.inlined(at.node["if"], f"{at.place}/if")
     opposite = negated(condition)
     if opposite is None:
         raise at.unsupported("if")
@@ -173,7 +219,7 @@ def _unique(at: Spot) -> Schema | None:
 
 def _names_of_properties(at: Spot) -> Schema | None:
     place = f"{at.place}/propertyNames"
-    rule = at.rewriter.schema(resolved(at.node.get("propertyNames", True), at.rewriter.root), place)
+    rule = at.rewriter.inlined(at.node.get("propertyNames", True), place)
     if isinstance(rule, dict) and "string" in (rule.get("type", "string"), *_as_list(rule.get("type"))):
         rule = {key: value for key, value in rule.items() if key not in ("type", "format")}
     elif isinstance(rule, dict):
@@ -258,8 +304,8 @@ def _few_properties(at: Spot) -> None:
 RULES: tuple[Callable[[Spot], Schema | None], ...] = (
     _alternatives,
     _look_aheads,
-    _names_of_properties,
     _unevaluated,
+    _names_of_properties,
     _few_properties,
     _negation,
     _condition,
