@@ -105,6 +105,16 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Part(StrEnum):
+    """A part of the verification."""
+
+    layers = "layers"
+    images = "images"
+    logits = "logits"
+    paths = "paths"
+    decode = "decode"
+
+
 def verify(
     context: typer.Context,
     model: Annotated[
@@ -128,6 +138,9 @@ def verify(
     save_golden: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Store the reference's logits, for --golden elsewhere.")
     ] = None,
+    only: Annotated[
+        list[Part] | None, typer.Option(help="Check this part only; may be given several times.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
@@ -144,6 +157,7 @@ def verify(
     [bold]Examples[/bold]
       jaxis verify ./Qwen3-0.6B
       jaxis verify ./config.json --dtype bfloat16
+      jaxis verify ./config.json --only layers
       jaxis verify ./Qwen3-0.6B --save-golden qwen3.safetensors
       jaxis verify ./Qwen3-0.6B --golden qwen3.safetensors
     """
@@ -163,6 +177,7 @@ def verify(
                 golden=golden,
                 save_golden=save_golden,
                 revision=revision,
+                only=[part.value for part in only or ()],
                 on_stage=lambda stage: status.update(stage.capitalize()),
             )
         if as_json:
@@ -220,7 +235,8 @@ def _rows(result: VerifyResult) -> Iterator[tuple[str, ...]]:
         yield f"logits, {check.prompt_length} tokens", *_figures(check.comparison), _mark(check.passed)
     for path in result.paths:
         yield f"{path.path}, {path.comparison.num_tokens} tokens", *_figures(path.comparison), _mark(path.passed)
-    yield _decode_row(result.decode)
+    if result.decode is not None:
+        yield _decode_row(result.decode)
 
 
 def _layers_row(layers: LayersCheck) -> tuple[str, ...]:

@@ -57,6 +57,27 @@ def test_a_tiny_twin_passes_every_check(config_file):
     json.dumps(result.to_dict())
 
 
+PARTS = ("layers", "images", "logits", "paths", "decode")
+
+
+@pytest.mark.parametrize("part", ["layers", "paths", pytest.param("decode", marks=pytest.mark.slow)])
+def test_one_part_alone_is_checked(config_file, part):
+    result = verify(config_file(published_configs.MISTRAL), only=[part], prompt_lengths=[5])
+    checked = {name for name in PARTS if getattr(result, name)}
+    assert checked == ({"logits", "decode"} if part == "decode" else {part})
+    assert result.passed
+
+
+def test_a_part_that_cannot_be_checked_is_an_error(config_file, golden):
+    folder, path, _ = golden
+    with pytest.raises(ConfigError, match="only='layer' must be of layers, images"):
+        verify(config_file(published_configs.MISTRAL), only=["layer"])
+    with pytest.raises(ConfigError, match="has no images to check"):
+        verify(str(folder), only=["images"])
+    with pytest.raises(ConfigError, match="layers and images need the reference"):
+        verify(str(folder), only=["layers"], golden=path)
+
+
 @pytest.mark.slow
 def test_a_fault_on_one_path_only_is_found_there(config_file):
     """A scale that is wrong where there is a cache, and right where there is none."""

@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,6 +169,8 @@ class DecodeCheck:
     skipped: str = ""
 
 
+PARTS = ("layers", "images", "logits", "paths", "decode")
+"""What `verify` checks, in this order."""
 SCHEMA = 1
 """Version of the JSON that `VerifyResult.to_dict` gives; incremented when a field changes its meaning or is removed."""
 
@@ -186,7 +188,7 @@ class VerifyResult:
       gates: The limits for that type.
       layers: None if stored logits replace the reference.
       images: What it sees; None if stored logits replace the reference, or it does not see.
-      logits, paths, decode: See each.
+      logits, paths, decode: Results of the other parts; empty or None if `only` leaves them out.
       versions: Versions of the libraries that computed; hashes: of the files loaded (empty for a twin).
       seconds: Duration.
     """
@@ -201,7 +203,7 @@ class VerifyResult:
     images: ImagesCheck | None
     logits: tuple[LogitsCheck, ...]
     paths: tuple[PathCheck, ...]
-    decode: DecodeCheck
+    decode: DecodeCheck | None
     versions: Mapping[str, str]
     hashes: Mapping[str, str]
     seconds: float
@@ -257,6 +259,7 @@ def verify(
     golden: Path | None = None,
     save_golden: Path | None = None,
     revision: str | None = None,
+    only: Collection[str] = (),
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> VerifyResult:
     """Compares a model with the reference.
@@ -268,6 +271,7 @@ def verify(
       golden: A file of the reference's logits to use instead of running it, so that torch is not needed.
       save_golden: Where to write such a file.
       revision: Branch, tag or commit on the hub.
+      only: Some of PARTS; empty means all that the model has. "decode" includes "logits", by which ties are told.
       on_stage: Called with a short description of each stage as it begins.
 
     Raises:
@@ -278,76 +282,112 @@ def verify(
     start = time.monotonic()
     if dtype not in GATES:
         raise ConfigError(f"dtype={dtype!r} must be one of {', '.join(GATES)}")
+    parts = _parts(only, golden)
     source = find_source(model, revision=revision)
     if source.folder is None and (golden is not None or save_golden is not None):
         raise ConfigError(f"{model} has no weights, and stored logits are those of weights: give a checkpoint's folder")
     model_class_of(HFConfig(source.config))  # before anything that takes time
+    if "images" in parts and (golden is not None or not _sees(source)):
+        if "images" in only:
+            raise ConfigError(f"{model} has no images to check: that needs weights of a vision tower, and Pillow")
+        parts.remove("images")
     hashes = {} if source.folder is None else checkpoint_hashes(source.folder)
     with ExitStack() as stack:
-        recording: Recording | None = None
-        image_answer: ImageAnswer | None = None
         if golden is not None:
             answers = Golden.load(golden)
             answers.check_made_from(hashes, golden)
-            folder, how = source.folder, f"logits of {golden}"
+            assert source.folder is not None
+            asked = _Asked(source.folder, source.config, f"logits of {golden}", answers.versions, answers)
         else:
             on_stage("running the reference")
-            reference, folder, config = _reference(source, stack)
-            lengths = _prompt_lengths(config, prompt_lengths)
-            answers = _ask(reference, config, lengths, hashes)
-            layers_prompt = _prompt(config, TWIN_LAYERS_LENGTH if source.folder is None else LAYERS_LENGTH)
-            recording = reference.record(layers_prompt)
-            if source.folder is not None and _sees(source):
-                image_answer = ask_about_image(reference, folder, config)
-            how = reference.how
-            del reference  # frees its memory
-            gc.collect()
-            if save_golden is not None:
-                answers.save(save_golden)
+            asks = parts | {"logits"} if save_golden is not None else parts
+            asked = _ask_reference(source, stack, asks, prompt_lengths, hashes)
+            gc.collect()  # frees the reference's memory
+            if save_golden is not None and asked.answers is not None:
+                asked.answers.save(save_golden)
         on_stage("loading")
         cache = TWIN_CACHE if source.folder is None else None
+        folder = asked.folder
         llm = stack.enter_context(LLM(folder, dtype=dtype, kv_cache_memory=cache, max_num_seqs=8, show_progress=False))
-        gates = GATES[dtype]
-        layers = None
-        if recording is not None:
-            on_stage("comparing layers")
-            runner = llm._engine.runner
-            with jax.set_mesh(runner.executor.stages[-1].context.mesh):
-                layers = check_layers(runner.model, layers_prompt, recording, gates)
-        images = None
-        if image_answer is not None:
-            on_stage("comparing what it sees")
-            images = check_images(llm, image_answer, gates)
-        on_stage("comparing logits")
-        logits = _check_logits(llm, answers, gates)
-        on_stage("comparing paths")
-        longest = llm.max_model_len - PATHS_TOKENS
-        vocab_size = answers.continuation_logits.shape[-1]
-        others = [_random_tokens(vocab_size, length) for length in OTHER_LENGTHS]
-        paths = check_paths(llm, _random_tokens(vocab_size, min(PATHS_LENGTH, longest)), others, PATHS_TOKENS, gates)
-        on_stage("comparing what is generated")
-        if all(check.passed for check in logits):
-            tolerance = 2 * max(check.comparison.max_abs_difference for check in logits)
-            decode = _check_decode(llm, answers, tolerance)
-        else:
-            num_tokens = len(answers.continuation)
-            decode = DecodeCheck(len(answers.decode_prompt), num_tokens, 0, None, False, skipped="logits failed")
+        checks = _checks(llm, asked, parts, GATES[dtype], on_stage)
     return VerifyResult(
         model=model,
         architecture=str((source.config.get("architectures") or ["unknown"])[0]),
         weights="tiny twin" if source.folder is None else "checkpoint",
-        reference=how,
+        reference=asked.how,
         dtype=dtype,
-        gates=gates,
-        layers=layers,
-        images=images,
-        logits=tuple(logits),
-        paths=tuple(paths),
-        decode=decode,
-        versions={**_versions(), **answers.versions},
+        gates=GATES[dtype],
+        **checks,
+        versions={**_versions(), **asked.versions},
         hashes=hashes,
         seconds=time.monotonic() - start,
     )
+
+
+def _parts(only: Collection[str], golden: Path | None) -> set[str]:
+    for part in only:
+        if part not in PARTS:
+            raise ConfigError(f"only={part!r} must be of {', '.join(PARTS)}")
+    if golden is not None and {"layers", "images"} & set(only):
+        raise ConfigError("layers and images need the reference, and stored logits replace it: leave golden out")
+    return {*(only or PARTS), *(["logits"] if "decode" in only else ())}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Answers of the reference, and the folder and config.json of the model that they are of."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    how: str
+    versions: Mapping[str, str]
+    answers: Golden | None = None
+    layers_prompt: Sequence[int] = ()
+    recording: Recording | None = None
+    image_answer: ImageAnswer | None = None
+
+
+def _ask_reference(
+    source: Source, stack: ExitStack, parts: Collection[str], lengths: Sequence[int], hashes: Mapping[str, str]
+) -> _Asked:
+    reference, folder, config = _reference(source, stack)
+    answers = recording = image_answer = None
+    layers_prompt = _prompt(config, TWIN_LAYERS_LENGTH if source.folder is None else LAYERS_LENGTH)
+    if "logits" in parts:
+        answers = _ask(reference, config, _prompt_lengths(config, lengths), hashes)
+    if "layers" in parts:
+        recording = reference.record(layers_prompt)
+    if "images" in parts:
+        image_answer = ask_about_image(reference, folder, config)
+    return _Asked(folder, config, reference.how, reference.versions, answers, layers_prompt, recording, image_answer)
+
+
+def _checks(
+    llm: LLM, asked: _Asked, parts: Collection[str], gates: Gates, on_stage: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns the fields of a `VerifyResult` that are named in PARTS."""
+    found: dict[str, Any] = {"layers": None, "images": None, "logits": (), "paths": (), "decode": None}
+    if asked.recording is not None:
+        on_stage("comparing layers")
+        runner = llm._engine.runner
+        with jax.set_mesh(runner.executor.stages[-1].context.mesh):
+            found["layers"] = check_layers(runner.model, asked.layers_prompt, asked.recording, gates)
+    if asked.image_answer is not None:
+        on_stage("comparing what it sees")
+        found["images"] = check_images(llm, asked.image_answer, gates)
+    if asked.answers is not None and "logits" in parts:
+        on_stage("comparing logits")
+        found["logits"] = tuple(_check_logits(llm, asked.answers, gates))
+    if "paths" in parts:
+        on_stage("comparing paths")
+        longest, vocab_size = llm.max_model_len - PATHS_TOKENS, _text(asked.config)["vocab_size"]
+        others = [_random_tokens(vocab_size, length) for length in OTHER_LENGTHS]
+        prompt = _random_tokens(vocab_size, min(PATHS_LENGTH, longest))
+        found["paths"] = tuple(check_paths(llm, prompt, others, PATHS_TOKENS, gates))
+    if asked.answers is not None and "decode" in parts:
+        on_stage("comparing what is generated")
+        found["decode"] = _check_decode(llm, asked.answers, found["logits"])
+    return found
 
 
 def _sees(source: Source) -> bool:
@@ -398,8 +438,11 @@ def _check_logits(llm: LLM, answers: Golden, gates: Gates) -> list[LogitsCheck]:
     return checks
 
 
-def _check_decode(llm: LLM, answers: Golden, tolerance: float) -> DecodeCheck:
+def _check_decode(llm: LLM, answers: Golden, logits: Sequence[LogitsCheck]) -> DecodeCheck:
     expected = answers.continuation.tolist()
+    if not all(check.passed for check in logits):
+        return DecodeCheck(len(answers.decode_prompt), len(expected), 0, None, False, skipped="logits failed")
+    tolerance = 2 * max(check.comparison.max_abs_difference for check in logits)
     params = SamplingParams(temperature=0.0, max_tokens=len(expected), ignore_eos=True)
     [output] = llm.generate([answers.decode_prompt.tolist()], params, progress=False)
     tokens = output.outputs[0].token_ids
