@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from jaxis.bringup.verify.check_layers import Divergence, LayersCheck, ModuleComparison
 from jaxis.bringup.verify.compare import GATES, LogitsComparison
 from jaxis.bringup.verify.images import ImagesCheck
-from jaxis.bringup.verify.verify import DecodeCheck, LogitsCheck, PathCheck, VerifyResult
+from jaxis.bringup.verify.paths import PathCheck
+from jaxis.bringup.verify.verify import DecodeCheck, LogitsCheck, VerifyResult
 from jaxis.cli.main import app
 
 COMPARISON = LogitsComparison(17, 1e-5, 2e-6, 3e-12, 4e-12, 1.0, 0.99)

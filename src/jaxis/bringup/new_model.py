@@ -27,13 +27,11 @@ _PARITY = Path("tests/data/families.yaml")
 
 @dataclass(frozen=True)
 class CopiedModel:
-    """The created files.
+    """The created files; `next_steps` are what else the new family needs, one line each.
 
     Attributes:
-      architecture: The entry of `architectures` in config.json that selects the new class.
-      files: The files that were written or changed.
-      check: The command that runs its tests.
-      next_steps: What else the new family needs, one line each.
+      architecture: Entry of `architectures` in config.json that selects the new class.
+      check: Command that runs its tests.
     """
 
     architecture: str
@@ -44,8 +42,6 @@ class CopiedModel:
 
 @dataclass(frozen=True)
 class _Source:
-    """The family to copy."""
-
     architecture: str
     module: ModuleType
     prefix: str  # of its classes
@@ -55,12 +51,12 @@ def new_model(name: str, like: str, root: Path) -> CopiedModel:
     """Writes a family into a checkout of jaxis.
 
     Args:
-      name: The prefix of its classes: "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`.
-      like: The family to start from, by its file ("qwen3") or architecture ("Qwen3ForCausalLM").
-      root: The checkout.
+      name: Prefix of its classes: "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`.
+      like: Family to start from, by its file ("qwen3") or architecture ("Qwen3ForCausalLM").
+      root: Folder of the checkout.
 
     Raises:
-      ConfigError: No such family, a name that is taken or invalid, or not a checkout.
+      ConfigError: There is no such family, the name is taken or invalid, or `root` is not a checkout.
     """
     source = _find(like)
     architecture = _checked_name(name)
@@ -113,7 +109,7 @@ def _checked_name(name: str) -> str:
 
 
 def _family_source(source: _Source, name: str, architecture: str) -> str:
-    """The family's file with its classes renamed, a new first line, and a declaration of the new family at its end."""
+    """Renames the classes in the family's file, and gives it a new first line and a declaration of the new family."""
     text = inspect.getsource(source.module)
     tree = ast.parse(text)
     declarations = list(_family_rows(tree))
@@ -137,7 +133,7 @@ def _family_source(source: _Source, name: str, architecture: str) -> str:
 
 
 def _with_parity_row(text: str, source: _Source, name: str, architecture: str) -> str:
-    """The table of parity tests with the copied family's first row repeated under the new name and architecture."""
+    """Repeats the copied family's first row of the parity tests' table under the new name and architecture."""
     rows = re.split(r"^(?=  - name: )", text, flags=re.MULTILINE)
     place = next((place for place, row in enumerate(rows) if _architecture_of(row) == source.architecture), None)
     if place is None:
@@ -155,7 +151,7 @@ def _family_rows(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _architecture_of(row: str) -> str | None:
-    """The architecture that belongs to the transformers config class of a row; None of what is no row."""
+    """Returns the architecture of a row's transformers config class; None for text that is no row."""
     fields = dict(re.findall(r"^    (config_class|architecture): (\w+)$", row, re.MULTILINE))
     if "config_class" not in fields:
         return None

@@ -1,4 +1,4 @@
-"""`jaxis bench`: how fast the engine runs a model on this machine, beside what the machine could do."""
+"""`jaxis bench`: the speed of a model on this machine, beside the machine's limits."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def throughput(
 def _open(
     model: str | None, arguments: dict[str, Any], max_num_seqs: int, max_model_len: int, input_len: int, seed: int
 ) -> Iterator[tuple[Session, np.random.Generator]]:
-    """A session, and the generator that draws its prompts."""
+    """Opens a session, and the generator that draws its prompts."""
     with ExitStack() as stack:
         with exit_on_interrupt():
             import numpy as np
@@ -157,11 +157,7 @@ def _open(
 
 
 def _parse_numbers(text: str, option: str) -> list[int]:
-    """The numbers of a list such as "1,16".
-
-    Raises:
-      typer.BadParameter: If it is not such a list.
-    """
+    """Parses numbers such as "1,16"; raises typer.BadParameter for anything else."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise typer.BadParameter(f"{text!r} must be a number of at least 1, or several such as 1,16", param_hint=option)

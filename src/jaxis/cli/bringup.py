@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from jaxis.bringup.verify.verify import DecodeCheck, VerifyResult
 
 
-# `jaxis analyze`: whether jaxis runs a model, told without reading its weights.
-
-
 def analyze(
     model: Annotated[
         str,
@@ -67,9 +64,6 @@ def analyze(
             raise typer.Exit(EXIT_ERROR)
 
 
-# `jaxis new-model`: starts a model family from an existing one.
-
-
 def new_model(
     name: Annotated[str, typer.Argument(help="As its classes will begin, such as Falcon4.", show_default=False)],
     like: Annotated[
@@ -95,11 +89,8 @@ def new_model(
         note("\n".join([*lines, *(f"then: {step}" for step in made.next_steps)]))
 
 
-# `jaxis verify`: whether a model computes what the reference does, and if not, which module.
-
-
 class Dtype(StrEnum):
-    """What jaxis computes in. The reference computes in float32."""
+    """Data types in which jaxis computes; the reference computes in float32."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -260,9 +251,6 @@ def _mark(passed: bool) -> str:
     return "[green]ok[/green]" if passed else "[bold red]FAIL[/bold red]"
 
 
-# `jaxis report`: the bring-up checklist of a model, ticked from evidence.
-
-
 def report(
     model: Annotated[
         str,
@@ -293,8 +281,9 @@ def report(
     with report_errors(debug=debug):
         from rich.console import Console
 
-        from jaxis.bringup.checklist.checklist import make_report, report_html, report_markdown
+        from jaxis.bringup.checklist.checklist import make_report
         from jaxis.bringup.checklist.plots import check_matplotlib
+        from jaxis.bringup.checklist.report_pages import report_html, report_markdown
 
         check_matplotlib()
         with Console(stderr=True).status("Starting") as status:

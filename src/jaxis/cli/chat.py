@@ -87,10 +87,8 @@ def _on_terminal() -> bool:
 
 
 def converse(session: ChatSession, title: str) -> None:
-    """Takes turns on a terminal, or from the lines of stdin, until there are no more.
-
-    Raises:
-      typer.Exit: A line of stdin failed.
+    """Takes turns on a terminal, or from the lines of stdin, until there are no more. Raises typer.Exit if a line of
+    stdin failed.
     """
     if _on_terminal():
         note(f"{title}. /help lists commands and keys.")
@@ -115,7 +113,6 @@ def _run_on_terminal(session: ChatSession) -> None:
 
 
 def _run_on_lines(session: ChatSession) -> bool:
-    """Takes each line of stdin as a turn; returns whether all went well."""
     all_well = True
     for line in sys.stdin:
         try:

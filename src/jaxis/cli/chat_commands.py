@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxis.cli.chat_session import ChatHistory, ChatSession, content_text
+from jaxis.cli.chat_history import ChatHistory, content_text
+from jaxis.cli.chat_session import ChatSession
 from jaxis.cli.console import note
 from jaxis.errors import RequestError
 
@@ -22,8 +23,8 @@ def run_command(session: ChatSession, line: str) -> None:
     """Runs a line that begins with a slash; its messages go to stderr.
 
     Raises:
-      RequestError: If there is no such command or it cannot be done.
-      EOFError: If it ends the chat.
+      RequestError: There is no such command, or it cannot be done.
+      EOFError: The command ends the chat.
     """
     name, _, argument = line.strip().partition(" ")
     if name not in COMMANDS:
@@ -63,7 +64,7 @@ def _set(session: ChatSession, argument: str) -> None:
 
 
 def _parse_value(text: str) -> object:
-    """A JSON value or "none"; anything else is a verbatim string."""
+    """Parses a JSON value or "none"; anything else is a verbatim string."""
     if text.lower() == "none":
         return None
     try:
@@ -133,13 +134,7 @@ def _quit(_session: ChatSession, _argument: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ChatCommand:
-    """A /command.
-
-    Attributes:
-      usage: The command with its argument, for /help.
-      help: What it does.
-      run: Does it, given the session and the argument.
-    """
+    """A /command: usage and description for /help, and the function that runs it with the session and the argument."""
 
     usage: str
     help: str

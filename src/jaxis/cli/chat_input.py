@@ -18,7 +18,7 @@ from jaxis.cli.chat_commands import COMMANDS, SETTABLE
 
 
 def history_file() -> Path:
-    """Where the lines of earlier chats are kept, by the XDG base directory specification."""
+    """Returns the file of earlier chats' lines, by the XDG base directory specification."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     else:
@@ -27,11 +27,7 @@ def history_file() -> Path:
 
 
 class ChatInput:
-    """Reads what the user says.
-
-    Args:
-      path: The history file; made if need be. If it cannot be, history lasts as long as the chat.
-    """
+    """Reads the user's messages. If the history file cannot be created, history lasts as long as the chat."""
 
     def __init__(self, path: Path) -> None:
         self._session: PromptSession[str] = PromptSession(
@@ -46,12 +42,7 @@ class ChatInput:
         )
 
     def read(self) -> str:
-        """Reads one message.
-
-        Raises:
-          KeyboardInterrupt: On Ctrl-C.
-          EOFError: On Ctrl-D.
-        """
+        """Reads one message. Raises KeyboardInterrupt on Ctrl-C and EOFError on Ctrl-D."""
         return self._session.prompt()
 
 

@@ -46,7 +46,7 @@ def write_answer(text: str, stream: TextIO | None = None) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes texts by name into a folder, which is made if missing; each ends with a line's end.
+    """Writes texts by name into a folder, which is created if missing; each ends with a newline.
 
     Raises:
       JaxisError: The folder cannot be written.
@@ -60,11 +60,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def read_stdin() -> str:
-    """All of stdin as text, without the newline that ends it.
-
-    Raises:
-      RequestError: If it is not UTF-8.
-    """
+    """Reads all of stdin, without the final newline. Raises RequestError if it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -78,9 +74,9 @@ def report_errors(*, debug: bool, exit_code: int = EXIT_ERROR, json_schema: int 
     A JaxisError is printed as one line, Ctrl-C exits with 130, a closed stdout with 141.
 
     Args:
-      debug: Let a JaxisError through with its traceback, and leave the libraries' messages on.
-      exit_code: Of a JaxisError.
-      json_schema: Where the command's answer is a JSON object of this schema, stdout gets one for a JaxisError, too.
+      debug: True to let a JaxisError through with its traceback, and leave the libraries' messages on.
+      exit_code: Exit code for a JaxisError.
+      json_schema: Schema of the command's answer if it is a JSON object; stdout then gets one for a JaxisError, too.
     """
     _set_up_messages(debug=debug)
     try:
@@ -149,9 +145,7 @@ class AnswerStats:
     """Times an answer from the moment it is asked for.
 
     Attributes:
-      num_prompt_tokens: Tokens of the prompt.
-      num_tokens: Tokens generated so far.
-      seed: What makes the answer repeatable, if it was sampled; None if it was not.
+      seed: Seed that makes a sampled answer repeatable; None if it was not sampled.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -164,7 +158,6 @@ class AnswerStats:
         self._last = self._start
 
     def add(self, num_tokens: int) -> None:
-        """Counts tokens that have just arrived."""
         self._last = time.perf_counter()
         self.num_tokens += num_tokens
         if self._first is None and num_tokens:

@@ -1,4 +1,4 @@
-"""`jaxis convert`: between Hugging Face's checkpoint format, Orbax's and GGUF."""
+"""`jaxis convert`: between the checkpoint formats of Hugging Face, Orbax and GGUF."""
 
 from __future__ import annotations
 

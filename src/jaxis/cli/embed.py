@@ -1,4 +1,4 @@
-"""`jaxis embed`: the vectors of a file of texts."""
+"""`jaxis embed`: vectors of the texts in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxis env` and `jaxis doctor`: what this installation is, and whether it computes what it should."""
+"""`jaxis env` and `jaxis doctor`: the facts of this installation, and a check that it computes correctly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug
 from jaxis.host.machine import cpu_flags, cpu_model, usable_cores
 from jaxis.version import __version__
-
-# `jaxis env`: the facts about the machine for a bug report.
-
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
 # Extra -> distributions of which one shows that the extra is installed.
@@ -55,7 +52,7 @@ def env(
 
 
 def collect() -> dict[str, Any]:
-    """Everything that `jaxis env` shows, as JSON values; sizes in bytes."""
+    """Collects all facts that `jaxis env` shows, as JSON values; sizes in bytes."""
     import psutil
 
     from jaxis.kernels import native
@@ -121,9 +118,6 @@ def _to_text(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
     return str(value)
-
-
-# `jaxis doctor`: does this installation compute what it should on this machine?
 
 
 def doctor(

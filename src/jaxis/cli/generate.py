@@ -172,7 +172,7 @@ def _params_for(llm: LLM, overrides: dict[str, Any], *, chats: bool) -> Sampling
 
 
 def _adapter_by_request(arguments: dict[str, Any]) -> LoRARequest | None:
-    """The adapter that is used beside the weights, without --merge; sets the engine's arguments for it."""
+    """Returns the adapter that is used beside the weights, without --merge; sets the engine's arguments for it."""
     if arguments.get("adapter") is None or arguments.get("merge"):
         return None
     from jaxis.lora import LoRARequest
@@ -186,10 +186,10 @@ def _adapter_by_request(arguments: dict[str, Any]) -> LoRARequest | None:
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """Model (None: the embedded one) and prompt (None: on stdin) of the command's words.
+    """Splits the command's words into model (None: the embedded one) and prompt (None: on stdin).
 
     Raises:
-      typer.BadParameter: If there are too many, or no prompt.
+      typer.BadParameter: There are too many words, or no prompt.
     """
     if len(words) > 2:
         raise typer.BadParameter(
@@ -211,7 +211,7 @@ def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _names_a_model(word: str) -> bool:
-    """Whether a lone word is a checkpoint or shaped like a path or a Hub id, rather than a prompt."""
+    """Returns whether a lone word is a checkpoint or shaped like a path or a Hub id, rather than a prompt."""
     # For a prompt that is too long for a file name, os.path reports that there is no such file.
     config = os.path.join(os.path.expanduser(word), "config.json")
     return os.path.isfile(config) or _HUB_ID_OR_PATH.fullmatch(word) is not None
@@ -236,7 +236,7 @@ def _prompt_for(
     *,
     num_images: int = 0,
 ) -> str | list[int]:
-    """The text itself for a base model or `raw`, otherwise the token ids of a conversation that contains it."""
+    """Returns the string itself for a base model or `raw`, otherwise the token ids of a conversation with it."""
     if num_images:
         llm.images.check_takes("image", "--image")
     name = model or "the embedded model"

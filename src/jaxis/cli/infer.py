@@ -64,7 +64,7 @@ def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
     """Writes `--section.field value` and `--section.field=value` into a configuration; values are YAML.
 
     Raises:
-      typer.BadParameter: An argument is something else.
+      typer.BadParameter: An argument has another shape.
     """
     from jaxis.inference.inference_config import parse_yaml
 
@@ -92,11 +92,7 @@ def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
 
 @contextmanager
 def input_file(path: str | None) -> Iterator[Path]:
-    """The input; stdin if none is named.
-
-    Raises:
-      ConfigError: It is stdin, and that is a terminal.
-    """
+    """Yields the input; stdin if none is named. Raises ConfigError if stdin is a terminal."""
     if path is not None and path != STANDARD_STREAM:
         yield Path(path)
         return
@@ -109,12 +105,11 @@ def input_file(path: str | None) -> Iterator[Path]:
 
 
 def output_of(path: str | None) -> Path | BinaryIO:
-    """The output; stdout if none is named."""
+    """Returns the output; stdout if none is named."""
     return sys.stdout.buffer if path is None or path == STANDARD_STREAM else Path(path)
 
 
 def summary_line(summary: RunSummary) -> str:
-    """The last line on stderr."""
     failed = f", {summary.failed} failed" if summary.failed else ""
     return f"{summary.completed} of {summary.total} rows answered{failed}"
 

@@ -1,4 +1,4 @@
-"""`jaxis serve --kv-disk [SIZE]`: the KV cache on disk with one word, which stands for a size, a folder and memory."""
+"""`jaxis serve --kv-disk [SIZE]`: one option that turns on the KV cache on disk, with its size, folder and memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxis.host.byte_size import human_bytes, parse_bytes
 
 OPTION = "--kv-disk"
 AUTO = "auto"
-"""The size that the option has without one."""
-# Of the disk's free bytes and those that the folder holds, and at most.
+"""Size of an option that is given without one."""
+# Share of the disk's free bytes and the folder's own, and its maximum.
 _DISK_SHARE, _MAX_DISK_BYTES = 0.25, 100 << 30
-# Of the free memory: blocks from disk pass through it. At most as much as the longest of usual contexts takes.
+# Share of the free memory, through which blocks from disk pass. The maximum is what the longest usual contexts take.
 _MEMORY_SHARE, _MAX_MEMORY_BYTES = 0.125, 8 << 30
 _MIN_MEMORY_GIB = 1 / 64
 
 
 def with_size(args: list[str]) -> list[str]:
-    """A command's arguments, with `auto` for a size where `--kv-disk` is followed by something else."""
+    """Returns a command's arguments, with `auto` where no size follows `--kv-disk`."""
     found = []
     for i, arg in enumerate(args):
         has_size = args[i + 1 : i + 2] and _is_size(args[i + 1])
@@ -31,14 +31,14 @@ def with_size(args: list[str]) -> list[str]:
 
 
 def kv_disk_arguments(size: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's arguments for the KV cache on disk; none without the option.
+    """Returns the engine's arguments for the KV cache on disk; none without the option.
 
     Args:
-      size: Of all files, or "auto": a quarter of what is free, at most 100 GiB. None is without the option.
-      given: The engine's arguments that were given, of which `kv_offloading_dir` and `kv_offloading_size` stay.
+      size: Most bytes of all files, or "auto": a quarter of the free ones, at most 100 GiB. None is without the option.
+      given: Given arguments of the engine, of which `kv_offloading_dir` and `kv_offloading_size` stay.
 
     Raises:
-      ConfigError: It is not a size, or the disk cannot be looked at.
+      ConfigError: The size is invalid, or the disk cannot be examined.
     """
     if size is None:
         return {}
@@ -51,7 +51,7 @@ def kv_disk_arguments(size: str | None, given: Mapping[str, Any]) -> dict[str, A
 
 
 def kv_disk_line(arguments: Mapping[str, Any]) -> str | None:
-    """What the server says of it at the start; None if there are no files."""
+    """Returns the line about it that the server prints at the start; None if there are no files."""
     if (folder := arguments.get("kv_offloading_dir")) is None:
         return None
     size = human_bytes(parse_bytes(arguments["kv_offloading_disk_size"], OPTION))
@@ -61,7 +61,7 @@ def kv_disk_line(arguments: Mapping[str, Any]) -> str | None:
 
 
 def default_folder() -> Path:
-    """Where blocks are kept if no folder is given."""
+    """Returns the folder of blocks if none is given."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "jaxis" / "kv"
 

@@ -25,7 +25,7 @@ def _lora(help: str, **settings: Any) -> OptionInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraOptions:
-    """Which adapters there are, and how many of them run at once; see docs/adapters.md."""
+    """Adapters that are available, and the number of them that run at once; see docs/adapters.md."""
 
     enable_lora: Annotated[bool, _lora("Let requests ask for adapters.")] = False
     lora_modules: Annotated[
@@ -52,17 +52,13 @@ class LoraOptions:
 
     @property
     def allows_updates(self) -> bool:
-        """Whether requests may load and unload adapters."""
+        """True if requests may load and unload adapters."""
         return self.lora_updates or (
             self.enable_lora and os.environ.get(_UPDATES_VARIABLE, "").lower() in ("1", "true")
         )
 
     def llm_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `EngineArgs`.
-
-        Raises:
-          ConfigError: The options contradict each other.
-        """
+        """Returns keyword arguments of `EngineArgs`. Raises ConfigError if the options contradict each other."""
         given = dataclasses.asdict(self)
         if not self.enable_lora:
             for name in ("lora_modules", "lora_root", "lora_updates", "lora_target_modules"):
@@ -79,13 +75,13 @@ class LoraOptions:
         return given | {"lora_modules": read_modules(self.lora_modules or ()), "lora_root": root}
 
     def check_none(self, because: str) -> None:
-        """Raises ConfigError if adapters are asked for, where there can be none."""
+        """Raises ConfigError if adapters are asked for where none are possible."""
         if self.enable_lora or self.llm_arguments():
             raise ConfigError(f"--enable-lora {because}")
 
 
 def spread_modules(args: Sequence[str]) -> list[str]:
-    """A command's arguments with the option before each adapter, where one is followed by several as in vLLM."""
+    """Repeats `--lora-modules` before each adapter, where several follow one as in vLLM."""
     found: list[str] = []
     goes_on = False
     for i, arg in enumerate(args):
@@ -100,10 +96,10 @@ def spread_modules(args: Sequence[str]) -> list[str]:
 
 
 def read_modules(given: Sequence[str]) -> dict[str, str]:
-    """Name -> folder of adapters as the command line has them: NAME=FOLDER, or JSON with name and path, as in vLLM.
+    """Maps names to folders of adapters from the command line: NAME=FOLDER, or JSON with name and path, as in vLLM.
 
     Raises:
-      ConfigError: One is neither, or a name is given twice.
+      ConfigError: An adapter is neither, or a name is given twice.
     """
     found: dict[str, str] = {}
     for text in given:

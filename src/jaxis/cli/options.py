@@ -32,11 +32,7 @@ Group = TypeVar("Group")
 
 
 def parse_json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    """Parses an option's JSON object.
-
-    Raises:
-      typer.BadParameter: If it is anything else.
-    """
+    """Parses an option's JSON object; raises typer.BadParameter for anything else."""
     if text is None:
         return None
     try:
@@ -75,7 +71,7 @@ Replicas = Annotated[
 
 
 def _engine_option(name: str) -> tuple[str, Any, Any] | None:
-    """An argument of `EngineArgs` as the field of a group of options; None if it has no option."""
+    """Makes an argument of `EngineArgs` the field of a group of options; returns None if it has no option."""
     argument, info, hint = EngineArgs.__dataclass_fields__[name], argument_infos()[name], argument_types()[name]
     if info.help is None:
         return None
@@ -103,14 +99,10 @@ def _with_engine_options(group: type[Group]) -> type[Group]:
 @_with_engine_options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the model is loaded and run: an option for each argument of `EngineArgs` that has one."""
+    """Loading and running of the model: an option for each argument of `EngineArgs` that has one."""
 
     def llm_arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `jaxis.LLM`, checked.
-
-        Raises:
-          typer.BadParameter: A value cannot be parsed.
-        """
+        """Returns checked keyword arguments for `jaxis.LLM`. Raises typer.BadParameter if a value cannot be parsed."""
         given = dataclasses.asdict(self)
         names = {info.option or name: name for name, info in argument_infos().items()}
         arguments = {names[option]: value for option, value in given.items() if value is not None}
@@ -123,11 +115,7 @@ class EngineOptions:
 
 
 def parse_additional_config(text: str) -> dict[str, Any]:
-    """Parses the option's JSON object, or reads the file that it names.
-
-    Raises:
-      typer.BadParameter: If it is neither.
-    """
+    """Parses the option's JSON object, or reads the file that it names; raises typer.BadParameter for anything else."""
     try:
         return read_mapping(text, "additional_config")
     except ConfigError as error:
@@ -135,7 +123,7 @@ def parse_additional_config(text: str) -> dict[str, Any]:
 
 
 def bounded(bounds: Bounds, help: str, **settings: Any) -> OptionInfo:
-    """An option with a parameter's bounds."""
+    """Makes an option with a parameter's bounds."""
     return typer.Option(help=help, min=bounds.low, max=bounds.high, **settings)
 
 
@@ -181,10 +169,10 @@ class SamplingOptions:
     ] = None
 
     def overrides(self, **more: Any) -> dict[str, Any]:
-        """The fields of SamplingParams that were given, and `more` of them; None counts as not given.
+        """Returns the given fields of SamplingParams, and `more` of them; None counts as not given.
 
         Raises:
-          typer.BadParameter: If SamplingParams refuses them.
+          typer.BadParameter: SamplingParams refuses them.
         """
         given = {**dataclasses.asdict(self), **more}
         given = {name: value for name, value in given.items() if value is not None and value != []}
@@ -200,7 +188,7 @@ _FILTERS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def chat_params(defaults: SamplingParams, overrides: dict[str, Any]) -> SamplingParams:
-    """The parameters of a conversation: where the model brings none for sampling, gentler ones than the APIs have.
+    """Returns the parameters of a conversation; gentler sampling than the APIs' if the model brings none.
 
     Without filters, a small model soon leaves the subject. A line says so, unless a temperature is given.
     """
@@ -215,7 +203,7 @@ def chat_params(defaults: SamplingParams, overrides: dict[str, Any]) -> Sampling
 
 
 def with_drawn_seed(params: SamplingParams) -> SamplingParams:
-    """The parameters with a seed, if they sample and have none: without, every run would give the same answer."""
+    """Draws a seed for parameters that sample and have none: otherwise every run would give the same answer."""
     if params.greedy or params.seed is not None:
         return params
     return dataclasses.replace(params, seed=secrets.randbits(32))
@@ -228,9 +216,9 @@ def open_llm(
 
     Args:
       model: Folder, file or Hub id.
-      arguments: Of `LLM`.
-      chats: A chat template will be rendered, if there is one: the process that does it starts meanwhile.
-      needs_chat_template: It is an error if there is none.
+      arguments: Arguments of `LLM`.
+      chats: True to start the process that renders chat templates meanwhile.
+      needs_chat_template: True to raise an error if the model has none.
     """
     with exit_on_interrupt():
         if chats:
@@ -245,7 +233,7 @@ def open_llm(
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a typer command one option for each field of its parameters that are dataclasses.
 
-    A flag has one name, so that the help cuts nothing at 80 columns: `--no-NAME` if it is on by default.
+    A flag has only one name, `--no-NAME` if it is on by default, so that the help fits into 80 columns.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type] = {}

@@ -1,4 +1,4 @@
-"""`jaxis plan`: whether and how a model fits on accelerators, and what its steps must cost there at least."""
+"""`jaxis plan`: fits a model on accelerators, and estimates the least cost of its steps there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxis.planning.plan import WantedPlaces
 
 DEFAULT_TARGETS = ("v5e-8", "v6e-8", "v5p-8", "tpu7x-8", "a100x8", "h100x8", "h200x8", "b200x8")
-"""One machine, or the smallest slice with a host's devices, of each accelerator that is bought today."""
+"""One machine, or the smallest slice with a host's devices, of each accelerator that is sold today."""
 
 
 def plan(
@@ -167,7 +167,7 @@ def plan(
 
 
 def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPlaces:
-    """Room for adapters by request of the layers that `targets` names, with commas."""
+    """Computes the room for adapters by request of the layers that `targets` names, with commas."""
     from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
     from jaxis.planning.plan import WantedPlaces
 
@@ -180,7 +180,7 @@ def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPl
 
 
 def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *, as_json: bool) -> bool:
-    """Prints what a training needs of each device; whether it fits on all of them."""
+    """Prints a training's needs of each device; returns whether it fits on all of them."""
     from jaxis.compilation.targets import parse_target
     from jaxis.errors import ConfigError
     from jaxis.inference.inference_config import read_yaml_mapping

@@ -215,7 +215,6 @@ def _requested_rules(quantization: str | None, additional: dict[str, Any] | None
 
 
 def format_evaluation(evaluation: Evaluation) -> str:
-    """The table that --evaluate prints."""
     share = evaluation.quantized_bytes / evaluation.source_bytes
     rows = [
         ("", "source", "quantized"),

@@ -1,4 +1,4 @@
-"""The entry point of the `jaxis` script: what is done before the commands are imported."""
+"""The entry point of the `jaxis` script: steps before the commands are imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GC_THRESHOLD = 10_000
 
 
 def script() -> None:
-    """Runs the command of `sys.argv`, and then the process is gone.
+    """Runs the command of `sys.argv`, and ends the process at once.
 
     Taking the interpreter, JAX's modules and the weights apart takes a tenth of a short command's time, for nothing.
     """

@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxis.cli.client_lines import KEY_VARIABLE, client_lines
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.kv_disk import kv_disk_arguments, kv_disk_line
 from jaxis.cli.lora_options import LoraOptions
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
-from jaxis.cli.serve_options import (
-    KEY_VARIABLE,
-    HostOptions,
-    LimitOptions,
-    ServerOptions,
-    SeveralModelsOptions,
-    client_lines,
-)
+from jaxis.cli.serve_options import HostOptions, LimitOptions, ServerOptions, SeveralModelsOptions
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.worker_start import drop_ahead
 from jaxis.errors import ConfigError
@@ -213,7 +207,7 @@ def _serve_several(
 
 
 def _follow(hosts: HostOptions, model: str | None) -> None:
-    """Does what host 0 says; of the other options, only the model counts: where this host has it."""
+    """Follows host 0; of the other options, only the model counts: its path on this host."""
     drop_ahead()  # the engine runs in this process
     with exit_on_interrupt():
         from jaxis.engine.follower import follow
@@ -266,7 +260,6 @@ def _serve(
 
 
 def _run(server: DrainingServer, config: ServerConfig, listener: socket.socket) -> None:
-    """Serves until a signal ends it."""
     from jaxis.host.machine import yield_to_others
 
     # uvicorn raises its signals once more after the requests have ended: that is a success.
@@ -307,15 +300,7 @@ def _start_process(arguments: Mapping[str, Any], runner: Runner, **settings: Any
 def several_lines(
     models: Sequence[ModelSettings], config: ServerConfig, host: str, port: int, *, tls: bool
 ) -> list[str]:
-    """The message printed when a server of several models starts: which there are, and where.
-
-    Args:
-      models: All of them.
-      config: How they are served.
-      host: Where the server listens.
-      port: The same.
-      tls: Whether it does so with TLS.
-    """
+    """Returns the message that a server of several models prints at the start: the models and the server's address."""
     url = _url(host, port, tls=tls)
     names = [", ".join(model.names.names) + (" (pinned)" if model.pinned else "") for model in models]
     lines = [f"models: {'; '.join(names)}", *_address_lines(url, config, host)]
@@ -326,15 +311,9 @@ def several_lines(
 def start_lines(
     engine: AsyncEngine, config: ServerConfig, host: str, port: int, *, tls: bool, seed: int | None = None
 ) -> list[str]:
-    """The message printed when the server starts: the model, what fits, where, and commands that work.
+    """Returns the message that the server prints at the start: model, capacity, address, and commands that work.
 
-    Args:
-      engine: Built.
-      config: How it is served.
-      host: Where the server listens.
-      port: The same.
-      tls: Whether it does so with TLS.
-      seed: The engine's, if it was drawn.
+    `seed` is the engine's, if it was drawn.
     """
     url = _url(host, port, tls=tls)
     info, generates = engine.info, "completion" in engine.info.capabilities
@@ -362,13 +341,13 @@ def start_lines(
 
 
 def _url(host: str, port: int, *, tls: bool) -> str:
-    """The address for a client on this machine, without a path."""
+    """Returns the address for a client on this machine, without a path."""
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if tls else 'http'}://{shown_host}:{port}"
 
 
 def _address_lines(url: str, config: ServerConfig, host: str) -> list[str]:
-    """Where the server is, and who can use it."""
+    """Describes the server's address, and its allowed clients."""
     from jaxis.server.listener import is_loopback
 
     lines = [f"url:    {url}/v1" + ("  (API key needed)" if config.needs_key else "")]

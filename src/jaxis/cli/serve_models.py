@@ -47,16 +47,16 @@ def read_models(
     options: Mapping[str, Any],
     config: ServerConfig,
 ) -> tuple[list[ModelSettings], PoolLimits]:
-    """All models with their options, checked.
+    """Reads all models with their options, and checks them.
 
     Args:
-      models: Those of the command line.
-      several: How they share the machine.
+      models: Models of the command line.
+      several: Options that the models share.
       options: Options of the command line, by the names of their fields: for all models that have none of their own.
-      config: Of the server.
+      config: Configuration of the server.
 
     Raises:
-      ConfigError: Something cannot be honoured; it names the file, the model and the key.
+      ConfigError: Something cannot be honoured; the message names the file, the model and the key.
     """
     entries: list[tuple[str, Mapping[str, Any]]] = [(f"the model {name}", {"model": name}) for name in models]
     if several.models is not None:
@@ -81,7 +81,7 @@ def read_models(
 
 
 def _read_file(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Where each model is, for errors, and its keys with the defaults."""
+    """Returns the name of each model for errors, and its keys with the defaults."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -112,13 +112,7 @@ def _read_file(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 class _EntryReader:
-    """Reads models.
-
-    Args:
-      options: Of the command line.
-      config: Of the server.
-      idle_timeout: Of the command line.
-    """
+    """Reads models; `options` and `idle_timeout` are the command line's."""
 
     def __init__(self, options: Mapping[str, Any], config: ServerConfig, idle_timeout: str | None) -> None:
         self._options, self._config = options, config
@@ -137,11 +131,7 @@ class _EntryReader:
         self._flags = [name for name in self._names if name.startswith("no_")]  # each turns its field off
 
     def read(self, entry: Mapping[str, Any]) -> ModelSettings:
-        """A model.
-
-        Raises:
-          JaxisError: A key or a value cannot be honoured.
-        """
+        """Reads a model. Raises JaxisError if a key or a value cannot be honoured."""
         keys = {key.replace("-", "_"): value for key, value in entry.items() if value is not None}
         model, name = keys.pop("model", None), keys.pop("name", None)
         pinned, idle = keys.pop("pinned", False), keys.pop("idle_timeout", self._idle_timeout)
@@ -177,7 +167,7 @@ class _EntryReader:
         return ModelSettings(config=config, engine_arguments=arguments, pinned=pinned, idle_seconds=_idle_seconds(idle))
 
     def _parse(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that keys give, read as the command line reads them."""
+        """Parses the options that keys give, as the command line does."""
         arguments = [argument for key, value in keys.items() for argument in self._arguments(key, value)]
         try:
             self._command.invoke(self._command.make_context("model", arguments))
@@ -187,11 +177,7 @@ class _EntryReader:
         return {name: value for name, value in self._parsed.items() if name in given}
 
     def _arguments(self, key: str, value: object) -> list[str]:
-        """A key as the command line's arguments.
-
-        Raises:
-          ConfigError: There is no such option, or not of one model.
-        """
+        """Writes a key as the command line's arguments. Raises ConfigError if no such option exists for one model."""
         if key in self._names or f"no_{key}" in self._flags:
             flag = f"no_{key}" if f"no_{key}" in self._flags else key
             option = f"--{flag.replace('_', '-')}"

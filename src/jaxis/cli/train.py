@@ -82,7 +82,7 @@ def _show(trainer: Trainer, count: int) -> None:
 
 
 def _write_report(config: TrainConfig) -> None:
-    """Writes the page of a run; where it cannot be written, nothing else is missing."""
+    """Writes the page of a run; a failure is a note, not an error."""
     from jaxis.errors import JaxisError
     from jaxis.training.run_page import write_report
 
@@ -109,7 +109,7 @@ def _report(
 
 
 def _finished(result: TrainingResult, config: TrainConfig, base: Path) -> list[str]:
-    """What there is now, and what can be done with it."""
+    """Describes the results of a run, and their uses."""
     done, output = f"{result.num_steps} steps done", str(result.output)
     if not config.training.save_final_model:
         return [f"{done}; the model was not saved (training.save_final_model)"]
@@ -124,7 +124,7 @@ def _finished(result: TrainingResult, config: TrainConfig, base: Path) -> list[s
 
 
 def _without_resume(arguments: list[str]) -> list[str]:
-    """The arguments without what says where a run goes on."""
+    """Removes the arguments that say where a run continues."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxis.bringup.checklist.checklist import Report, make_report, report_html, report_markdown
+from jaxis.bringup.checklist.checklist import Report, make_report
+from jaxis.bringup.checklist.report_pages import report_html, report_markdown
 from jaxis.errors import ConfigError
 
 CONFIG = {

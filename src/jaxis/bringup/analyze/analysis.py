@@ -53,8 +53,7 @@ class KeyStatus:
     """One key of config.json.
 
     Attributes:
-      key: Its name, dotted if it is nested.
-      value: Its value in the file.
+      key: Name of the key, dotted if it is nested.
       status: "supported": read and honoured. "default": read, and equal to what the family assumes anyway. "neutral":
         cannot change logits. "unsupported": known, but not implemented. "unknown": not known to jaxis.
     """
@@ -66,12 +65,11 @@ class KeyStatus:
 
 @dataclass(frozen=True)
 class Memory:
-    """A memory, and which weights fit into it.
+    """Memory for weights and cache.
 
     Attributes:
       name: "RAM", a device's name, or "given".
-      nbytes: Its total size.
-      fits: One for each width of the weights.
+      fits: One entry for each precision of the weights.
     """
 
     name: str
@@ -84,21 +82,13 @@ class Analysis:
     """The result of `jaxis analyze`.
 
     Attributes:
-      model: The name that the user gave.
-      architectures: From config.json.
-      problems: The reasons why it cannot run, one line each; empty if it can.
-      keys: Every key of config.json.
-      axes: The value on each axis.
-      tensor_problems: Mismatches of tensors and parameters; None if there are no weights, or no family to check.
-      no_tensors_reason: Why tensors were not checked; empty if they were.
-      num_tensors: Tensors of the checkpoint; None without weights.
-      bytes_by_dtype: Bytes of its tensors per type; None without weights.
-      parameters: The parameter counts; None if the model cannot be constructed.
-      kv_cache_dtype: Type of the cache that `kv_cache` describes.
-      kv_cache: What the layers keep of each token; None if the model cannot be constructed.
+      problems: Reasons why the model cannot run, one line each; empty if it can.
+      tensor_problems: Mismatches of tensors and parameters; None without weights, or without a family to check.
+      no_tensors_reason: Reason why tensors were not checked; empty if they were.
+      kv_cache: Cache of each kind of layer, in `kv_cache_dtype`; None, like `parameters` and `memory`, if the model
+        cannot be constructed.
       max_context: Most tokens that the config allows; None if it has no limit.
-      memory: What fits into memory; None if the model cannot be constructed.
-      closest_families: Of an architecture that jaxis does not have: where to start, the closest first.
+      closest_families: Families to start from if jaxis lacks the architecture, the closest first.
     """
 
     model: str
@@ -119,16 +109,16 @@ class Analysis:
 
     @property
     def can_run(self) -> bool:
-        """Whether jaxis can run the model, regardless of memory."""
+        """True if jaxis can run the model, regardless of memory."""
         return not self.problems
 
     @property
     def fits(self) -> bool:
-        """Whether the weights, at some precision, fit into the memory."""
+        """True if the weights fit into the memory at some precision."""
         return self.memory is not None and any(fit.fits for fit in self.memory.fits)
 
     def to_json(self) -> str:
-        """One JSON object; docs/bring-up.md describes it."""
+        """Returns one JSON object, described in docs/bring-up.md."""
         status = "can_run" if self.can_run else "cannot_run"
         facts = {"schema": SCHEMA, "status": status, "can_run": self.can_run, "fits": self.fits} | dataclasses.asdict(
             self
@@ -151,9 +141,9 @@ def analyze(
     """Analyses a model without reading its weights.
 
     Args:
-      model: A folder, a config.json, or a Hub id, of which nothing but config.json and headers is downloaded.
-      memory: Memory for weights and cache, in bytes or as "80GiB"; None is what this machine has.
-      kv_cache_dtype: Type of the cache that the figures assume.
+      model: A folder, a config.json, or a Hub id, of which only config.json and headers are downloaded.
+      memory: Memory for weights and cache, in bytes or as "80GiB"; None is this machine's.
+      kv_cache_dtype: Type of the cache that the sizes assume.
       revision: Branch, tag or commit on the hub.
 
     Raises:
@@ -301,7 +291,6 @@ def _memory(
 
 
 def _sized(vllm_config: VllmConfig, max_context: int, cache_dtype: DTypeLike) -> VllmConfig:
-    """The configuration of a server with the limits that it has unless others are asked for."""
     return dataclasses.replace(
         vllm_config,
         model_config=dataclasses.replace(vllm_config.model_config, max_model_len=max_context),

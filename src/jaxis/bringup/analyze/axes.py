@@ -1,7 +1,7 @@
-"""The axes along which decoder models differ: what a config asks for on each, and whether jaxis provides it.
+"""The axes along which decoder models differ: the features that a config asks for, and whether jaxis provides them.
 
-A detector (`detectors.py`) turns keys of a config into features. Each feature names the code that provides it, and that
-code is looked up, so that this table cannot promise anything that jaxis lacks.
+A detector (`detectors.py`) turns keys of a config into features. Each feature names the code that provides it. That
+code is looked up, so the table cannot promise anything that jaxis lacks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class _HasRope(Protocol):
     """An attention layer of any kind."""
 
     @property
-    def rope(self) -> RotaryEmbedding | None:
-        """Rotates queries and keys by their positions; None if the layer has no RoPE."""
-        ...
+    def rope(self) -> RotaryEmbedding | None: ...
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,9 @@ class Feature:
     """One feature that a config asks for.
 
     Attributes:
-      value: The feature in words.
-      code: The code that provides it: "package.module:name", a parameter as "...:name(parameter)", or an entry of a
-        table or tuple as "...:name[key]". "" means that every model here has it; None means that no code provides it.
-      files: The files of src/jaxis where it belongs.
-      keys: Keys of the config that ask for it.
+      code: Code that provides it: "package.module:name", a parameter as "...:name(parameter)", or an entry of a table
+        or tuple as "...:name[key]". "" means that every model here has it; None means that no code provides it.
+      files: Files of src/jaxis where it belongs.
     """
 
     value: str
@@ -56,7 +52,6 @@ class Feature:
 
     @property
     def is_provided(self) -> bool:
-        """Whether the code exists."""
         return self.code == "" or (self.code is not None and _exists(self.code))
 
 
@@ -66,12 +61,10 @@ class ModelFacts:
 
     Attributes:
       layers: Name of a parameter below its layer -> (shape, number of layers that have it).
-      is_tied: Whether the head is the embedding table.
       spans: (kind of cache, most tokens it ever needs or None) -> number of layers.
-      norms: Norms that stand in a layer, beside its blocks.
-      rope_counts: Whether a layer has RoPE -> number of layers; empty if layers do not say.
-      rope_kinds: How the layers' RoPE differs from pairs of halves that rotate forwards.
-      has_tower: Whether images are encoded for it.
+      rope_counts: Layer has RoPE -> number of layers; empty if layers do not say.
+      rope_kinds: Differences of the layers' RoPE from pairs of halves that rotate forwards.
+      has_tower: True if the model has an image encoder.
     """
 
     layers: dict[str, tuple[tuple[int, ...], int]]
@@ -84,7 +77,6 @@ class ModelFacts:
 
     @classmethod
     def of(cls, model: JaxModule, vllm_config: VllmConfig) -> ModelFacts:
-        """Collects the facts from an abstractly constructed model and its configuration."""
         layers: dict[str, tuple[tuple[int, ...], int]] = {}
         known_as = checkpoint_names_of(model).name_in_checkpoint
         for name, param in named_parameters(model):
@@ -121,9 +113,7 @@ class Axis:
     """A model's value on one axis.
 
     Attributes:
-      name: The axis.
-      features: What the config, or the constructed model, has on it.
-      keys: Keys of the config that determine it, and whether their values differ from the defaults.
+      keys: Keys of the config that determine it -> True if the value differs from the default.
     """
 
     name: str
@@ -132,7 +122,6 @@ class Axis:
 
     @property
     def missing(self) -> tuple[Feature, ...]:
-        """The values that jaxis does not implement."""
         return tuple(feature for feature in self.features if not feature.is_provided)
 
 
@@ -144,9 +133,7 @@ class AxisRow:
     """A row of the table of axes.
 
     Attributes:
-      name: The axis.
-      detector: What the config, or the constructed model, has on it.
-      other_keys: Further keys that belong to it, which the detector does not need to read.
+      other_keys: Further keys that belong to the axis and that the detector does not read.
     """
 
     name: str
@@ -154,12 +141,7 @@ class AxisRow:
     other_keys: tuple[str, ...] = ()
 
     def detect(self, config: HFConfig, facts: ModelFacts | None) -> Axis:
-        """The model's value on the axis.
-
-        Args:
-          config: The text model's; reading a key here does not mark it as used.
-          facts: From the constructed model; None if there is none.
-        """
+        """Returns the model's value on the axis; reading a key of `config` here does not mark it as used."""
         view = HFConfig(config.to_dict(), source=config.source)
         features = tuple(self.detector(view, facts))
         for key in self.other_keys:
@@ -170,7 +152,6 @@ class AxisRow:
 
 
 def files_of(feature: Feature) -> tuple[str, ...]:
-    """The files where a feature belongs: its own, or those of its code."""
     if feature.files or not feature.code:
         return feature.files
     module = feature.code.partition(":")[0]

@@ -25,14 +25,13 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 
 @dataclass(frozen=True)
 class ClosestFamily:
-    """A family, and what the checkpoint has otherwise, in the first layers.
+    """A family, and its differences from the checkpoint in the first layers.
 
     Attributes:
-      like: Its name for `jaxis new-model --like`.
-      unknown_tensors: Kinds of tensors that it does not take, layers as "*".
+      like: Name of the family for `jaxis new-model --like`.
+      unknown_tensors: Kinds of tensors that the family does not take, layers as "*".
       missing_tensors: Kinds of parameters that the checkpoint has no tensors for.
-      unknown_keys: Keys of config.json that it does not know.
-      by: What was compared.
+      by: The things that were compared.
     """
 
     like: str
@@ -42,7 +41,7 @@ class ClosestFamily:
     by: str
 
     def differences(self) -> list[str]:
-        """What is otherwise, in words."""
+        """Describes the differences in words."""
         parts = (
             ("it does not know the tensors", self.unknown_tensors),
             ("the checkpoint lacks", self.missing_tensors),
@@ -52,11 +51,8 @@ class ClosestFamily:
 
 
 def closest_families(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> tuple[ClosestFamily, ...]:
-    """The built-in families that differ least, the closest first; without weights, by their keys alone.
-
-    Args:
-      config: A parsed config.json.
-      tensors: Name -> header of the checkpoint's tensors.
+    """Ranks the built-in families by their differences, the closest first; without tensors, by keys of config.json
+    alone.
     """
     text = config.get("text_config")
     values = dict(text if isinstance(text, Mapping) else config)
@@ -72,7 +68,7 @@ def closest_families(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo
 
 
 def _other_words(architecture: str, values: Mapping[str, Any]) -> int:
-    """How many keys with a word for a value, such as the activation's, have another than the family assumes."""
+    """Counts the keys whose value is a word, such as the activation's, other than the family's default."""
     reference = reference_of(model_types_of(architecture)[0])
     defaults = {} if reference is None else reference.defaults
     return sum(
@@ -103,7 +99,7 @@ def _by_keys(values: Mapping[str, Any]) -> list[str]:
 def _compared(
     architecture: str, values: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None
 ) -> ClosestFamily | None:
-    """The differences; None if the family cannot be constructed from such a config."""
+    """Returns the differences; None if the family cannot be constructed from such a config."""
     own = {"architectures": [architecture], "model_type": model_types_of(architecture)[0]}
     try:
         model, unknown_keys = construct_once({**values, **own})

@@ -30,12 +30,9 @@ class Construction:
     """The result of constructing the model's family without weights.
 
     Attributes:
-      model: The model, with shapes and types for parameters; None if the family is missing or refuses the config.
-      vllm_config: The configuration that it was constructed from.
-      uses: How each key of config.json was used.
-      refusals: Why it cannot be constructed as configured, one line each.
+      model: The model with shapes and types for parameters; None if the family is missing or refuses the config.
+      refusals: Reasons why it cannot be constructed as configured, one line each.
       refused_keys: Keys that the refusals name.
-      is_known: Whether jaxis implements the architecture.
     """
 
     model: JaxModule | None
@@ -55,9 +52,9 @@ def construct(
     """Constructs the family abstractly; removes a refused key and tries again, to find all of them.
 
     Args:
-      values: config.json, parsed.
-      source: Where the values come from, for error messages.
-      rules: How to quantize an unquantized checkpoint; None leaves it unquantized.
+      values: Parsed config.json.
+      source: Name of the values' source, for error messages.
+      rules: Quantization of an unquantized checkpoint; None leaves it unquantized.
       tensors: Name -> header of the checkpoint's tensors; None without weights.
     """
     config = HFConfig(values, source=source)
@@ -94,7 +91,7 @@ def construct(
 
 
 def construct_once(values: Mapping[str, Any]) -> tuple[JaxModule, list[str]]:
-    """The family constructed abstractly, and the keys that it does not know.
+    """Constructs the family abstractly; returns the model and the keys that it does not know.
 
     Raises:
       ConfigError: It refuses the config.
@@ -138,7 +135,7 @@ def _construct(
 
 
 def _names(message: str, key: str) -> bool:
-    """Whether an error message names the key, alone or with the objects that contain it."""
+    """Returns whether an error message names the key, alone or with the objects that contain it."""
     return re.search(rf"(?<![\w]){re.escape(key.rpartition('.')[2])}(?!\w)", message) is not None
 
 

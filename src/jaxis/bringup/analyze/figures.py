@@ -34,15 +34,13 @@ MEMORY_SHARE = ACCELERATOR_MEMORY_SHARE
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Numbers of parameters.
+    """Numbers of parameters; shared ones count once.
 
     Attributes:
-      total: All of them.
       embedding: Parameters of the token embedding table, which is looked up, not multiplied, unless it is tied to the
         head.
-      experts: Parameters of all routed experts.
-      active: Parameters that multiply one token: all except unchosen experts and tables that are
-        only looked up (untied embeddings, those of layers).
+      active: Parameters that multiply one token: all except unchosen experts and tables that are only looked up (untied
+        embeddings, per-layer embeddings).
     """
 
     total: int
@@ -58,8 +56,7 @@ class CacheKind:
     Attributes:
       kind: "full", "window", "chunk", "latent", "index" (an indexer's keys, beside the latents of its layer) or
         "state"; a window or chunk is as long as `max_tokens`.
-      layers: Number of layers.
-      bytes_per_token: Bytes per token, all these layers together; of a state, its bytes, which are for all tokens.
+      bytes_per_token: Bytes per token of all these layers together; of a state, its bytes, which are for all tokens.
       max_tokens: Most tokens of a sequence that are needed at once; None is all.
     """
 
@@ -71,13 +68,12 @@ class CacheKind:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether weights of some precision fit into a memory, and how much context fits beside them.
+    """Weights of one precision in a memory, and the context that fits beside them.
 
     Attributes:
       weights: "as published", "bfloat16", "int8" or "int4".
-      weight_bytes: Bytes of the weights.
-      fits: Whether they fit together with one block of cache.
-      context_tokens: The longest single sequence that fits beside them, at most the model's limit; 0 if none fits.
+      fits: True if they fit together with one block of cache.
+      context_tokens: Longest single sequence that fits beside them, at most the model's limit; 0 if none fits.
     """
 
     weights: str
@@ -87,7 +83,7 @@ class Fit:
 
 
 def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCount:
-    """Counts the parameters of an abstractly constructed model; shared ones count once."""
+    """Counts the parameters of an abstractly constructed model."""
     sizes = {id(param): (name, param) for name, param in named_parameters(model)}.values()
     total = embedding = experts = of_layers = 0
     for name, param in sizes:
@@ -106,12 +102,11 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
 
 
 def has_tied_head(model: JaxModule) -> bool:
-    """Whether a model's head is its embedding table."""
     return not any(f".{name}".endswith(".lm_head.weight") for name, _ in named_parameters(model))
 
 
 def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Bytes of a checkpoint's tensors per type, largest first."""
+    """Sums the bytes of a checkpoint's tensors per type, largest first."""
     found: Counter[str] = Counter()
     for info in tensors.values():
         found[str(info.dtype)] += info.nbytes
@@ -119,13 +114,7 @@ def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
 
 
 def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> list[CacheKind]:
-    """Groups the model's layers by what they keep of each token.
-
-    Args:
-      model: Constructed, abstractly or not.
-      vllm_config: What it was constructed from.
-      dtype: Type of the cache.
-    """
+    """Groups the model's layers by the cache that they keep of each token, in the type `dtype`."""
     kinds: dict[tuple[str, int | None], list[int]] = {}
     for spec in cache_specs(model, vllm_config):
         if isinstance(spec, StateCacheSpec):
@@ -137,7 +126,7 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> 
 
 
 def cache_span(spec: CacheSpec | StateCacheSpec) -> tuple[str, int | None]:
-    """The kind of a layer's cache, as `CacheKind` names it, and the most tokens it needs at once."""
+    """Returns the kind of a layer's cache, as `CacheKind` names it, and the most tokens it needs at once."""
     if isinstance(spec, StateCacheSpec):
         return "state", 1
     if isinstance(spec, IndexCacheSpec):
@@ -156,13 +145,13 @@ def fit(
     units: tuple[Mapping[AttentionSpan, int], int],
     memory_bytes: int,
 ) -> Fit:
-    """How much context fits beside weights in `MEMORY_SHARE` of a memory.
+    """Computes the context that fits beside weights in `MEMORY_SHARE` of a memory.
 
     Args:
-      weights: Their name.
+      weights: Name of the weights.
       nbytes: Bytes of the weights.
-      vllm_config: Its sizes; `max_model_len` is the longest context.
-      units: Bytes of a block and of a slot, see `unit_bytes`.
+      vllm_config: Sizes; `max_model_len` is the longest context.
+      units: Bytes of a block and of a slot, from `unit_bytes`.
       memory_bytes: Total bytes of the memory.
     """
     most = vllm_config.model_config.max_model_len
@@ -171,7 +160,7 @@ def fit(
 
 
 def machine_memory() -> tuple[str, int]:
-    """The memory for weights and cache: ("NVIDIA H100", bytes) or ("RAM", bytes), all devices together."""
+    """Returns the memory for weights and cache, all devices together: ("NVIDIA H100", bytes) or ("RAM", bytes)."""
     import psutil
 
     devices = jax.local_devices()

@@ -23,11 +23,10 @@ class ModelSource:
     """A model to analyse: its parsed config and tensor headers.
 
     Attributes:
-      name: The name that the user gave.
-      config_path: Where its config.json is.
-      config: config.json, parsed, with the quantization that files beside it describe.
+      config_path: Path of its config.json.
+      config: Parsed config.json, with the quantization that files beside it describe.
       tensors: Tensor name -> header, in the checkpoint's order; None without weights.
-      no_tensors_reason: Why there are no weights; empty if there are.
+      no_tensors_reason: Reason why there are no weights; empty if there are.
     """
 
     name: str

@@ -24,9 +24,8 @@ class TensorProblem:
 
     Attributes:
       kind: "refused": the loader's message is in `reason`. "unfilled": no tensor provides the parameter.
-      names: The names in one pattern, differing numbers as ranges: `model.layers.[0-3].mlp.up_proj.weight`.
-      count: Number of names.
-      reason: What is wrong with the first of them.
+      names: Names in one pattern, differing numbers as ranges: `model.layers.[0-3].mlp.up_proj.weight`.
+      reason: Error of the first of them.
     """
 
     kind: str
@@ -39,11 +38,6 @@ def check_tensors(
     model: JaxModule, tensors: Mapping[str, TensorInfo], quant_config: QuantizationConfig | None
 ) -> list[TensorProblem]:
     """Runs the model's `load_weights` on headers; collects everything that it refuses or leaves unfilled.
-
-    Args:
-      model: Constructed abstractly; its parameters are filled with headers.
-      tensors: The checkpoint's.
-      quant_config: The model's; it knows the tensors that are not used.
 
     Returns:
       Every problem, similar ones merged; empty if the checkpoint would load.
@@ -110,13 +104,13 @@ class _Stream:
 
 
 def _is_about(reason: str, name: str) -> bool:
-    """Whether the loader's message names the tensor, in full or relative to the module that refused it."""
+    """Returns whether the loader's message names the tensor, in full or relative to the module that refused it."""
     quoted = re.findall(r"'([^']+)'", reason)
     return any(name == part or name.endswith(f".{part}") for part in quoted)
 
 
 def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
-    """(pattern, count, first reason) for each group of names that differ only in numbers and have similar reasons."""
+    """Yields (pattern, count, first reason) for names that differ only in numbers and have similar reasons."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason in reasons.items():
         words = _NUMBER.sub("#", reason.replace(name, ""))
@@ -126,7 +120,7 @@ def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
 
 
 def join_names(names: list[str]) -> str:
-    """One pattern for names that differ only in numbers: differing numbers become `[0-3]` or `[0-3,7]`."""
+    """Joins names that differ only in numbers into one pattern: differing numbers become `[0-3]` or `[0-3,7]`."""
     numbers = zip(*(map(int, _NUMBER.findall(name)) for name in names), strict=True)
     ranges = iter([_ranges(sorted(set(column))) for column in numbers])
     return _NUMBER.sub(lambda _: next(ranges), names[0])

@@ -22,13 +22,7 @@ _BLOCK_TYPES = "quantization_config.block_types."
 
 
 def analysis_text(analysis: Analysis, console: Console, *, verbose: bool = False) -> str:
-    """An analysis as lines of text.
-
-    Args:
-      analysis: The analysis.
-      console: Whose width and colours to use.
-      verbose: Also list the keys that have no effect.
-    """
+    """Formats an analysis for the console's width and colours; `verbose` adds the keys that have no effect."""
     with console.capture() as capture:
         _print(analysis, console, verbose=verbose)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
@@ -64,7 +58,7 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
 
 
 def human_count(count: int) -> str:
-    """A number of parameters: "494 M", "30.53 B"."""
+    """Formats a number of parameters: "494 M", "30.53 B"."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
@@ -109,7 +103,7 @@ def _key_rows(analysis: Analysis, *, verbose: bool) -> Iterable[tuple[str, Text 
 
 
 def _shown_keys(keys: Sequence[KeyStatus]) -> Iterator[str]:
-    """Each key with its value; of the tensors of a GGUF file, how many have each type of blocks."""
+    """Yields each key with its value; for a GGUF file's tensors, the number of each type of blocks."""
     block_types = Counter(str(key.value) for key in keys if key.key.startswith(_BLOCK_TYPES))
     if block_types:
         yield f"{_BLOCK_TYPES[:-1]}: " + ", ".join(f"{count} x {name}" for name, count in block_types.most_common())

@@ -1,4 +1,4 @@
-"""Makes the bring-up checklist of a model, ticked from evidence that is gathered while the report is made."""
+"""The bring-up checklist of a model, ticked from evidence that is gathered while the report is made."""
 
 from __future__ import annotations
 
@@ -15,108 +15,21 @@ from pathlib import Path
 import jax
 
 from jaxis.bringup.analyze.analysis import Analysis, analyze
-from jaxis.bringup.checklist.plots import plots
-from jaxis.bringup.convert.convert import convert_checkpoint
+from jaxis.bringup.checklist.round_trips import RoundTrip, round_trips
 from jaxis.bringup.verify.reference import Reference
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.bringup.verify.source import find_source
 from jaxis.bringup.verify.verify import VerifyResult, verify
 from jaxis.errors import ConfigError
-from jaxis.host.html_page import render_page
 from jaxis.host.machine import cpu_model
-from jaxis.loading.checkpoint import Checkpoint
 from jaxis.models.registry import get_model_class
-
-# Formats a report as Markdown and as a self-contained HTML page.
-
-
-def report_markdown(report: Report) -> str:
-    """The checklist with its evidence, and the environment it was made in."""
-    verdict = "every item is ticked" if report.passed else "NOT every item is ticked"
-    lines = [f"# Bring-up of {report.model}", "", f"{', '.join(report.analysis.architectures)}: {verdict}.", ""]
-    for item in report.items:
-        lines.append(f"- [{'x' if item.passed else ' '}] **{item.title}**")
-        lines += [f"  - {line}" for line in item.evidence]
-        lines += [f"  - `{command}`" for command in item.commands]
-    lines += ["", "## Made with", "", f"- {report.made_at}, {report.machine}"]
-    lines += [f"- {name} {version}" for name, version in report.verifications[0].versions.items()]
-    lines += [f"- reference: {report.verifications[0].reference}; weights: {report.verifications[0].weights}"]
-    lines += [f"- SHA-256 of {name}: {value}" for name, value in report.verifications[0].hashes.items()]
-    return "\n".join(lines) + "\n"
-
-
-def report_html(report: Report) -> str:
-    """The report as one self-contained HTML page. Raises ConfigError if matplotlib is missing."""
-    return render_page("jaxis.bringup.checklist", "report.html.jinja", report=report, plots=plots(report.verifications))
-
-
-# Converts a checkpoint to Orbax and back, and compares byte by byte.
-
-
-LAYOUTS = {"unscanned": False, "scanned": True}
-
-
-@dataclass(frozen=True)
-class RoundTrip:
-    """The result of one conversion to Orbax and back.
-
-    Attributes:
-      layout: "unscanned" or "scanned".
-      num_tensors, num_arrays: Tensors of the checkpoint, and the Orbax arrays that held them.
-      total_bytes: Bytes of the tensors.
-      different: Names of tensors that changed.
-    """
-
-    layout: str
-    num_tensors: int
-    num_arrays: int
-    total_bytes: int
-    different: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        return not self.different
-
-
-def round_trips(folder: Path) -> list[RoundTrip]:
-    """Converts a Hugging Face checkpoint to Orbax in both layouts and back. Raises as `convert_checkpoint`."""
-    results = []
-    for layout, scanned in LAYOUTS.items():
-        with tempfile.TemporaryDirectory(prefix="jaxis_round_trip_") as scratch:
-            orbax, back = Path(scratch, "orbax"), Path(scratch, "back")
-            there = convert_checkpoint(folder, orbax, "orbax", scanned=scanned)
-            convert_checkpoint(orbax, back, "hf")
-            different = _different(folder, back)
-        results.append(RoundTrip(layout, there.num_tensors, there.num_arrays, there.total_bytes, different))
-    return results
-
-
-def _different(a: Path, b: Path) -> tuple[str, ...]:
-    with Checkpoint(a) as before, Checkpoint(b) as after:
-        names = sorted({*before.names(), *after.names()})
-        return tuple(name for name in names if not _same(before, after, name))
-
-
-def _same(before: Checkpoint, after: Checkpoint, name: str) -> bool:
-    if name not in before or name not in after:
-        return False
-    x, y = before.tensor(name), after.tensor(name)
-    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-
 
 DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class ChecklistItem:
-    """One item of the checklist.
-
-    Attributes:
-      title: The requirement.
-      passed: Whether the evidence shows it.
-      evidence: The observations, one line each.
-      commands: Commands that reproduce it.
-    """
+    """One item of the checklist: a requirement, the observations that show it, and the commands that reproduce them."""
 
     title: str
     passed: bool
@@ -129,11 +42,8 @@ class Report:
     """The result of `jaxis report`.
 
     Attributes:
-      model: As the user gave it.
-      made_at: UTC, to the second.
-      machine: Processor and platform.
-      items: The checklist.
-      analysis, verifications, conversions: The evidence itself; the tiny twin is what was converted.
+      made_at: Time in UTC, to the second.
+      analysis, verifications, conversions: Evidence; the tiny twin was converted.
     """
 
     model: str
@@ -146,11 +56,9 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every item is ticked."""
         return all(item.passed for item in self.items)
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
         found = {
             "passed": self.passed,
             "model": self.model,
@@ -169,7 +77,7 @@ def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[
 
     Args:
       model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is verified. The twin, which has a
-        tensor of every kind, is what is converted to Orbax and back.
+        tensor of every kind, is converted to Orbax and back.
       revision: Branch, tag or commit on the hub.
       on_stage: Called with a short description of each stage as it begins.
 

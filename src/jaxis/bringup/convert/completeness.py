@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole, before it is converted."""
+"""A check that a checkpoint is complete, before it is converted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxis.models.tied_tables import config_as_stored
 
 
 def check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> JaxModule:
-    """Checks that the model takes every tensor and lacks none, from names and shapes alone; that model.
+    """Checks from names and shapes that the model takes every tensor and lacks none; returns the abstract model.
 
     Raises:
       ConfigError: jaxis does not support the model, so it cannot tell.

@@ -82,7 +82,7 @@ def convert_checkpoint(
 def _fingerprint(
     source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, to: str, scanned: bool, max_shard_bytes: int
 ) -> str:
-    """A hash of the conversion: equal only for the same files, judged by size and time, and the same request."""
+    """Returns a hash of the conversion: equal only for the same request and files, judged by size and time."""
     what: list[object] = [to, scanned if to == "orbax" else max_shard_bytes]
     what += [
         (name, str(info.dtype), info.shape) for name, info in ((n, checkpoint.info(n)) for n in checkpoint.names())
@@ -108,7 +108,6 @@ def _write_orbax(
 
 
 def _read(checkpoint: Checkpoint | OrbaxCheckpoint, names: set[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads the named tensors, one in memory at a time, in the order of the files."""
     if isinstance(checkpoint, Checkpoint):
         for name, tensor in checkpoint.iterate():
             if name in names:

@@ -24,8 +24,6 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor to be written: its type and shape, and what makes it."""
-
     header: TensorHeader
     make: Callable[[], np.ndarray]
 
@@ -33,15 +31,9 @@ class _Tensor:
 class DequantizedTensors:
     """The tensors of a GGUF model, made one at a time.
 
-    Args:
-      checkpoint: The model.
-      dtype: Type of all of them; None is the one that loses nothing: float32 for blocks, else that of the file, and
-        bfloat16 for float32 vectors of a bfloat16 model that have no more digits.
-
-    Attributes:
-      total_bytes: Bytes of all of them.
-      num_dequantized: Tensors of the file that are made of blocks.
-      dequantized_bytes: Their bytes in the file, and as floats.
+    `dtype` is the type of all of them. None loses nothing: float32 for blocks, else the file's type, and bfloat16 for
+    float32 vectors of a bfloat16 model that have no more digits. `dequantized_bytes` counts the tensors that are made
+    of blocks: their bytes in the file, and as floats.
     """
 
     def __init__(self, checkpoint: GGUFCheckpoint, dtype: np.dtype | None = None) -> None:
@@ -53,15 +45,13 @@ class DequantizedTensors:
         self.total_bytes = sum(tensor.header.nbytes for tensor in self._tensors.values())
 
     def names(self) -> Sequence[str]:
-        """Every tensor's name, in the order of the file."""
         return tuple(self._tensors)
 
     def info(self, name: str) -> TensorHeader:
-        """Type and shape of a tensor."""
         return self._tensors[name].header
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor. Raises CheckpointError if a value is too large for float16."""
+        """Returns a tensor. Raises CheckpointError if a value is too large for float16."""
         tensor = self._tensors[name]
         made = np.ascontiguousarray(tensor.make()).reshape(tensor.header.shape)  # numbers without an axis get one
         with np.errstate(over="ignore"):
@@ -72,7 +62,7 @@ class DequantizedTensors:
 
     @property
     def widest(self) -> str:
-        """The type of the matrices, or the widest of them if they differ."""
+        """The type of the matrices, or float32 if they differ."""
         dtypes = {tensor.header.dtype for tensor in self._tensors.values() if len(tensor.header.shape) > 1}
         return next(iter(dtypes)).name if len(dtypes) == 1 else _FLOAT32.name
 
@@ -134,7 +124,7 @@ class DequantizedTensors:
         )
 
     def _latents(self, module: str) -> tuple[str, _Tensor]:
-        """The projection of latents to keys and values, which is in two parts in the file."""
+        """The projection of latents to keys and values, which the file has in two parts."""
         parts = {part: f"{module}.{part}" for part in ("k_b", "v_b")}
         heads, latent, key_dim = self._shape(parts["k_b"])
         value_dim = self._shape(parts["v_b"])[1]

@@ -10,12 +10,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GateUpOrder:
-    """How a tensor of all experts joins the outputs of gate and up.
+    """The order in which a tensor of all experts joins the outputs of gate and up.
 
     Attributes:
-      interleaved: They alternate, instead of all of gate's coming first.
-      outputs_first: The tensors of all experts are [X, out, in], instead of [X, in, out].
-      gate_up, down: Their names beside the experts' own.
+      interleaved: True if they alternate, instead of all of gate's coming first.
+      outputs_first: True if the tensors of all experts are [X, out, in], instead of [X, in, out].
+      gate_up, down: Names of the tensors beside the experts' own.
     """
 
     interleaved: bool
@@ -36,7 +36,7 @@ GATE_UP_ORDERS: Mapping[str, GateUpOrder] = {
 
 
 def split_gate_up(stack: np.ndarray, *, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The outputs, on the last axis, of gate and of up."""
+    """Returns the outputs, on the last axis, of gate and of up."""
     if interleaved:
         return stack[..., ::2], stack[..., 1::2]
     half = stack.shape[-1] // 2
@@ -44,6 +44,6 @@ def split_gate_up(stack: np.ndarray, *, interleaved: bool) -> tuple[np.ndarray, 
 
 
 def join_gate_up(gate: Sequence[np.ndarray], up: Sequence[np.ndarray], *, interleaved: bool) -> np.ndarray:
-    """The stack of each expert's gate and up, whose outputs are on the last axis."""
+    """Stacks each expert's gate and up, whose outputs are on the last axis."""
     pairs = [np.stack(pair, -1 if interleaved else -2) for pair in zip(gate, up, strict=True)]
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])

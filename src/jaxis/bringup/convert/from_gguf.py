@@ -48,8 +48,8 @@ def convert_from_gguf(
     Args:
       source: Any of the model's files.
       destination: A folder that does not exist yet.
-      dtype: Of the weights: a name in DTYPES; "auto" loses nothing, see `DequantizedTensors`.
-      on_note: Called, before anything is written, with what becomes wider and with what the config assumes.
+      dtype: Type of the weights: a name in DTYPES; "auto" loses nothing, see `DequantizedTensors`.
+      on_note: Called, before anything is written, with the tensors that take more bytes and the config's assumptions.
       on_progress: Called with (bytes done, bytes in all).
 
     Raises:
@@ -95,7 +95,7 @@ def _config(checkpoint: GGUFCheckpoint, tensors: DequantizedTensors, tokenizer: 
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nulls in nested objects are left out: there, transformers takes them for values."""
+    """Leaves out nulls in nested objects: there, transformers takes them for values."""
     return {
         key: {name: inner for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
         for key, value in values.items()

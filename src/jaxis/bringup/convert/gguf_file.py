@@ -25,25 +25,21 @@ _CHUNK_ELEMENTS = 1 << 24  # converted at once
 
 @dataclass(frozen=True)
 class GGUFTensorHeader:
-    """Type and shape, as NumPy has it, of a tensor to come. Rows of a quantized one are whole blocks."""
+    """Type and NumPy shape of a tensor to be written. Rows of a quantized one are whole blocks."""
 
     block_type: BlockType
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
         return math.prod(self.shape) // self.block_type.elements * self.block_type.nbytes
 
 
 class GGUFFileWriter:
     """A GGUF file being written. A context manager; leaving it with an error removes the file.
 
-    Args:
-      path: The file, replaced if it exists.
-      architecture: llama.cpp's name of it.
-      keys: Key -> value; types follow from Python's, as integers u32 and numbers f32. Empty values are left out.
-      tensors: Name -> type and shape of each tensor, in the order of writing.
+    `keys` take their types from Python's: integers u32 and floats f32; empty values are left out. `tensors` are in the
+    order of writing. An existing file is replaced.
 
     Raises:
       ConfigError: The `gguf` package is not installed.
@@ -83,7 +79,7 @@ class GGUFFileWriter:
         """Appends the next tensor, converted to its type.
 
         Raises:
-          ValueError: It is not the expected one.
+          ValueError: The tensor is not the expected one.
           CheckpointError: A value is too large for float16.
         """
         expected, spec = self._missing.pop(0)
@@ -106,7 +102,7 @@ class GGUFFileWriter:
 
 
 def _encode(tensor: np.ndarray, spec: GGUFTensorHeader, name: str) -> np.ndarray:
-    """The tensor's bytes in the file, uint8."""
+    """Returns the tensor's bytes in the file, uint8."""
     tensor = np.ascontiguousarray(tensor)
     if tensor.dtype == spec.block_type.dtype:
         return tensor.reshape(-1).view(np.uint8)

@@ -1,7 +1,7 @@
 """A model's config as the keys of a GGUF file: the inverse of `jaxis.loading.gguf.config`.
 
-What llama.cpp takes from its own code rather than from keys is left out. So not every config can be said with keys;
-`to_gguf.py` reads the keys back to see whether this one was.
+Settings that llama.cpp has in its own code and not in keys are left out. Some configs cannot be expressed with keys;
+`to_gguf.py` finds them by reading the keys back.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WITH_BIASES = {"llama", "granite", "qwen2", "glm4", "glm4moe", "starcoder2", "gp
 
 @dataclass(frozen=True)
 class ModelKeys:
-    """What a GGUF file says about a model.
+    """A model's description in a GGUF file.
 
     Attributes:
-      architecture: llama.cpp's name of it.
-      names: The entry of `jaxis.loading.gguf.architecture_names.NAMES`.
-      keys: Below `{architecture}.`.
-      tensors: Tensors that say what no key can, float32.
-      notes: What llama.cpp does otherwise, for the user.
+      architecture: llama.cpp's name of the architecture.
+      names: Entry of `jaxis.loading.gguf.architecture_names.NAMES`.
+      keys: Keys below `{architecture}.`.
+      tensors: Float32 tensors that describe what no key can.
+      notes: Differences in llama.cpp's behaviour, for the user.
     """
 
     architecture: str
@@ -47,13 +47,10 @@ class ModelKeys:
 
 
 def model_keys(config: HFConfig) -> ModelKeys:
-    """Describes a model with GGUF's keys.
-
-    Args:
-      config: Of the text model.
+    """Describes a text model with GGUF's keys.
 
     Raises:
-      ConfigError: Files of llama.cpp cannot describe it.
+      ConfigError: llama.cpp's files cannot describe it.
     """
     model_type = config["model_type"]
     if model_type not in _FAMILIES:

@@ -31,10 +31,7 @@ class FileTensor:
     """A tensor of the GGUF file to be written.
 
     Attributes:
-      name: Its name in the file.
-      shape: Of its elements, as NumPy has it.
-      sources: The checkpoint's tensors that it is made of.
-      make: Makes it of them.
+      shape: NumPy shape of its elements.
     """
 
     name: str
@@ -44,19 +41,19 @@ class FileTensor:
 
     @property
     def is_float32(self) -> bool:
-        """Whether it is float32 in a file of any type: llama.cpp reads vectors and routers only so."""
+        """True if it is float32 in a file of any type: llama.cpp reads vectors and routers only so."""
         return len(self.shape) < 2 or not self.name.endswith(".weight") or f".{_ROUTER}." in self.name
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What the changes to tensors depend on.
+    """Sizes that the changes to tensors depend on.
 
     Attributes:
       num_layers: Layers of the model itself, without prediction layers.
       num_heads: H.
       num_kv_heads: K.
-      nope_dim: Of latent attention, the dimensions of a head's key that are not rotated.
+      nope_dim: Dimensions of a head's key that latent attention does not rotate.
     """
 
     num_layers: int
@@ -68,13 +65,13 @@ class ModelSizes:
 def gguf_tensors(
     shapes: Mapping[str, tuple[int, ...]], architecture: str, sizes: ModelSizes, source: str
 ) -> list[FileTensor]:
-    """The file's tensors, in the order of the layers.
+    """Returns the file's tensors, in the order of the layers.
 
     Args:
       shapes: Name -> shape of the checkpoint's tensors that its model uses.
-      architecture: llama.cpp's name of it.
-      sizes: The model's.
-      source: The checkpoint, for errors.
+      architecture: llama.cpp's name of the architecture.
+      sizes: Sizes of the model.
+      source: Name of the checkpoint, for errors.
 
     Raises:
       CheckpointError: A tensor has no place in a file of this architecture.
@@ -97,7 +94,7 @@ class _Inverse:
         self.without_place: list[str] = []
 
     def tensors_of(self, name: str) -> list[FileTensor]:
-        """The file's tensors of which this is the first source."""
+        """Returns the file's tensors whose first source is this one."""
         if name in _TOP_LEVEL:
             adds_one = self._names.adds_one_to_norms and name == "model.norm.weight"
             return [self._single(_TOP_LEVEL[name], name, _add_one if adds_one else _same)]
@@ -114,7 +111,7 @@ class _Inverse:
         return found or []
 
     def _of_layer(self, name: str, prefix: str, rest: str) -> list[FileTensor] | None:
-        """None if there is no place for it."""
+        """Returns None if there is no place for it."""
         if rest.startswith(self._names.experts + "."):
             return self._of_experts(name, prefix, rest)
         if rest == "self_attn.kv_b_proj.weight" and "attn_k_b" in self._names.block:
@@ -165,7 +162,7 @@ class _Inverse:
         return FileTensor(stacked, (count, *self._shapes[first]), sources, np.stack)
 
     def _of_latents(self, name: str, prefix: str) -> list[FileTensor]:
-        """kv_b_proj [H * (nope + v), latent] as its two parts, the one of keys transposed."""
+        """Splits kv_b_proj [H * (nope + v), latent] into its two parts, the one of keys transposed."""
         rows, latent = self._shapes[name]
         heads, nope = self._sizes.num_heads, self._sizes.nope_dim
 

@@ -33,12 +33,7 @@ _PROBES = (
 
 @dataclass(frozen=True)
 class TokenizerKeys:
-    """The tokenizer in a GGUF file.
-
-    Attributes:
-      keys: Key -> value.
-      notes: What these keys cannot say about the tokenizer, for the user.
-    """
+    """The tokenizer in a GGUF file; `notes` tell the user what its keys cannot express."""
 
     keys: dict[str, GGUFValue]
     notes: tuple[str, ...] = ()
@@ -49,18 +44,17 @@ def gguf_tokenizer_keys(
 ) -> TokenizerKeys:
     """Describes a tokenizer with GGUF's keys, and reads it back to see that it is the same.
 
-    Where it is not in every text, the file gets tokenizer.json as well, which jaxis reads and llama.cpp does not.
+    If the two differ on some string, the file gets tokenizer.json as well, which jaxis reads and llama.cpp does not.
 
     Args:
-      tokenizer: The checkpoint's.
+      tokenizer: Tokenizer of the checkpoint.
       num_tokens: Rows of the embedding; rows without a token get one that is never used.
       eos_token_ids: Tokens that end an answer.
-      architecture: llama.cpp's name of it.
-      source: The checkpoint, for errors.
+      architecture: llama.cpp's name of the architecture.
+      source: Name of the checkpoint, for errors.
 
     Raises:
-      CheckpointError: GGUF cannot describe such a tokenizer, or llama.cpp splits text in none of the ways that it
-        does.
+      CheckpointError: GGUF cannot describe such a tokenizer, or llama.cpp does not know its way to split text.
     """
     described = json.loads(tokenizer.to_json())
     if tokenizer.vocab_size > num_tokens:
@@ -93,7 +87,6 @@ def gguf_tokenizer_keys(
 
 
 def _pieces(described: Mapping[str, Any], num_tokens: int) -> list[Piece]:
-    """The vocabulary by id."""
     texts = {token_id: text for text, token_id in described["model"]["vocab"].items()}
     unknown = described["model"].get("unk_token")
     added = {token["id"]: token for token in described["added_tokens"]}
@@ -132,7 +125,7 @@ def _byte_level_keys(described: Mapping[str, Any], pieces: list[Piece], source: 
 
 
 def _split_rules(described: Mapping[str, Any]) -> SplitRules | None:
-    """The rules that the tokenizer has; None if it has any that `SplitRules` cannot say."""
+    """Returns the tokenizer's rules; None if it has any that `SplitRules` cannot express."""
     normalizers = list(_steps(described.get("normalizer"), "normalizers"))
     if any(step["type"] != "NFC" for step in normalizers):
         return None
@@ -197,7 +190,7 @@ def _is_byte(piece: Piece) -> bool:
 
 
 def _scores(pieces: list[Piece], merges: list[tuple[str, str]]) -> list[float] | None:
-    """Scores that lead to these merges: by id, as SentencePiece's trainer numbers pieces, or by rank."""
+    """Returns scores that lead to these merges: by id, as SentencePiece's trainer numbers pieces, or by rank."""
     first_rank: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
         first_rank.setdefault(left + right, rank)
@@ -212,14 +205,13 @@ def _scores(pieces: list[Piece], merges: list[tuple[str, str]]) -> list[float] |
 
 
 def _same_merges(derived: list[tuple[str, str]], merges: list[tuple[str, str]], pieces: list[Piece]) -> bool:
-    """Whether both merge alike. User-defined pieces are found before anything is merged."""
+    """Returns whether both merge alike. User-defined pieces are found before anything is merged."""
     defined = {piece.text for piece in pieces if piece.type == PieceType.USER_DEFINED}
     first, second = ([pair for pair in pairs if "".join(pair) not in defined] for pairs in (derived, merges))
     return first == second
 
 
 def _with_spaces(piece: Piece) -> Piece:
-    """A user-defined run of spaces is stored as the text has it."""
     if piece.type == PieceType.USER_DEFINED and not piece.text.strip(WORD_START):
         return Piece(" " * len(piece.text), piece.score, piece.type)
     return piece
@@ -264,7 +256,7 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, GGUFValue]:
 def _first_difference(
     tokenizer: Tokenizer, keys: Mapping[str, GGUFValue], architecture: str, source: str
 ) -> str | None:
-    """A string that the keys' tokenizer encodes to other tokens than the original; None if there seems to be none."""
+    """Returns a string that the keys' tokenizer encodes to other tokens than the original; None if none is found."""
     backend, config = gguf_tokenizer({**keys, "general.architecture": architecture}, source)
     back = Tokenizer(backend, config)
     added = [token["content"] for token in json.loads(tokenizer.to_json())["added_tokens"]]

@@ -1,4 +1,4 @@
-"""A model of a checkpoint and an adapter, in any format."""
+"""The model that a checkpoint and an adapter make together, in any format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxis.lora.merged_checkpoint import write_merged
 
 @contextmanager
 def merged_beside(source: Path, adapter: Path, destination: Path) -> Iterator[Path]:
-    """A folder with the model in Hugging Face's format, for as long as the block runs, on the destination's disk.
+    """Yields a temporary folder beside the destination with the merged model in Hugging Face format.
 
     Raises:
-      CheckpointError: The destination exists or cannot be written; or see `write_merged`.
-      ConfigError: See `write_merged`.
+      CheckpointError: The destination exists or cannot be written, or a cause of `write_merged`.
+      ConfigError: A cause of `write_merged`.
     """
     check_destination(destination)
     try:
@@ -34,7 +34,7 @@ def merged_beside(source: Path, adapter: Path, destination: Path) -> Iterator[Pa
 
 
 def convert_merged(source: Path, adapter: Path, destination: Path) -> Conversion:
-    """Writes the model in Hugging Face's format; raises as `merged_beside` does."""
+    """Writes the merged model in Hugging Face format; raises as `merged_beside` does."""
     with merged_beside(source, adapter, destination) as folder:
         with open_checkpoint(folder) as checkpoint:
             num_tensors, total_bytes = len(checkpoint.names()), checkpoint.total_bytes

@@ -27,11 +27,7 @@ PIECE_BYTES = 64 << 20  # held in memory at once, besides the mapped tensor
 
 
 class OrbaxWriter:
-    """Writes one Orbax checkpoint.
-
-    Args:
-      folder: The checkpoint's; existing contents must be from the same layout.
-      layout: The tree of arrays.
+    """Writes one Orbax checkpoint into a folder whose existing contents, if any, are from the same layout.
 
     Raises:
       CheckpointError: A tensor has a type that Orbax does not support.
@@ -46,7 +42,7 @@ class OrbaxWriter:
             _write_description(folder, layout)
 
     def has(self, name: str) -> bool:
-        """Whether the tensor has already been written."""
+        """Returns whether the tensor has already been written."""
         place = self._layout.places[name]
         spec, piece = self._layout.arrays[place.path], self._piece_shape(place.path)
         size = math.prod(piece) * spec.dtype.itemsize  # the last ones are padded to the size of the others
@@ -57,7 +53,6 @@ class OrbaxWriter:
         return all(file.is_file() and file.stat().st_size == size for file in files)
 
     def write(self, name: str, tensor: np.ndarray) -> None:
-        """Writes one tensor where it belongs."""
         place = self._layout.places[name]
         target = self._array(place.path)[place.index]
         for piece in _pieces(tensor.shape, self._piece_shape(place.path)):
@@ -114,7 +109,7 @@ def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> tensorstore.Tenso
 
 
 def _piece_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The shape of a piece: as much of the last axes as PIECE_BYTES hold, at least 1 along each."""
+    """Returns the shape of a piece: as much of the last axes as PIECE_BYTES hold, at least 1 along each."""
     left, piece = PIECE_BYTES // itemsize, []
     for extent in reversed(shape):
         piece.append(max(1, min(extent, left)))

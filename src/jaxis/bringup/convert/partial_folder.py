@@ -26,9 +26,8 @@ class Conversion:
 
     Attributes:
       num_tensors: Tensors of the source.
-      total_bytes: Bytes of all tensors.
-      resumed_bytes: How many of those an earlier, interrupted run had written.
-      num_arrays: Arrays or files that now hold them.
+      resumed_bytes: Bytes that an earlier, interrupted run had written.
+      num_arrays: Arrays or files that now hold the tensors.
     """
 
     num_tensors: int
@@ -51,9 +50,9 @@ class TensorSource(Protocol):
 
 @contextmanager
 def partial_folder(destination: Path, fingerprint: str) -> Iterator[Path]:
-    """The folder `.NAME.partial` beside the destination, which becomes the destination when the block ends.
+    """Yields the folder `.NAME.partial` beside the destination, which becomes the destination when the block ends.
 
-    After an error it stays, and the next conversion with the same fingerprint finds what it holds.
+    After an error it stays, and the next conversion with the same fingerprint continues with its contents.
 
     Raises:
       CheckpointError: The folder is of another conversion, or something cannot be written.
@@ -72,7 +71,6 @@ def partial_folder(destination: Path, fingerprint: str) -> Iterator[Path]:
 
 
 def _begin(partial: Path, fingerprint: str, destination: Path) -> None:
-    """Creates the partial folder, or checks that an existing one belongs to this conversion."""
     marker = partial / _SOURCE_FILE
     if partial.exists():
         if not marker.exists() or marker.read_text() != fingerprint:
@@ -86,22 +84,14 @@ def _begin(partial: Path, fingerprint: str, destination: Path) -> None:
 
 
 class ConversionProgress:
-    """Counts what is done.
-
-    Args:
-      tensors: The source's.
-      on_progress: Called with (bytes done, bytes in all).
-
-    Attributes:
-      resumed_bytes: Of tensors that were there already.
-    """
+    """Counts the bytes that are done, and those (`resumed_bytes`) of tensors that were there already."""
 
     def __init__(self, tensors: TensorSource, on_progress: OnProgress | None) -> None:
         self._tensors, self._on_progress = tensors, on_progress
         self._done = self.resumed_bytes = 0
 
     def add(self, name: str, *, resumed: bool = False) -> None:
-        """A tensor is written, or was already."""
+        """Counts a tensor that is written, or was already."""
         nbytes = self._tensors.info(name).nbytes
         self._done += nbytes
         self.resumed_bytes += nbytes if resumed else 0
@@ -112,11 +102,8 @@ class ConversionProgress:
 def write_safetensors(partial: Path, tensors: TensorSource, max_shard_bytes: int, progress: ConversionProgress) -> int:
     """Writes tensors to safetensors files and their index; returns the number of files.
 
-    Args:
-      partial: The folder; files that are there already are complete.
-      tensors: What to write.
-      max_shard_bytes: Most bytes of a file, unless a single tensor is larger.
-      progress: Is told of each tensor.
+    Files that are in the folder already are complete. A file has at most `max_shard_bytes`, unless a single tensor is
+    larger.
     """
     specs = [{name: TensorHeader(tensors.info(name).dtype, tensors.info(name).shape)} for name in tensors.names()]
     shards = plan_shards(specs, max_shard_bytes)

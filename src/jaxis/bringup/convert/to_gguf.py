@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.bringup.analyze.config import construct
 from jaxis.bringup.convert.completeness import check_complete
+from jaxis.bringup.convert.config_difference import first_difference
 from jaxis.bringup.convert.gguf_file import BLOCK_TYPE_OF, GGUFFileWriter, GGUFTensorHeader, GGUFValue
 from jaxis.bringup.convert.gguf_keys import WITH_BIASES, ModelKeys, model_keys
 from jaxis.bringup.convert.gguf_tensors import FileTensor, ModelSizes, gguf_tensors
 from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
 from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.rope_config import rope_config
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.extras import check_extra
-from jaxis.layers.rope import LongRotaryEmbedding, make_rotary_embedding
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import check_destination
 from jaxis.loading.gguf.config import read_config
@@ -32,90 +30,6 @@ from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 from jaxis.models.common.tables import EMBEDDINGS, HEAD
 from jaxis.models.tied_tables import config_as_stored
 from jaxis.tokenizer import Tokenizer
-
-# Whether two configs are of the same model, as jaxis reads them.
-
-
-# Compared in another way, or of no effect on logits.
-_NOT_COMPARED = {
-    *("architectures", "model_type", "dtype", "torch_dtype", "vocab_size", "tie_word_embeddings", "head_dim"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rope_local_base_freq"),
-    *("original_max_position_embeddings", "layer_types", "quantization_config", "num_nextn_predict_layers"),
-    *("moe_layers", "no_rope_layers"),  # `gguf_keys` checks them
-}
-_OTHER_NAMES = {"num_local_experts": "num_experts"}
-
-
-def first_difference(original: HFConfig, other: Mapping[str, Any], source: str) -> str | None:
-    """The first key, with both values, in which the model of `other` differs; None if there is none.
-
-    Args:
-      original: A text model's config.
-      other: What should be of the same model.
-      source: Where `other` comes from, for errors.
-
-    Raises:
-      ConfigError: jaxis refuses `other`.
-    """
-    there = HFConfig(other, source=source)
-    # The config of a multimodal checkpoint's text model does not name its class.
-    here = HFConfig({"architectures": other["architectures"], **original.to_dict()}, source=original.source)
-    ours, theirs = _used(here), _used(there)
-    for key in sorted(ours.keys() | theirs.keys()):
-        if not _equal(ours.get(key), theirs.get(key)):
-            return f"{key} is {ours.get(key)!r} (read back: {theirs.get(key)!r})"
-    return _rope_difference(here, there)
-
-
-def _used(config: HFConfig) -> dict[str, Any]:
-    """What the model reads, with what it assumes where that is not in the config; without nulls."""
-    uses = construct(config.to_dict(), config.source).uses
-    return {
-        _OTHER_NAMES.get(use.key, use.key): use.value
-        for use in uses
-        if use.use == "used" and use.value is not None and use.key.partition(".")[0] not in _NOT_COMPARED
-    }
-
-
-def _equal(here: object, back: object) -> bool:
-    if isinstance(here, float) and isinstance(back, float | int):
-        return bool(np.float32(here) == np.float32(back)) or bool(np.isclose(here, back, rtol=1e-6))
-    return here == back
-
-
-def _rope_difference(original: HFConfig, other: HFConfig) -> str | None:
-    kinds = [_layer_types(config) for config in (original, other)]
-    if "layer_types" in original and kinds[0] != kinds[1]:
-        return f"layer_types is {kinds[0]} (read back: {kinds[1]})"
-    has_two = any(_has_two_ropes(config) for config in (original, other))
-    for kind in dict.fromkeys(kinds[1]) if has_two else [None]:
-        here, back = (_frequencies(config, kind) for config in (original, other))
-        if len(here) != len(back) or not np.allclose(here, back, rtol=1e-5):
-            return f"the rope is {rope_config(original, kind)} (read back: {rope_config(other, kind)})"
-    return None
-
-
-def _has_two_ropes(config: HFConfig) -> bool:
-    """Whether layers of different types have different ropes."""
-    return "rope_local_base_freq" in config or "sliding_attention" in (config.read_object("rope_parameters") or {})
-
-
-def _layer_types(config: HFConfig) -> list[str]:
-    """Of each layer, if they differ."""
-    kinds = list(config.get("layer_types") or [])
-    # `gguf_keys` checks the order of layers with chunks.
-    return kinds if len(set(kinds)) > 1 and "chunked_attention" not in kinds else []
-
-
-def _frequencies(config: HFConfig, kind: str | None) -> np.ndarray:
-    """Frequencies for short sequences, for long ones, and the attention's scale."""
-    head_dim = config.get("qk_rope_head_dim") or config.get("head_dim")
-    head_dim = head_dim or config["hidden_size"] // config["num_attention_heads"]
-    context = config["max_position_embeddings"]
-    rope = make_rotary_embedding(rope_config(config, kind), head_dim=head_dim, max_model_len=context)
-    long = rope.long_inv_freq if isinstance(rope, LongRotaryEmbedding) else rope.inv_freq
-    return np.array([*rope.inv_freq, *long, rope.attention_scaling])
-
 
 _QUANTIZATION_VERSION = 2
 # llama.cpp's names of file types, LLAMA_FTYPE_*.
@@ -138,8 +52,8 @@ def convert_to_gguf(
       source: A folder in Hugging Face or Orbax format, not quantized.
       destination: The file, which does not exist yet.
       outtype: Type of the weights: "f32", "f16", "bf16", "q8_0" (rows that blocks do not divide become f16), or "auto"
-        for the type that each has in the checkpoint.
-      on_note: Called with each thing that the file cannot say or llama.cpp does otherwise.
+        for each tensor's type in the checkpoint.
+      on_note: Called with each fact that the file cannot express or llama.cpp handles otherwise.
       on_progress: Called with (bytes done, bytes in all) of the file.
 
     Raises:
@@ -167,13 +81,10 @@ class _Plan:
     """Everything about the file but the weights.
 
     Attributes:
-      architecture: llama.cpp's name of it.
-      keys: All keys.
-      tensors: What is made of the checkpoint's tensors.
+      tensors: Tensors made from the checkpoint's.
       constants: Tensors that are part of the description.
-      headers: Of both kinds, in the order of the file.
+      headers: Headers of both kinds, in the order of the file.
       original_names: Name in `tensors` -> name in the checkpoint.
-      notes: For the user.
     """
 
     architecture: str
@@ -242,7 +153,7 @@ def _text_config(source: Path) -> HFConfig:
 
 
 def _original_names(checkpoint: Checkpoint | OrbaxCheckpoint, source: Path) -> dict[str, str]:
-    """Name in a checkpoint of the text model alone -> name in this one; the other parts are left out."""
+    """Maps a name in a checkpoint of the text model alone to the name in this one; the other parts are left out."""
     if "text_config" not in read_hf_config(source):
         return {name: name for name in checkpoint.names()}
     found = {}
@@ -257,7 +168,7 @@ def _original_names(checkpoint: Checkpoint | OrbaxCheckpoint, source: Path) -> d
 
 
 def _left_out(checkpoint: Checkpoint | OrbaxCheckpoint, original_names: Mapping[str, str]) -> tuple[str, ...]:
-    """A note on tensors that are no part of the text model, if there are any."""
+    """Makes a note on tensors outside the text model, if there are any."""
     if not (count := len(set(checkpoint.names()) - set(original_names.values()))):
         return ()
     return (
@@ -320,10 +231,10 @@ def _check_read_back(
     headers: Mapping[str, GGUFTensorHeader],
     source: Path,
 ) -> None:
-    """Reads the keys as jaxis would from the file, and compares what they say with the config.
+    """Reads the keys as jaxis would from the file, and compares them with the config.
 
     Raises:
-      ConfigError: They say something else: files of llama.cpp cannot describe this model.
+      ConfigError: They differ: llama.cpp's files cannot describe this model.
     """
     metadata: dict[str, Any] = {"general.architecture": described.architecture}
     metadata |= {key: np.asarray(value) if isinstance(value, list) else value for key, value in keys.items()}

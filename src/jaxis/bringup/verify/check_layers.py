@@ -19,10 +19,9 @@ _MOST_NAMES = 6  # in a line
 
 @dataclass(frozen=True)
 class ModuleComparison:
-    """The errors of one module. They are relative; None if there is nothing to compare.
+    """Relative errors of one module; None where there is nothing to compare.
 
     Attributes:
-      name: Dotted name of the module.
       input_error, output_error: Errors in the chain, where all modules before it are jaxis's.
       own_error: Error of its output when every module gets the reference's input and is replaced by its output.
     """
@@ -38,13 +37,12 @@ class Divergence:
     """The first module that is at fault.
 
     Attributes:
-      code: "own_output", or "between_children": the input that it passes to a submodule.
+      code: "own_output", or "between_children": the input that the module passes to a submodule.
       module: Dotted name; from its second call on with "#" and the number.
-      where: What differs, in words.
-      after, before: The submodules around the fault, if it is between two; None otherwise.
-      own_error: Relative error of that, given the reference's values before it.
+      after, before: Submodules around the fault, if it is between two; None otherwise.
+      own_error: Relative error of that output or input, given the reference's values before it.
       error_before, error_after: Relative errors of its input and output in the chain; None where not comparable.
-      not_called: Submodules that the reference calls and jaxis does not, of those that `LayersCheck.not_called` has.
+      not_called: Submodules in `LayersCheck.not_called`.
       not_compared: Submodules without a comparable counterpart in the reference, any of which may be at fault.
     """
 
@@ -72,15 +70,13 @@ class LayersCheck:
     """Every module of one run.
 
     Attributes:
-      num_tokens: Length of the sequence.
-      limit: Maximum allowed `own_error`.
-      modules: In the order in which their calls ended.
-      divergence: None if there is none.
+      limit: Largest allowed `own_error`.
+      modules: Modules in the order in which their calls ended.
       unmatched: Modules that jaxis called and that match nothing in the reference.
-      not_called: Modules that the reference called and jaxis did not: of those that it has, and norms without weights,
-        which nothing else misses.
-      call_counts: Modules that the two call another number of times -> the reference's number and jaxis's. Their calls
-        are compared with those of the nearest inputs, in order.
+      not_called: Modules that the reference called and jaxis did not: modules of jaxis's model, and norms without
+        weights, which nothing else misses.
+      call_counts: Modules with different numbers of calls -> the reference's number and jaxis's. Their calls are
+        compared with those of the nearest inputs, in order.
     """
 
     num_tokens: int
@@ -101,12 +97,12 @@ class LayersCheck:
 
     @property
     def worst_error(self) -> float:
-        """The largest error of those that `limit` is for: the fault's, if there is one."""
+        """The largest error that `limit` applies to: the fault's, if there is one."""
         errors = [module.own_error for module in self.modules if module.own_error is not None]
         return max([0.0, *errors] if self.divergence is None else [self.divergence.own_error, *errors])
 
     def notes(self) -> list[str]:
-        """One line for each way in which the two have other modules, which no figure shows."""
+        """Describes differences in the modules themselves, which no error shows, one line each."""
         notes = [
             f"the reference calls {name} {_times(theirs)}, jaxis {_times(ours)}"
             for name, (theirs, ours) in self.call_counts.items()
@@ -119,13 +115,13 @@ class LayersCheck:
 
 
 def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recording, gates: Gates) -> LayersCheck:
-    """Compares every module of one run without a cache.
+    """Compares every module of one run without a cache with the reference's calls for the same sequence.
 
     Args:
-      model: Loaded with the reference's weights.
+      model: Model with the reference's weights.
       token_ids: One sequence.
-      reference: The reference's calls for it.
-      gates: `module_error` and `module_tokens` apply.
+      reference: The reference's calls.
+      gates: Limits, of which `module_error` and `module_tokens` apply.
     """
     token_ids = list(token_ids)
     calls = record(model, token_ids)
@@ -159,13 +155,13 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
 
 
 def _call_counts(ours: Recording, theirs: Recording) -> dict[str, tuple[int, int]]:
-    """The modules that both call, another number of times -> the reference's number and ours."""
+    """Maps modules with different numbers of calls to the reference's number and ours."""
     counts = Counter(map(module_of, theirs)), Counter(map(module_of, ours))
     return {name: (counts[0][name], counts[1][name]) for name in counts[1] if 0 < counts[0][name] != counts[1][name]}
 
 
 def _pairs(ours: Recording, theirs: Recording, call_counts: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """Our calls -> the reference's that they are compared with: the n-th with the n-th if both have as many."""
+    """Maps our calls to the reference's that they are compared with: the n-th to the n-th if both have as many."""
     pairs = {name: name for name in ours if name in theirs and module_of(name) not in call_counts}
     for module, (num_theirs, num_ours) in call_counts.items():
         first = 1

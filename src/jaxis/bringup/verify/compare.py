@@ -16,9 +16,6 @@ class Gates:
     """Limits for one data type. None is no limit.
 
     Attributes:
-      relative_error: Largest relative error of logits.
-      max_kl_nats: Largest KL divergence of any token.
-      mean_kl_nats: Largest mean KL divergence over all tokens.
       module_error: Largest relative error of one module given the reference's input.
       module_tokens: Share of the tokens for which `module_error` must hold. In low precision, a router's close
         decisions differ for some tokens.
@@ -45,8 +42,6 @@ class LogitsComparison:
 
     Attributes:
       num_tokens: Rows compared.
-      max_abs_difference: Largest absolute difference of any logit.
-      relative_error: Result of `relative_error`.
       mean_kl_nats, max_kl_nats: KL(expected || actual) per token, averaged and at its largest.
       top_k_overlap: Share of the expected TOP_K tokens among the actual ones, over all rows.
       argmax_agreement: Share of rows with the same most likely token.
@@ -61,7 +56,7 @@ class LogitsComparison:
     argmax_agreement: float
 
     def passes(self, gates: Gates) -> bool:
-        """Whether every figure is within its limit; NaN is not."""
+        """Returns whether every figure is within its limit; NaN is not."""
         limits = (
             (self.relative_error, gates.relative_error),
             (self.max_kl_nats, gates.max_kl_nats),
@@ -90,7 +85,8 @@ def compare_logits(actual: np.ndarray, expected: np.ndarray) -> LogitsComparison
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray, tokens: float = 1.0) -> float:
-    """Largest difference over the largest expected magnitude; infinite if shapes differ or a value is not finite.
+    """Returns the largest difference over the largest expected magnitude; infinite if shapes differ or a value is not
+    finite.
 
     Args:
       actual: [T, ...].
@@ -110,7 +106,7 @@ def relative_error(actual: np.ndarray, expected: np.ndarray, tokens: float = 1.0
 
 
 def kl_divergence(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """KL(expected || actual) of each row of logits [T, V], in nats, computed in float64."""
+    """Computes KL(expected || actual) of each row of logits [T, V], in nats, in float64."""
     parts = []
     for start in range(0, len(expected), _ROWS_AT_ONCE):
         p, q = (_log_softmax(x[start : start + _ROWS_AT_ONCE]) for x in (expected, actual))

@@ -1,7 +1,7 @@
 """The reference logits for a comparison, and a file of them for machines where the reference cannot run.
 
-One safetensors file: for each prompt its tokens, which rows were kept and their logits; a prompt's greedy continuation;
-and, in its metadata, the versions that made it and the hashes of what it was made from.
+The safetensors file has each prompt's tokens, the rows that were kept and their logits; a prompt's greedy continuation;
+and, in its metadata, the versions that made it and the hashes of the files that it was made from.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class PromptLogits:
     """The reference's logits for one prompt.
 
     Attributes:
-      token_ids: int32 [T].
-      rows: int32 [N], the positions whose logits were kept.
+      rows: int32 [N], positions whose logits were kept.
       logits: float32 [N, V].
     """
 
@@ -43,12 +42,10 @@ class Golden:
     """The reference's answers.
 
     Attributes:
-      prompts: Prompts of different lengths.
-      decode_prompt: int32 [T], the prompt that was continued.
-      continuation: int32 [N], the greedy continuation.
-      continuation_logits: float32 [N, V], the logits from which its tokens were chosen.
-      versions: Versions of the libraries that made them.
-      hashes: Hashes of the config.json and weights that they were made from (`checkpoint_hashes`).
+      decode_prompt: int32 [T], prompt that was continued.
+      continuation: int32 [N], greedy continuation.
+      continuation_logits: float32 [N, V], logits from which its tokens were chosen.
+      hashes: `checkpoint_hashes` of the config.json and weights that they were made from.
     """
 
     prompts: tuple[PromptLogits, ...]
@@ -59,7 +56,6 @@ class Golden:
     hashes: Mapping[str, str]
 
     def save(self, path: Path) -> None:
-        """Writes the file, replacing an existing one."""
         arrays = {
             "decode.prompt": self.decode_prompt,
             "decode.token_ids": self.continuation,
@@ -109,7 +105,7 @@ class Golden:
 
 
 def checkpoint_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of config.json, and of every tensor's name, type, shape and first bytes.
+    """Computes the SHA-256 of config.json, and of every tensor's name, type, shape and first bytes.
 
     The weights are not read in full: for a terabyte checkpoint, that would take longer than the comparison.
     """

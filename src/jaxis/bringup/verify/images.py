@@ -1,4 +1,4 @@
-"""Compares what a model sees in an image with the reference: its embeddings, and the logits that follow from them."""
+"""Compares an image's embeddings with the reference's, and the logits that follow from them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class ImagesCheck:
     """A prompt with an image compared with the reference.
 
     Attributes:
-      num_embeddings: Of the image.
-      embeddings_error: Their largest difference, relative to the largest of them.
-      comparison: Of the logits of the whole prompt.
-      passed: Whether both are within the limits.
+      num_embeddings: Number of the image's embeddings.
+      embeddings_error: Largest difference of the embeddings, relative to the largest of them.
+      comparison: Comparison of the logits of the whole prompt.
     """
 
     num_embeddings: int
@@ -48,11 +47,10 @@ class ImagesCheck:
 
 @dataclass(frozen=True)
 class ImageAnswer:
-    """What the reference computes for a prompt with an image.
+    """The reference's result for a prompt with an image.
 
     Attributes:
-      prompt: The prompt, with the image in it.
-      embeddings: float32 [N, E], the image's.
+      embeddings: float32 [N, E], embeddings of the image.
       logits: float32 [T, V].
     """
 
@@ -62,12 +60,7 @@ class ImageAnswer:
 
 
 def ask_about_image(reference: Reference, folder: Path, config: Mapping[str, Any]) -> ImageAnswer | None:
-    """The reference's answer to a prompt with an image; None if the checkpoint has no image processor that jaxis knows.
-
-    Args:
-      reference: The checkpoint's model.
-      folder: The checkpoint's.
-      config: Its config.json.
+    """Asks the reference about a prompt with an image; returns None if jaxis has no image processor for the checkpoint.
 
     Raises:
       ConfigError: The reference cannot read the image.
@@ -96,15 +89,12 @@ def _image() -> Image:
 
 
 def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
-    """Compares an engine that sees with the reference's answer.
+    """Compares the answer of an idle engine with the reference's.
 
-    Args:
-      llm: Idle.
-      answer: The reference's.
-      gates: `module_error` applies to embeddings, the others to logits.
+    `gates.module_error` applies to embeddings, the other limits to logits.
 
     Raises:
-      ConfigError: The engine does not see.
+      ConfigError: The engine takes no images.
     """
     runner, items = llm._engine.runner, answer.prompt.inputs
     if (feature := runner.feature("inputs")) is None:

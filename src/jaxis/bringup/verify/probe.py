@@ -21,11 +21,11 @@ from jaxis.layers.module import JaxModule, calls_observed, named_modules
 
 @dataclass(frozen=True)
 class Event:
-    """A module's call begins or ends, in the run that follows the reference.
+    """The begin or end of a module's call, in the run that follows the reference.
 
     Attributes:
       module: Dotted name in the checkpoint, as `call_name` numbers it.
-      begins: True at the start of the call, with its input's `error`; False at the end, with its output's.
+      begins: True at the start of the call, with the `error` of its input; False at the end, with its output's.
       error: Relative error; None if there is nothing to compare with.
     """
 
@@ -51,14 +51,13 @@ def record(model: JaxModule, token_ids: list[int]) -> Recording:
 def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens: float = 1.0) -> list[Event]:
     """Runs one sequence like `record`, but gives each module the reference's input and continues with its output.
 
-    An error within a module is then its own, and an error between two modules belongs to the module that contains
-    them.
+    An error within a module is then its own. An error between two modules belongs to the module that contains them.
 
     Args:
-      model: The model to run.
-      token_ids: The sequence.
+      model: Model to run.
+      token_ids: One sequence.
       reference: The reference's calls for it, its logits among them, by the names of this model's calls.
-      tokens: See `relative_error`.
+      tokens: Share of the tokens that count, see `relative_error`.
     """
     events: list[Event] = []
 
@@ -116,7 +115,7 @@ def _to_numpy(array: jax.Array) -> np.ndarray:
 
 
 def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[Any], float | None]:
-    """The items with our arrays replaced by the reference's where it has them, and the error between the two."""
+    """Replaces our arrays by the reference's where it has them; returns the items and the error between the two."""
     items, errors = list(items), []
     ours = Values.of(arrays := [_to_numpy(item) for item in items if isinstance(item, jax.Array)])
     places = [i for i, item in enumerate(items) if isinstance(item, jax.Array)]
@@ -139,7 +138,7 @@ def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[An
 
 
 def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float | None:
-    """Relative error of whatever can be compared; None if nothing can."""
+    """Returns the relative error of all values that can be compared; None if there are none."""
     errors = []
     if actual.hidden is not None and (hidden := as_shape(expected.hidden, actual.hidden.shape)) is not None:
         errors.append(relative_error(actual.hidden, hidden, tokens))
@@ -151,13 +150,13 @@ def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float
 
 
 def _routing_error(actual: ChosenExperts, expected: ChosenExperts, tokens: float) -> float:
-    """Relative error of the weight of each expert, regardless of the order of experts."""
+    """Returns the relative error of each expert's weight, regardless of the order of experts."""
     num_experts = 1 + max(int(actual.expert_ids.max()), int(expected.expert_ids.max()))
     return relative_error(_weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts), tokens)
 
 
 def _weight_of_each(routing: ChosenExperts, num_experts: int) -> np.ndarray:
-    """The weight of every expert, f32 [T, X]."""
+    """Returns the weight of every expert, f32 [T, X]."""
     weights = np.zeros((len(routing.expert_ids), num_experts), np.float32)
     np.put_along_axis(weights, routing.expert_ids.astype(np.int64), routing.expert_weights, axis=-1)
     return weights

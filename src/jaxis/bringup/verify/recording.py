@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LOGITS = "compute_logits"
-"""The name of the model's logits among its modules' calls."""
+"""Name of the model's logits among its modules' calls."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Values:
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> Values:
-        """Classifies a call's arrays, in order."""
         integers = [a for a in arrays if a.dtype.kind in "iu" and a.ndim == 2]
         floats = [a for a in arrays if a.dtype.kind == "f"]
         for ids in integers:
@@ -49,7 +48,7 @@ class Values:
         return cls(floats[0] if floats else None)
 
     def as_routing(self, num_chosen: int) -> Values:
-        """These values as a router's choice, if they are a weight [T, X] for each expert, most of them 0."""
+        """Returns these values as a router's choice, if they are a weight [T, X] for each expert, most of them 0."""
         if self.routing is not None or self.hidden is None or self.hidden.ndim != 2:
             return self
         if not ((self.hidden != 0).sum(-1) == num_chosen).all():
@@ -60,8 +59,6 @@ class Values:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module in a run."""
-
     inputs: Values
     outputs: Values
 
@@ -71,21 +68,20 @@ Recording = dict[str, ModuleCall]
 
 
 def call_name(module: str, number: int) -> str:
-    """The name of a module's call: its dotted name, from the second call on with the number, such as "norm#2"."""
+    """Names a module's call: its dotted name, from the second call on with the number, such as "norm#2"."""
     return module if number == 1 else f"{module}#{number}"
 
 
 def module_of(call: str) -> str:
-    """The dotted name of the module of a call."""
     return call.partition("#")[0]
 
 
 def as_shape(expected: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The reference's array in jaxis's shape; None if the two cannot be the same value.
+    """Returns the reference's array in jaxis's shape [T, ...]; None if the two cannot be the same value.
 
     Args:
       expected: One sequence without the batch dimension: [T, ...] or [heads, T, D].
-      shape: [T, ...].
+      shape: Shape of jaxis's array.
     """
     if expected is None or expected.size != np.prod(shape):
         return None

@@ -1,9 +1,9 @@
 """The reference: a `transformers` model in float32, and its modules' inputs and outputs.
 
-The only module of jaxis that needs torch and transformers. It imports them when a reference is created.
+Only this module of jaxis needs torch and transformers. It imports them when a reference is created.
 
-Memory: a checkpoint whose weights fit in float32 is loaded in float32. One that fits only in its own data type stays
-in it, and each module's weights are upcast while that module runs: the values are the same, at the cost of one more
+A checkpoint whose weights fit in memory in float32 is loaded in float32. One that fits only in its own data type keeps
+it, and each module's weights are upcast while that module runs: the values are the same, at the cost of one more
 module's weights. The reference runs first and frees its memory before jaxis loads the model.
 """
 
@@ -36,11 +36,10 @@ _NOT_ACTIVATIONS = frozenset({"attention_mask", "position_ids", "cache_position"
 
 @dataclass(frozen=True)
 class Continuation:
-    """The reference's generated tokens.
+    """The reference's greedy continuation.
 
     Attributes:
-      token_ids: The greedy continuation.
-      logits: float32 [N, V], from which each token was chosen.
+      logits: float32 [N, V], logits from which each token was chosen.
     """
 
     token_ids: list[int]
@@ -50,9 +49,7 @@ class Continuation:
 class Reference:
     """A transformers model in eval mode.
 
-    Attributes:
-      versions: Versions of the libraries that compute.
-      how: How its weights are held, for a report.
+    `versions` are those of the libraries that compute; `how` tells a report how the weights are held.
     """
 
     def __init__(self, model: Any, how: str) -> None:
@@ -71,9 +68,9 @@ class Reference:
 
     @classmethod
     def random(cls, config: Mapping[str, Any], seed: int = 0) -> Reference:
-        """A model of this config.json whose every parameter and saved buffer is random.
+        """Makes a model of this config.json whose every parameter and saved buffer is random.
 
-        Norm weights are around 1, so that a missing norm shows and activations keep their size; all values are exact in
+        Norm weights are around 1, so that a missing norm shows and activations keep their size. All values are exact in
         bfloat16, so that no data type changes the model.
 
         Raises:
@@ -93,7 +90,7 @@ class Reference:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Reference:
-        """The checkpoint's model.
+        """Loads the checkpoint's model.
 
         Raises:
           ConfigError: The libraries are missing, transformers does not know the architecture, or memory is short.
@@ -125,7 +122,7 @@ class Reference:
         )
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Writes the weights under their published names, and `config` as config.json, spelled as it is."""
+        """Writes the weights under their published names, and `config` unchanged as config.json."""
         self._model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
@@ -140,7 +137,7 @@ class Reference:
             self._torch.set_num_threads(before)
 
     def logits(self, token_ids: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
-        """Logits float32 [T, V] of one sequence; of these rows only, where given."""
+        """Computes the logits float32 [T, V] of one sequence, or only those of the given rows."""
         kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
         with self._computing():
             result = self._language_model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
@@ -149,16 +146,16 @@ class Reference:
     def see(
         self, folder: Path, image: Any, token_ids: Sequence[int], rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A sequence with an image in it: embeddings float32 [N, E] of these rows, and logits float32 [T, V].
+        """Computes a sequence with an image: embeddings float32 [N, E] of these rows, and logits float32 [T, V].
 
         Args:
-          folder: The checkpoint's, whose image processor is used as it is with Pillow.
-          image: PIL's.
-          token_ids: With the image's tokens.
-          rows: Where the image's embeddings are.
+          folder: The checkpoint, whose image processor is used as it is with Pillow.
+          image: Image of PIL.
+          token_ids: Tokens of the sequence, with the image's.
+          rows: Positions of the image's embeddings.
 
         Raises:
-          ConfigError: transformers has no such processor, or the model refuses what it makes.
+          ConfigError: transformers has no such processor, or the model refuses its output.
         """
         torch = self._torch
         inputs = self._pixels(folder, image)
@@ -185,7 +182,7 @@ class Reference:
         return embeddings[-1][list(rows)].float().numpy(), result.logits[0].float().numpy()
 
     def _pixels(self, folder: Path, image: Any) -> Mapping[str, Any]:
-        """What the checkpoint's image processor makes of an image, as its processor calls it."""
+        """Runs the checkpoint's image processor on an image, as its processor calls it."""
         _, transformers = _libraries()
         with _one_line_errors("prepare an image"):
             processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -197,7 +194,7 @@ class Reference:
             return processor([image], return_tensors="pt", **settings)
 
     def generate(self, token_ids: Sequence[int], num_tokens: int) -> Continuation:
-        """The greedy continuation of `num_tokens` tokens, ignoring end-of-sequence tokens."""
+        """Continues a prompt greedily by `num_tokens` tokens, ignoring end-of-sequence tokens."""
         prompt = self._torch.tensor([list(token_ids)])
         # A fresh one: the checkpoint's own may ask for sampling and penalties.
         self._language_model.generation_config = self._generation_config()
@@ -216,9 +213,8 @@ class Reference:
         return Continuation(result.sequences[0, len(token_ids) :].tolist(), logits)
 
     def record(self, token_ids: Sequence[int]) -> Recording:
-        """Runs one sequence; records the calls of every module under the checkpoint's names.
-
-        The logits [T, V] come last, under LOGITS.
+        """Runs one sequence; records the calls of every module under the checkpoint's names, and last the logits [T,
+        V].
         """
         calls: Recording = {}
         with self._hooks(calls):
@@ -258,7 +254,7 @@ class Reference:
                 handle.remove()
 
     def _checkpoint_name(self, name: str) -> str:
-        """A module's name in the published tensors, for checkpoints that transformers renames on loading."""
+        """Returns a module's name in the published tensors, for checkpoints that transformers renames on loading."""
         mapping = importlib.import_module("transformers.conversion_mapping")
         renaming = importlib.import_module("transformers.core_model_loading").WeightRenaming
         tensor = f"{name}.weight"
@@ -269,7 +265,7 @@ class Reference:
 
 
 def _spread(name: str) -> float:
-    """Standard deviation of a random parameter: as large as lets bfloat16 be told from a fault."""
+    """Returns the standard deviation of a random parameter: as large as lets bfloat16 be told from a fault."""
     # A router's close decisions differ in bfloat16; a single expert must not dominate the result.
     if ".experts.down_proj" in name:
         return 0.05
@@ -278,7 +274,7 @@ def _spread(name: str) -> float:
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json completed with the values that transformers assumes for missing keys.
+    """Completes a config.json with the values that transformers assumes for missing keys.
 
     Raises:
       ConfigError: The libraries are missing, or transformers does not know the architecture.
@@ -289,7 +285,7 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _one_line_errors(what: str) -> Iterator[None]:
-    """Reports whatever transformers raises at some task as an error of the reference, not as a fault of jaxis."""
+    """Reports any exception of transformers as an error of the reference, not as a fault of jaxis."""
     try:
         yield
     except JaxisError:
@@ -333,14 +329,14 @@ def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _config(config: Mapping[str, Any]) -> Any:
-    """The config, by the architecture's own config class: transformers may not know the model_type."""
+    """Makes the config with the architecture's own config class: transformers may not know the model_type."""
     config_class = _model_class(config)[0].config_class
     settings = {key: _decoded(value) for key, value in config.items() if key not in ("model_type", "auto_map")}
     return config_class.from_dict({**settings, "attn_implementation": "eager", "experts_implementation": "eager"})
 
 
 def _decoded(value: Any) -> Any:
-    """A copy, since transformers writes into nested objects, with the infinities that it stores as objects."""
+    """Copies a value, since transformers writes into nested objects, and decodes the infinities among them."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
@@ -349,7 +345,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _dequantizing(transformers: Any, config: Mapping[str, Any]) -> Any:
-    """Settings that make transformers dequantize the weights as it loads them, for formats that support it."""
+    """Makes the settings with which transformers dequantizes weights as it loads them, for formats that support it."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     classes = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
     return getattr(transformers, classes[method])(dequantize=True) if method in classes else None
@@ -379,6 +375,6 @@ def _parts(result: Any) -> Iterator[Any]:
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:
-    """A numpy copy of one sequence's values, without the batch dimension."""
+    """Copies one sequence's values to NumPy, without the batch dimension."""
     array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy().copy()
     return array[0] if array.ndim > 1 and array.shape[0] == 1 else array

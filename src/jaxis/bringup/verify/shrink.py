@@ -75,7 +75,7 @@ _DROPPED = ("quantization_config", "auto_map", "_name_or_path", "_commit_hash")
 
 
 def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The config.json of the model's tiny twin, with the same keys: unquantized, without names of special tokens.
+    """Makes the config.json of the model's tiny twin, with the same keys: unquantized, without names of special tokens.
 
     Args:
       config: A parsed config.json. If it has a `text_config`, the twin is of that.
@@ -122,14 +122,14 @@ def _twin(config: Mapping[str, Any], complete: Mapping[str, Any], tiny: TinySize
 
 
 def _enlarge_epsilons(config: dict[str, Any]) -> None:
-    """Makes epsilons that differ large ones that differ."""
+    """Makes different epsilons large and still different."""
     for key in config:
         if {"eps", "epsilon"} & set(key.split("_")) and config[key]:
             config[key] = _EPSILON_OFFSET + _EPSILON_SCALE * config[key]
 
 
 def _named_as_in(config: Mapping[str, Any], twin: dict[str, Any]) -> dict[str, Any]:
-    """The twin with the names of keys that the config has, not the usual ones, which the reference may not know."""
+    """Renames the twin's keys to the config's own names, since the reference may not know the usual ones."""
     renamed = USUAL_KEYS.get(str(config.get("model_type")), {}).items()
     own = {usual: name for name, usual in renamed if name in config and usual not in config}
     return {own.get(key, key): value for key, value in twin.items()}
@@ -144,7 +144,7 @@ def _check_sizes(config: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 
 def _smallest(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of a part that is created and never run, such as a vision tower: one layer, small sizes."""
+    """Makes a small config of a part that is created and never run, such as a vision tower: one layer, small sizes."""
     small = copy.deepcopy(dict(config))
     for key, value in small.items():
         if key.endswith(("_size", "_dim")) and isinstance(value, int):
@@ -217,12 +217,7 @@ def _shrink_rope_settings(config: dict[str, Any], rope: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A way in which layers of one model differ.
-
-    Attributes:
-      kind: Maps a layer's number to its kind along this axis.
-      rewrite: Changes the config to one with only the layers of these numbers.
-    """
+    """A way in which layers of one model differ: the kind of each layer, and a change of the config to fewer layers."""
 
     kind: Callable[[int], Any]
     rewrite: Callable[[Sequence[int]], None]
@@ -247,7 +242,7 @@ def _select_layers(config: dict[str, Any], complete: Mapping[str, Any]) -> None:
 def _kinds_not_said(
     config: dict[str, Any], complete: Mapping[str, Any], kinds: Sequence[Any]
 ) -> list[tuple[Any, ...]] | None:
-    """Each layer's kind along axes that the family derives from its number alone; None if there are none."""
+    """Returns each layer's kind along axes that the family derives from its number alone; None if there are none."""
     lists = []
     for key, value in complete.items():
         if isinstance(value, list) and not config.get(key):
@@ -266,7 +261,7 @@ def _kinds_not_said(
 
 
 def _first_layers_with(kinds: Sequence[Any]) -> list[int]:
-    """The first layers until there are LAYERS_OF_EACH_KIND of each kind, or all layers."""
+    """Returns the first layers until there are LAYERS_OF_EACH_KIND of each kind, or all layers."""
     for count in range(1, len(kinds)):
         if all(kinds[:count].count(kind) >= LAYERS_OF_EACH_KIND for kind in set(kinds)):
             return list(range(count))
@@ -294,7 +289,7 @@ def _drop_prediction_layers(config: dict[str, Any]) -> None:
 
 
 def _spell_out_kinds(config: dict[str, Any]) -> None:
-    """Replaces makers' own names of layers' kinds, of which the reference reads none, by those that it reads."""
+    """Replaces makers' own names of layers' kinds, which the reference does not read, by names that it reads."""
     if flags := config.pop("hybrid_layer_pattern", None):
         config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
     if isinstance(flags := config.get("moe_layer_freq"), list):

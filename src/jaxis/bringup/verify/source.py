@@ -19,12 +19,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class Source:
-    """A model to verify.
-
-    Attributes:
-      config: Its config.json.
-      folder: The checkpoint's; None without weights.
-    """
+    """A model to verify: its config.json, and the checkpoint's folder if it has weights."""
 
     config: dict[str, Any]
     folder: Path | None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def recorded_logits(llm: LLM) -> Iterator[defaultdict[tuple[int, ...], dict[int, np.ndarray]]]:
-    """Gives a table that the engine's steps fill while it is open: of a prompt, by position, float32 [V]."""
+    """Yields a table that the engine's steps fill meanwhile: prompt -> position -> logits, float32 [V]."""
     steps: defaultdict[tuple[int, ...], dict[int, np.ndarray]] = defaultdict(dict)
 
     def record(output: SchedulerOutput, logits: np.ndarray) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from jaxis.bringup.verify.check_layers import LayersCheck, check_layers
 from jaxis.bringup.verify.compare import GATES, Gates, LogitsComparison, VerifyDType, compare_logits
 from jaxis.bringup.verify.golden import Golden, PromptLogits, checkpoint_hashes
 from jaxis.bringup.verify.images import ImageAnswer, ImagesCheck, ask_about_image, check_images
+from jaxis.bringup.verify.paths import PathCheck, check_paths
 from jaxis.bringup.verify.recording import Recording
 from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.bringup.verify.source import Source, find_source
-from jaxis.bringup.verify.step_logits import recorded_logits
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.host.extras import missing_module
@@ -35,97 +35,6 @@ from jaxis.models.common.text_part import TextPart
 from jaxis.models.registry import model_class_of
 from jaxis.sampling_params import SamplingParams
 from jaxis.version import __version__
-
-# Checks that logits are the same on every path through the engine as for the whole sequence at once.
-
-
-CHUNK = 24  # tokens per step, for the paths that split prompts into chunks
-
-
-@dataclass(frozen=True)
-class PathCheck:
-    """One path through the engine, compared with the same tokens run at once without a cache.
-
-    Attributes:
-      path: Its name.
-      comparison: Over all tokens that it computed.
-      passed: Whether the differences are within the limits.
-    """
-
-    path: str
-    comparison: LogitsComparison
-    passed: bool
-
-
-@dataclass
-class _Computed:
-    """The logits that the engine computed for a prompt: position -> logits [V], the latest if computed twice."""
-
-    token_ids: list[int]
-    logits: dict[int, np.ndarray] = field(default_factory=dict)
-
-
-def check_paths(
-    llm: LLM, prompt: Sequence[int], others: Sequence[Sequence[int]], num_tokens: int, gates: Gates
-) -> list[PathCheck]:
-    """Runs prompts through the engine on each of its paths.
-
-    Args:
-      llm: Idle; its prefix cache is emptied.
-      prompt: Several blocks long.
-      others: Prompts to run alongside; none is a prefix of another.
-      num_tokens: Tokens to generate after each prompt.
-      gates: Those that apply to logits.
-    """
-    engine = llm._engine
-    checks = []
-
-    def check(path: str, computed: Sequence[_Computed], first: int = 0, last: int | None = None) -> None:
-        actual, expected = [], []
-        for sequence in computed:
-            whole = engine.runner.whole_logits(sequence.token_ids)
-            positions = [p for p in sorted(sequence.logits) if p >= first and (last is None or p < last)]
-            actual += [sequence.logits[position] for position in positions]
-            expected += [whole[position] for position in positions]
-        comparison = compare_logits(np.stack(actual), np.stack(expected))
-        checks.append(PathCheck(path, comparison, comparison.passes(gates)))
-
-    engine.reset()
-    alone = _run(llm, [prompt], num_tokens)
-    check("prefill", alone, last=len(prompt))
-    check("decode", alone, first=len(prompt))
-
-    halfway = len(prompt) // 2
-    forked = [*prompt[: halfway + 1], *others[0][: len(prompt) - halfway]]
-    # A recurrent state is kept where a prompt ends.
-    _run(llm, [prompt[: halfway + 1]], num_tokens)
-    check("prefix cache hit", _run(llm, [forked], num_tokens, cached=True))
-
-    for path, prompts in ((f"prefill in chunks of {CHUNK}", [prompt]), ("batch, in chunks", [prompt, *others])):
-        engine.reset()
-        for scheduler in engine.scheduler.ranks:
-            scheduler.max_num_batched_tokens = CHUNK
-        check(path, _run(llm, prompts, num_tokens))
-    engine.reset()
-    check("batch", _run(llm, [prompt, *others], num_tokens))
-    engine.reset()
-    return checks
-
-
-def _run(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached: bool = False) -> list[_Computed]:
-    """Generates for the prompts together; `cached` asserts that some of each was in the prefix cache."""
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    with recorded_logits(llm) as steps:
-        outputs = llm.generate([list(prompt) for prompt in prompts], params, progress=False)
-    results = []
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert not cached or output.num_cached_tokens
-        token_ids = [*prompt, *output.outputs[0].token_ids]
-        rows = steps[tuple(prompt)]
-        # The engine runs one step past the end; the last token itself is not run.
-        results.append(_Computed(token_ids, {p: rows[p] for p in rows if p < len(token_ids) - 1}))
-    return results
-
 
 PROMPT_LENGTHS = (1, 17, 500)
 LONGEST_REACH = 4608  # tokens; caps prompts longer than a window: the reference's scores are quadratic
@@ -151,14 +60,13 @@ class DecodeCheck:
     """Greedy tokens compared with the reference's.
 
     Attributes:
-      prompt_length: Tokens of the prompt.
       num_tokens: Tokens that each side generated.
       num_equal: Equal tokens before the first difference.
-      margin: At the first difference, the reference's logit of its own token minus that of jaxis's; None if none
+      margin: Reference's logit of its own token minus that of jaxis's token at the first difference; None if none
         differs. Up to twice the general difference of the logits, it is a tie.
-      passed: Whether all are equal, or the first difference is a tie. False if the logits failed: nothing is then
+      passed: True if all are equal, or the first difference is a tie. False if the logits failed: nothing is then
         generated, since with wrong logits anything would be a tie.
-      skipped: Why nothing was generated; empty if it was.
+      skipped: Reason why nothing was generated; empty if it was.
     """
 
     prompt_length: int
@@ -177,20 +85,16 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Everything that was checked.
+    """Results of all checks.
 
     Attributes:
-      model: As the user gave it.
-      architecture: From config.json.
       weights: "tiny twin", or "checkpoint".
-      reference: How the reference ran, or the file that replaced it.
-      dtype: The type in which jaxis computes; the reference uses float32.
-      gates: The limits for that type.
+      reference: Name of the reference's precision and device, or the file that replaced it.
+      dtype: Type in which jaxis computes; the reference uses float32.
       layers: None if stored logits replace the reference.
-      images: What it sees; None if stored logits replace the reference, or it does not see.
+      images: None if stored logits replace the reference, or the model takes no images.
       logits, paths, decode: Results of the other parts; empty or None if `only` leaves them out.
-      versions: Versions of the libraries that computed; hashes: of the files loaded (empty for a twin).
-      seconds: Duration.
+      versions: Versions of the libraries that computed.
     """
 
     model: str
@@ -210,7 +114,6 @@ class VerifyResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
         return not self.failing_checks
 
     @property
@@ -227,7 +130,7 @@ class VerifyResult:
         return tuple(name for name, fails in zip(fields, failing, strict=True) if fails)
 
     def notes(self) -> list[str]:
-        """What no figure says, one line each."""
+        """Describes differences that no figure shows, one line each."""
         notes = [] if self.layers is None else self.layers.notes()
         if self.failing_checks == ("layers",):
             notes.append(
@@ -237,7 +140,7 @@ class VerifyResult:
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values; docs/bring-up.md describes it."""
+        """Returns the result as JSON values, described in docs/bring-up.md."""
         found = {
             "schema": SCHEMA,
             "status": "verified" if self.passed else "differs",
@@ -269,14 +172,14 @@ def verify(
       dtype: "float32" or "bfloat16".
       prompt_lengths: Lengths of the prompts to compare; empty means PROMPT_LENGTHS and one longer than any window.
       golden: A file of the reference's logits to use instead of running it, so that torch is not needed.
-      save_golden: Where to write such a file.
+      save_golden: Path of such a file to write.
       revision: Branch, tag or commit on the hub.
       only: Some of PARTS; empty means all that the model has. "decode" includes "logits", by which ties are told.
       on_stage: Called with a short description of each stage as it begins.
 
     Raises:
-      ConfigError: An argument that cannot be honoured, a model that jaxis or transformers does not know, libraries that
-        are missing, or too little memory for the reference.
+      ConfigError: An argument cannot be honoured, jaxis or transformers does not know the model, libraries are missing,
+        or memory is too small for the reference.
       CheckpointError: The checkpoint or the stored logits cannot be read, or do not belong together.
     """
     start = time.monotonic()
@@ -391,7 +294,7 @@ def _checks(
 
 
 def _sees(source: Source) -> bool:
-    """Whether the checkpoint has a vision tower that is loaded, which needs Pillow."""
+    """Returns whether the checkpoint has a vision tower that is loaded, which needs Pillow."""
     model_class = model_class_of(HFConfig(source.config))
     tower = model_class.tower if issubclass(model_class, TextPart) else None
     if tower is None or source.folder is None or missing_module("vision") is not None:
@@ -400,7 +303,7 @@ def _sees(source: Source) -> bool:
 
 
 def _reference(source: Source, stack: ExitStack) -> tuple[Reference, Path, Mapping[str, Any]]:
-    """The reference, the folder for jaxis to load, and its config.json."""
+    """Returns the reference, the folder for jaxis to load, and its config.json."""
     if source.folder is not None:
         return Reference.from_folder(source.folder), source.folder, source.config
     twin = tiny_twin(source.config, complete_config(source.config))
