@@ -36,7 +36,7 @@ from typing import Any
 from engines import BASELINE, DEFAULT_ENGINES, DEFAULT_GGUF_ENGINES, ENGINES, Engine, engine_of, prepare_weights
 from jaxis.bench.cost import PrefillCost, prefill_cost
 from jaxis.bench.limits import measure_limits
-from jaxis.bench.session import describe_machine
+from jaxis.bench.process_facts import describe_machine
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import JaxisError
 from jaxis.host.machine import usable_cores

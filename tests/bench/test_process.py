@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxis.bench.session import compile_stats, describe_machine
+from jaxis.bench.process_facts import compile_stats, describe_machine
 from jaxis.host.machine import usable_cores
 
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxis.compilation.step_costs import AbstractRunner, bytes_per_device
+from jaxis.compilation.abstract_runner import AbstractRunner
+from jaxis.compilation.step_costs import bytes_per_device
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.executor import DeviceExecutor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxis.compilation.step_costs import read_program
+from jaxis.compilation.compiled_program import read_program
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.errors import ConfigError
 from tests.support.compiled_steps import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis.compilation.accelerators import ACCELERATORS
-from jaxis.doctor import attention_cases, examination, product_cases, speed_case
+from jaxis.doctor import attention_cases, model_cases, product_cases, speed_case
 from jaxis.doctor.check import run_case
 from jaxis.parallel.mesh import make_mesh
 
@@ -75,10 +75,10 @@ def test_a_window_that_is_off_by_one_is_seen(monkeypatch):
 
 @pytest.mark.slow
 def test_the_embedded_model_answers_and_a_wrong_answer_is_named(monkeypatch):
-    [case] = examination.model_cases()
+    [case] = model_cases.model_cases()
     check = run_case(case)
     assert check.passed, check.detail
-    monkeypatch.setitem(examination.ANSWERS, "What is the capital of France?", "The capital of France is Rome.")
+    monkeypatch.setitem(model_cases.ANSWERS, "What is the capital of France?", "The capital of France is Rome.")
     check = run_case(case)
     assert not check.passed
     assert "'The capital of France is Paris.' instead of 'The capital of France is Rome.'" in check.detail

@@ -13,7 +13,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxis.compilation.step_costs import AbstractRunner, CompiledProgram, bytes_per_device, read_program, target_mesh
+from jaxis.compilation.abstract_runner import AbstractRunner, target_mesh
+from jaxis.compilation.compiled_program import CompiledProgram, read_program
+from jaxis.compilation.step_costs import bytes_per_device
 from jaxis.compilation.targets import parse_target
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.index_selection import index_cache_layout, select_tokens

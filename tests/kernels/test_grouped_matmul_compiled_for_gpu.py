@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxis.compilation.step_costs import read_program
+from jaxis.compilation.compiled_program import read_program
 from jaxis.compilation.targets import parse_target
 from jaxis.kernels.weights.grouped_experts import grouped_matmul
 from tests.support.ptxas import compiled_kernels

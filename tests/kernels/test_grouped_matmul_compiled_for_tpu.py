@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxis.compilation.step_costs import CompiledProgram, read_program
+from jaxis.compilation.compiled_program import CompiledProgram, read_program
 from jaxis.compilation.targets import parse_target
 from jaxis.engine.execution.weight_layout import laid_out
 from jaxis.kernels.weights import ExpertStacks, experts, matmul

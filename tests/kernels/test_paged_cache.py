@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxis.bench.session import compile_stats
+from jaxis.bench.process_facts import compile_stats
 from jaxis.kernels.paged_cache import make_cache_array
 from jaxis.parallel.mesh import make_mesh
 

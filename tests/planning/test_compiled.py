@@ -6,8 +6,9 @@ from collections import Counter
 import jax
 import pytest
 
+from jaxis.compilation.compiled_program import CompiledProgram, ProgramMemory
 from jaxis.compilation.program_text import Collective, Copy, Kernel, ProgramText
-from jaxis.compilation.step_costs import CompiledProgram, ProgramMemory, StepCosts, WeightReads, bytes_per_device
+from jaxis.compilation.step_costs import StepCosts, WeightReads, bytes_per_device
 from jaxis.compilation.targets import Target, parse_target
 from jaxis.errors import ConfigError, EngineError
 from jaxis.planning import compiled

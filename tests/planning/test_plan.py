@@ -11,8 +11,9 @@ from jaxis.compilation.targets import parse_target
 from jaxis.engine.execution.kv_cache import num_cache_blocks
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import make_mesh
+from jaxis.planning.capacity import capacity
 from jaxis.planning.layout import WantedLayout
-from jaxis.planning.plan import Planner, Wanted, capacity
+from jaxis.planning.plan import Planner, Wanted
 from jaxis.planning.plan_summary import PlanReport, command, remarks, verdict
 from tests.support.plan_sources import LLAMA_70B, published
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from jaxis.compilation.step_costs import CompiledProgram, StepCompiler
+from jaxis.compilation.compiled_program import CompiledProgram
+from jaxis.compilation.step_costs import StepCompiler
 from jaxis.compilation.targets import parse_target
 from tests.support.cut_models import NUM_LAYERS, cut_model
 

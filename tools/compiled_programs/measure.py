@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxis.compilation.step_costs import CompiledProgram, StepCompiler
+from jaxis.compilation.compiled_program import CompiledProgram
+from jaxis.compilation.step_costs import StepCompiler
 from jaxis.compilation.targets import parse_target
 from tests.support.compiled_steps import bytes_without_attention
 from tests.support.cut_models import cut_model

@@ -1,1 +1,1 @@
-"""Benchmarks: the machine's limits, lower bounds of a model's steps, and how fast the engine runs them."""
+"""Benchmarks: the machine's limits, lower bounds of a model's steps, and the engine's speed."""

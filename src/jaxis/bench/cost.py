@@ -37,10 +37,10 @@ class DecodeCost:
 
     Attributes:
       weight_bytes: Bytes in memory of the weights that every step reads.
-      kv_bytes_per_token: Keys and values of one token of one request, in all layers.
+      kv_bytes_per_token: Bytes of keys and values of one token of one request, in all layers.
       expert_bytes: Bytes of all experts; a step reads those that its tokens are routed to.
-      expert_share: The share of a layer's experts that one token is routed to.
-      state_bytes: Recurrent states of one request, in all layers; a step reads and writes them.
+      expert_share: Share of a layer's experts that one token is routed to.
+      state_bytes: Bytes of recurrent states of one request, in all layers; a step reads and writes them.
     """
 
     weight_bytes: int
@@ -50,7 +50,7 @@ class DecodeCost:
     state_bytes: int = 0
 
     def step_weight_bytes(self, batch_size: int) -> int:
-        """Bytes of weights that a step of `batch_size` requests reads.
+        """Returns the bytes of weights that a step of `batch_size` requests reads.
 
         With experts, this is the average if each token's experts are chosen at random.
         """
@@ -58,12 +58,11 @@ class DecodeCost:
         return self.weight_bytes + round(self.expert_bytes * share_hit)
 
     def step_bytes(self, batch_size: int, context_len: float) -> float:
-        """Bytes that a step of `batch_size` requests moves, each attending to `context_len` tokens."""
+        """Returns the bytes that a step of `batch_size` requests moves, each attending to `context_len` tokens."""
         per_request = context_len * self.kv_bytes_per_token + 2 * self.state_bytes
         return self.step_weight_bytes(batch_size) + batch_size * per_request
 
     def held_bytes(self, num_tokens: int) -> int:
-        """Bytes of memory for the weights and a context of this many tokens."""
         return self.weight_bytes + self.expert_bytes + num_tokens * self.kv_bytes_per_token
 
 
@@ -82,14 +81,14 @@ class PrefillCost:
     attention_flops_per_key: int
 
     def flops(self, batch_size: int, input_len: int) -> int:
-        """Operations of a prefill of `batch_size` prompts of `input_len` tokens, with causal attention."""
+        """Counts the operations of a prefill of `batch_size` prompts of `input_len` tokens, with causal attention."""
         num_keys = input_len * (input_len + 1) // 2
         products = 2 * (self.layer_params * input_len + self.head_params)
         return batch_size * (products + self.attention_flops_per_key * num_keys)
 
 
 def decode_cost(engine: LLMEngine) -> DecodeCost:
-    """The decode cost of the engine's model, with weights and cache as they are in memory."""
+    """Computes the decode cost of the engine's model, with weights and cache as they are in memory."""
     bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
     block_size = engine.vllm_config.cache_config.block_size
     share = expert_share(engine.vllm_config.model_config.hf_config.get_text_config())
@@ -100,20 +99,20 @@ def decode_cost(engine: LLMEngine) -> DecodeCost:
 def decode_cost_of(
     weight_bytes: Mapping[str, int], kv_bytes_per_token: int, share_of_experts: float = 0.0
 ) -> DecodeCost:
-    """The decode cost of a model, from its weights' bytes by name; `share_of_experts` is from `expert_share`."""
+    """Computes the decode cost of a model from its weights' bytes by name and the result of `expert_share`."""
     of_experts = {name: size for name, size in weight_bytes.items() if EXPERTS in name}
     others = {name: size for name, size in weight_bytes.items() if name not in of_experts}
     return DecodeCost(bytes_read(others), kv_bytes_per_token, sum(of_experts.values()), share_of_experts)
 
 
 def expert_share(config: Mapping[str, Any] | HFConfig) -> float:
-    """The share of a layer's experts that a token is routed to, from config.json; 0 without experts."""
+    """Returns the share of a layer's experts that a token is routed to, from config.json; 0 without experts."""
     count = num_experts(config)
     return experts_per_token(config) / count if count else 0.0
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
-    """The prefill cost of the configured model; quantization does not change it."""
+    """Computes the prefill cost of the configured model; quantization does not change it."""
     hf_config = vllm_config.model_config.hf_config
     text_config = hf_config.get_text_config()
     plain = dataclasses.replace(vllm_config, quant_config=None)
@@ -137,7 +136,7 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
 
 
 def _numbers_per_key(config: HFConfig) -> int:
-    """Elements of a key and its value, in all heads; for latent attention, expanded from the latent, not absorbed."""
+    """Counts the elements of a key and its value, in all heads; latent attention's are expanded, not absorbed."""
     num_heads = config["num_attention_heads"]
     if "kv_lora_rank" in config:
         return num_heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"])
@@ -145,9 +144,6 @@ def _numbers_per_key(config: HFConfig) -> int:
 
 
 def bytes_read(weight_bytes: Mapping[str, int]) -> int:
-    """Bytes that a step reads of the named weights.
-
-    Of an embedding table that is not tied to the output head, a step reads only a few rows.
-    """
+    """Counts the bytes that a step reads of the named weights: of an untied embedding table, only a few rows."""
     has_head = any(HEAD in name for name in weight_bytes)
     return sum(size for name, size in weight_bytes.items() if not (has_head and EMBEDDING in name))

@@ -1,4 +1,4 @@
-"""How fast the engine is for requests that start together: time to first token, prefill, decode."""
+"""The engine's latency for requests that start together: time to first token, prefill, decode."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.bench.cost import DecodeCost, PrefillCost, decode_cost, prefill_cost
+from jaxis.bench.draft_figures import draft_counts, draft_figures
 from jaxis.bench.run import BatchRun, Load, run_batch
-from jaxis.bench.text import draft_counts, draft_figures
 
 if TYPE_CHECKING:
     from jaxis.bench.limits import Limits
@@ -22,23 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """Timings of one load: medians over the runs and their steps.
+    """Timings of one load: medians over the runs and their steps. The decode figures are None if `output_len` is 1.
 
     Attributes:
-      batch_size, input_len, output_len: The load.
       time_to_first_token_seconds: Mean over the requests of a batch.
-      prefill_seconds: Until every request had its first token.
-      prefill_tokens_per_second: Prompt tokens of the batch over that time.
+      prefill_seconds: Time until every request had its first token.
       prefill_share_of_limit: Time for the prefill's operations at the measured FLOPS, over `prefill_seconds`.
       decode_step_seconds: Duration of a step in which every request decodes.
       decode_steps_per_second: Without drafts, also the tokens per second of one request.
       decode_tokens_per_second: Tokens per second of all requests together; with drafts, over all steps.
-      context_len: Tokens that a request attended to in those steps, on average.
+      context_len: Average number of tokens that a request attended to in those steps.
       decode_weight_bytes, decode_kv_bytes: Bytes that a step reads.
       decode_share_of_limit: Time for those bytes at the measured memory bandwidth, over `decode_step_seconds`.
-      drafts: What became of drafts; None if none are made.
-
-    The decode figures are None if `output_len` is 1.
+      drafts: Counts of drafts; None if none are made.
     """
 
     batch_size: int
@@ -58,7 +54,6 @@ class LatencyResult:
     drafts: DraftCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
         figures = dataclasses.asdict(self)
         del figures["drafts"]
         return figures | draft_figures(self.drafts)
@@ -67,11 +62,7 @@ class LatencyResult:
 def measure_latency(
     engine: LLMEngine, load: Load, limits: Limits, *, repeats: int, rng: np.random.Generator
 ) -> LatencyResult:
-    """Runs a load once to compile its programs, then `repeats` times to measure it.
-
-    Raises:
-      RequestError, EngineError: See `run_batch`.
-    """
+    """Runs a load once to compile its programs, then `repeats` times to measure it; raises as `run_batch` does."""
     run_batch(engine, load, rng)
     before = draft_counts(engine)
     runs = [run_batch(engine, load, rng) for _ in range(repeats)]
@@ -87,7 +78,6 @@ def summarize(
     limits: Limits,
     drafts: DraftCounts | None = None,
 ) -> LatencyResult:
-    """The figures of one or more runs of a load."""
     prefill_seconds = statistics.median(run.prefill_seconds for run in runs)
     num_flops = prefill.flops(load.batch_size, load.input_len)
     result = LatencyResult(

@@ -1,4 +1,4 @@
-"""Measures the machine's limits: how fast it reads and copies memory, and its float32 arithmetic.
+"""Measures the machine's limits: the speed of reading and copying memory, and of float32 arithmetic.
 
     python -m jaxis.bench.limits 4
 
@@ -35,7 +35,7 @@ class Limits:
     """Measured limits of a machine.
 
     Attributes:
-      num_threads: Number of threads measured together; None on an accelerator.
+      num_threads: Threads measured together; None on an accelerator.
       read_bytes_per_second: Speed of a plain read; None on an accelerator, where no plain read is as fast as a copy.
       copy_bytes_per_second: Speed of a plain copy, counting both bytes read and bytes written.
       flops_per_second: Speed of a large matrix product, float32 on CPU, bfloat16 on an accelerator.
@@ -48,11 +48,10 @@ class Limits:
 
     @property
     def memory_bytes_per_second(self) -> float:
-        """The limit for a step's bytes: the read speed if it was measured, since steps read, else the copy speed."""
+        """Limit for a step's bytes: the read speed if it was measured, since steps read, else the copy speed."""
         return self.read_bytes_per_second or self.copy_bytes_per_second
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as JSON values."""
         return dataclasses.asdict(self)
 
 

@@ -22,8 +22,6 @@ class Load:
     """Requests that run concurrently.
 
     Attributes:
-      batch_size: Number of requests.
-      input_len: Tokens of each prompt.
       output_len: Tokens that each request generates: the first with its prompt, the others in steps that all share.
     """
 
@@ -32,7 +30,7 @@ class Load:
     output_len: int
 
     def max_len(self, max_num_batched_tokens: int) -> int:
-        """Most tokens that a request grows to: early requests decode while later ones prefill."""
+        """Returns the most tokens that a request grows to: early requests decode while later ones prefill."""
         prefill_budget = max(1, max_num_batched_tokens - self.batch_size + 1)
         num_prefill_steps = -(-self.batch_size * self.input_len // prefill_budget)
         # The engine is a step ahead of the tokens that it has returned.
@@ -46,7 +44,7 @@ class BatchRun:
     Attributes:
       first_token_seconds: For each request, the time from when all were queued to its first token.
       step_seconds: Duration of each step in which every request decoded.
-      context_len: Tokens that a request attended to in those steps, on average.
+      context_len: Average number of tokens that a request attended to in those steps.
       num_step_tokens: Tokens that all requests got in those steps: with drafts, more than one a request and step.
     """
 
@@ -62,7 +60,6 @@ class BatchRun:
 
 
 def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
-    """A prompt of random token ids for each length."""
     return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
 
 
@@ -93,8 +90,8 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
     """Runs random prompts concurrently until all have their output, or with drafts the first one has; then drops them.
 
     Args:
-      engine: Idle.
-      load: What to run.
+      engine: An idle engine.
+      load: Requests to run.
       rng: Draws the prompts; each call gets new ones, so that the prefix cache cannot hold them.
 
     Raises:
@@ -139,6 +136,5 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
 
 
 def _new_tokens(states: Sequence[Request], num_tokens: Sequence[int]) -> list[int]:
-    """How many tokens more each request has now."""
     now = [len(state.completions[0].sequence.output_token_ids) for state in states]
     return [after - before for before, after in zip(num_tokens, now, strict=True)]

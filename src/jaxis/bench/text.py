@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.bench.draft_figures import format_drafts
 
 if TYPE_CHECKING:
-    from jaxis.engine.engine import LLMEngine
-
-
-# What became of drafts in a benchmark, as JSON values under vLLM's names and as a line of text.
-
-
-_MAX_POSITIONS = 8
-
-
-def draft_counts(engine: LLMEngine, *, since: DraftCounts | None = None) -> DraftCounts | None:
-    """A copy of an engine's counts, or what was counted since such a copy; None if nothing drafts."""
-    counts = engine.speculation.counts
-    return None if counts is None else counts.since(since or DraftCounts())
-
-
-def draft_figures(counts: DraftCounts | None) -> dict[str, Any]:
-    """The figures; none where nothing drafts. Shares are percentages, and None where there were no drafts."""
-    if counts is None:
-        return {}
-    drafts, tokens, accepted = counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens
-    return {
-        "spec_decode_num_drafts": drafts,
-        "spec_decode_draft_tokens": tokens,
-        "spec_decode_accepted_tokens": accepted,
-        "spec_decode_acceptance_rate": 100 * accepted / tokens if tokens else None,
-        "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else None,
-        "spec_decode_per_position_acceptance_rates": [
-            number / drafts for number in counts.num_accepted_by_position if drafts
-        ],
-    }
-
-
-def format_drafts(report: Mapping[str, Any]) -> str | None:
-    """One line about these figures of a report; None if it has none."""
-    drafts = report.get("spec_decode_num_drafts")
-    if drafts is None:
-        return None
-    if drafts == 0:
-        return "none were made"
-    positions = report["spec_decode_per_position_acceptance_rates"]
-    shares = " ".join(f"{share:.2f}" for share in positions[:_MAX_POSITIONS])
-    return (
-        f"{drafts} of {report['spec_decode_draft_tokens'] / drafts:.1f} tokens, "
-        f"{report['spec_decode_acceptance_rate']:.0f}% of them right; "
-        f"mean acceptance length {report['spec_decode_acceptance_length']:.2f}; "
-        f"right up to position 1, 2, ...: {shares}{' ...' if len(positions) > _MAX_POSITIONS else ''}"
-    )
+    pass
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines with aligned columns: the first left-aligned, the others right-aligned."""
+    """Formats lines with aligned columns: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for cells in (header, *rows):
@@ -69,7 +23,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """A number with at least three significant digits; "-" for None."""
+    """Formats a number with at least three significant digits; "-" for None."""
     if value is None:
         return "-"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
@@ -77,19 +31,17 @@ def format_number(value: float | None) -> str:
 
 
 def format_share(value: float | None) -> str:
-    """A percentage; "-" for None."""
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def format_bytes(value: float | None) -> str:
-    """Gigabytes or megabytes in powers of 1000, as bandwidths are given; "-" for None."""
+    """Formats gigabytes or megabytes in powers of 1000, as bandwidths are given; "-" for None."""
     if value is None:
         return "-"
     return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
 
 
 def format_limits(limits: dict[str, Any]) -> str:
-    """The machine's limits as one line of a report."""
     threads = f"{limits['num_threads']} threads: " if limits["num_threads"] else ""
     read = limits["read_bytes_per_second"]
     reads = f"reads {read / 1e9:.1f} GB/s, " if read else ""
@@ -98,7 +50,6 @@ def format_limits(limits: dict[str, Any]) -> str:
 
 
 def format_latency(report: dict[str, Any]) -> str:
-    """The report of `jaxis bench latency`."""
     header = ("batch x input + output", "first token", "prefill", "of limit", "step", "steps/s", "tokens/s")
     header += ("context", "reads a step", "of limit")
     rows = []
@@ -127,7 +78,6 @@ def format_latency(report: dict[str, Any]) -> str:
 
 
 def format_throughput(report: dict[str, Any]) -> str:
-    """The report of `jaxis bench throughput`."""
     [result] = report["results"]
     token = result["token_seconds_median"], result["token_seconds_p99"]
     rows = [

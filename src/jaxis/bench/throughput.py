@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxis.bench.draft_figures import draft_counts, draft_figures
 from jaxis.bench.run import random_prompts
-from jaxis.bench.text import draft_counts, draft_figures
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
@@ -33,14 +33,12 @@ class ThroughputResult:
     """Timings of a list of requests.
 
     Attributes:
-      num_requests, num_input_tokens, num_output_tokens: Totals over all requests.
-      elapsed_seconds: From when the first request was queued to the last token of all.
-      requests_per_second, input_tokens_per_second, output_tokens_per_second: Over that time.
-      first_token_seconds_median, first_token_seconds_p99: Measured from when all were queued, so waiting is included.
-      token_seconds_median, token_seconds_p99: A request's mean time per token after its first; None if no request has
+      elapsed_seconds: Time from when the first request was queued to the last token of all.
+      first_token_seconds_median, first_token_seconds_p99: Times from when all were queued, so waiting is included.
+      token_seconds_median, token_seconds_p99: Mean time of a request per token after its first; None if no request has
         two tokens.
       num_preemptions: Times that a request had to give up its KV cache blocks.
-      drafts: What became of drafts; None if none are made.
+      drafts: Counts of drafts; None if none are made.
     """
 
     num_requests: int
@@ -58,7 +56,6 @@ class ThroughputResult:
     drafts: DraftCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
         figures = dataclasses.asdict(self)
         del figures["drafts"]
         return figures | draft_figures(self.drafts)
@@ -67,7 +64,7 @@ class ThroughputResult:
 def request_mix(
     num_requests: int, input_lens: Sequence[int], output_lens: Sequence[int], rng: np.random.Generator
 ) -> list[RequestShape]:
-    """Requests whose lengths are drawn uniformly and independently from the given ones."""
+    """Draws the lengths of requests uniformly and independently from the given ones."""
     inputs = rng.choice(input_lens, num_requests).tolist()
     outputs = rng.choice(output_lens, num_requests).tolist()
     return [RequestShape(*lengths) for lengths in zip(inputs, outputs, strict=True)]

@@ -1,1 +1,1 @@
-"""Programs for accelerators that need not be there: their data sheets, their compilers, and what a program costs."""
+"""Programs for accelerators that need not be present: data sheets, compilers, and the costs of a program."""

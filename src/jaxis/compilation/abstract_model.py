@@ -1,4 +1,4 @@
-"""A model without weights, as it would be after loading onto a mesh whose devices need not be there."""
+"""A model without weights, as if it were loaded onto a mesh whose devices need not be present."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from jaxis.parallel.mesh import logical_sharding
 
 
 def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModule:
-    """The model of a configuration, its parameters ShapeDtypeStructs with the shardings they would have on the mesh.
+    """Constructs the model of a configuration; its parameters are ShapeDtypeStructs with their shardings on the mesh.
 
-    Quantized weights have the types and shapes that loading gives them. Nothing is read but config.json.
+    Quantized weights have the types and shapes that loading gives them. Only config.json is read.
 
     Raises:
-      ConfigError: An architecture, or a value of config.json, that is not supported.
+      ConfigError: An architecture, or a value of config.json, is not supported.
     """
     model_class = model_class_of(vllm_config.model_config.hf_config)
     graphs: list[nnx.GraphDef[JaxModule]] = []
@@ -53,13 +53,13 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
 
 
 def example_weight(recipe: WeightRecipe, shape: tuple[int, ...], dtype: DTypeLike) -> WeightValue:
-    """A weight [out, in] made as if it were loaded, of no meaning."""
+    """Makes a weight [out, in] as if it were loaded, with meaningless values."""
     tensors = {name: spec.example() for name, spec in recipe.format.tensors(shape).items() if not spec.is_zero}
     return recipe.make(tensors, shape, dtype)
 
 
 def _fill(model: JaxModule) -> None:
-    """Gives each parameter zeros of what it would be loaded as, and lets modules process them as after loading."""
+    """Gives each parameter zeros of its loaded type and shape, and lets modules process them as after loading."""
     structs: dict[str, WeightValue | jax.ShapeDtypeStruct] = {}
     for _, param in named_parameters(model):
         loader = param.get_metadata().get("weight_loader")
@@ -77,7 +77,7 @@ def _fill(model: JaxModule) -> None:
 
 
 def _example(loader: WeightLoader) -> WeightValue | jax.ShapeDtypeStruct:
-    """A weight as the loader would make it, of no meaning; of one expert, if it is for a stack."""
+    """Makes a weight as the loader would, with meaningless values; for a stack of experts, one expert's."""
     recipe, shape = loader.recipe, loader.slot.shape
     specs = recipe.format.tensors(shape)
     if recipe.scheme is None and set(specs) == {"weight"}:

@@ -1,6 +1,6 @@
 """Accelerators by name, with the figures of their data sheets.
 
-All figures are of one device as JAX counts them: a chip of v4 or v5p, whose two cores work as one, half a chip of
+All figures are for one device as JAX counts them: a chip of v4 or v5p, whose two cores work as one, half a chip of
 TPU7x, a GPU. Rates are peaks without sparsity.
 
 Sources: the pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)" under
@@ -24,17 +24,16 @@ class Accelerator:
     """One device.
 
     Attributes:
-      name: As users write it, such as "v6e" or "h100".
-      device_kind: As JAX names the device.
-      platform: "tpu" or "gpu".
-      memory_bytes: HBM.
+      name: User's name of it, such as "v6e" or "h100".
+      device_kind: JAX's name of the device.
       usable_bytes: HBM that programs and arrays may take.
       memory_bandwidth: Bytes a second from and to HBM.
-      flops: Operations a second, two for each multiplication and addition, by type: "bfloat16", "int8" and "float8",
-        those that the matrix units multiply.
+      flops: Operations a second, two for each multiplication and addition, by type of the matrix units: "bfloat16",
+        "int8" and "float8".
       interconnect_bandwidth: Bytes a second that it can send to others of its kind, over all its links.
-      network_bandwidth: Bytes a second that it can send to those of other hosts; None where the same links lead there.
-      cores_per_device: Of what Google counts in a name such as "v5p-8".
+      network_bandwidth: Bytes a second that it can send to devices of other hosts; None where the same links lead
+        there.
+      cores_per_device: Cores of a device, as Google counts them in a name such as "v5p-8".
     """
 
     name: str

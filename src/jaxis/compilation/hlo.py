@@ -25,9 +25,8 @@ class HloArray:
     """The type, layout and memory of an array.
 
     Attributes:
-      dtype: As HLO names it, such as "bf16".
-      dims: Its shape.
-      layout: What its braces hold, such as "1,0:T(8,128)(2,1)S(1)".
+      dtype: HLO's name of the type, such as "bf16".
+      layout: Text in its braces, such as "1,0:T(8,128)(2,1)S(1)".
     """
 
     dtype: str
@@ -39,12 +38,11 @@ class HloArray:
 
     @property
     def is_in_hbm(self) -> bool:
-        """Whether it is in the device's main memory, and not in one on the chip or in the host's."""
+        """True if it is in the device's main memory, and not in one on the chip or in the host's."""
         return re.search(r"S\([1-9]\d*\)", self.layout) is None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.dims) * self._bits // 8
 
     @property
@@ -69,12 +67,9 @@ class Instruction:
     """One instruction.
 
     Attributes:
-      name: Unique in its computation.
-      opcode: Such as "fusion".
-      arrays: Its result, the elements of a tuple one after the other.
-      operands: Names of instructions of the same computation.
-      attributes: The text behind its operands.
-      arguments: The text of its operands: the number of a parameter.
+      arrays: Arrays of its result, a tuple's elements one after the other.
+      attributes: Text behind its operands.
+      arguments: Text of its operands: the number of a parameter.
     """
 
     name: str
@@ -86,57 +81,46 @@ class Instruction:
 
     @property
     def hbm_bytes(self) -> int:
-        """Bytes of those of its result's arrays that are in HBM."""
+        """Bytes of the result's arrays that are in HBM."""
         return sum(array.padded_bytes for array in self.arrays if array.is_in_hbm)
 
     @property
     def op_name(self) -> str:
-        """Where it is from in the traced program; "" if that is not known."""
+        """Name of its origin in the traced program; "" if unknown."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
     def attribute(self, name: str) -> str | None:
-        """The value of an attribute that is one word, such as `calls`; None if there is none."""
+        """Returns the value of an attribute that is one word, such as `calls`; None if there is none."""
         match = re.search(rf'\b{name}="?%?([\w.\-$]+)', self.attributes)
         return match[1] if match else None
 
 
 @dataclass
 class Computation:
-    """Instructions in the order in which they run.
-
-    Attributes:
-      instructions: By name.
-      root: The name of its result.
-      parameters: Number -> name of the instruction.
-    """
+    """Instructions by name, in the order in which they run."""
 
     instructions: dict[str, Instruction] = field(default_factory=dict)
     root: str = ""
     parameters: dict[int, str] = field(default_factory=dict)
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """What the instruction reads."""
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
 
 @dataclass(frozen=True)
 class HloModule:
-    """A program.
-
-    Attributes:
-      computations: By name.
-      entry: The name of the one that runs.
-    """
+    """A program: its computations by name, and the name of the one that runs."""
 
     computations: Mapping[str, Computation]
     entry: str
 
     def running(self) -> Iterator[tuple[Computation, Instruction, bool]]:
-        """Each instruction of the entry and of what it calls, except for the insides of fusions.
+        """Yields each instruction of the entry and of the computations that it calls, except for the insides of
+        fusions.
 
         Yields:
-          The computation, the instruction, and whether it is in a loop, and may run any number of times.
+          The computation, the instruction, and True if it is in a loop, and may run any number of times.
         """
         waiting, seen = [(self.entry, False)], set()
         while waiting:
@@ -155,7 +139,7 @@ class HloModule:
 
 
 def parse_hlo(text: str) -> HloModule:
-    """The program of `Compiled.as_text()`."""
+    """Parses the program of `Compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     current, entry = None, ""
     for line in text.splitlines():
@@ -175,7 +159,6 @@ def parse_hlo(text: str) -> HloModule:
 
 
 def arrays_of(text: str) -> tuple[HloArray, ...]:
-    """The arrays that a type names, in order."""
     return tuple(
         HloArray(dtype, tuple(int(dim) for dim in dims.split(",") if dim), layout)
         for dtype, dims, layout in _ARRAY.findall(text)
@@ -191,7 +174,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _split_at_depth_zero(text: str, end: str) -> tuple[str, str]:
-    """What is before and after the first `end` outside of brackets."""
+    """Splits a string at the first `end` outside of brackets."""
     depth = 0
     for i, character in enumerate(text):
         if depth == 0 and character == end:

@@ -1,6 +1,6 @@
 """Machines to plan and compile for, by name: `v6e-8`, `v5e:2x4`, `h100x8`.
 
-The compilers of TPUs (libtpu) and of NVIDIA's GPUs (XLA's CUDA plugin) describe devices that are not there; a mesh of
+The compilers of TPUs (libtpu) and of NVIDIA's GPUs (XLA's CUDA plugin) describe devices that are not present. A mesh of
 such devices is enough to lower and compile a program, though not to run it.
 """
 
@@ -17,69 +17,8 @@ import jax
 from jax.experimental import topologies
 
 from jaxis.compilation.accelerators import ACCELERATORS, Accelerator
+from jaxis.compilation.gpu_description import gpu_target_config
 from jaxis.errors import ConfigError, EngineError
-
-# The description of a GPU that XLA's compiler takes in place of the GPU itself.
-
-
-@dataclass(frozen=True)
-class _Chip:
-    """What a compiler asks of a GPU, from NVIDIA's architecture papers and XLA's own descriptions of these chips.
-
-    Attributes:
-      major: Of the compute capability.
-      minor: Of the compute capability.
-      has_accelerated_features: Whether code may use what only this architecture has (`sm_90a`).
-      cores: Streaming multiprocessors.
-      lanes: Float32 units of a multiprocessor.
-      core_shared_memory: Bytes of shared memory of a multiprocessor.
-      block_shared_memory: Bytes of it that one block can have.
-      l2_cache: Bytes.
-      clock_ghz: The boost clock.
-    """
-
-    major: int
-    minor: int
-    has_accelerated_features: bool
-    cores: int
-    lanes: int
-    core_shared_memory: int
-    block_shared_memory: int
-    l2_cache: int
-    clock_ghz: float
-
-
-_HOPPER = _Chip(9, 0, True, 132, 128, 233_472, 232_448, 52_428_800, 1.98)
-_CHIPS = {
-    "a100": _Chip(8, 0, False, 108, 64, 167_936, 166_912, 41_943_040, 1.41),
-    "h100": _HOPPER,
-    "h200": _HOPPER,
-    "b200": _Chip(10, 0, True, 148, 128, 233_472, 232_448, 132_644_864, 1.965),
-}
-
-
-def gpu_target_config(gpu: Accelerator) -> str:
-    """XLA's `GpuTargetConfigProto` of a GPU, as text."""
-    chip = _CHIPS[gpu.name]
-    features = "ACCELERATED_FEATURES" if chip.has_accelerated_features else "NONE"
-    return f"""
-platform_name: "CUDA"
-device_description_str: "{gpu.device_kind}"
-dnn_version_info {{ major: 9 minor: 12 patch: 0 }}
-gpu_device_info {{
-  name: "{gpu.device_kind}" device_vendor: "NVIDIA Corporation"
-  cuda_compute_capability {{ major: {chip.major} minor: {chip.minor} feature_extension: {features} }}
-  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.12.0"
-  core_count: {chip.cores} fpus_per_core: {chip.lanes} clock_rate_ghz: {chip.clock_ghz} threads_per_warp: 32
-  threads_per_block_limit: 1024 threads_per_core_limit: 2048
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {chip.core_shared_memory} shared_memory_per_block_optin: {chip.block_shared_memory}
-  memory_bandwidth: {int(gpu.memory_bandwidth)} l2_cache_size: {chip.l2_cache} device_memory_size: {gpu.memory_bytes}
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
-}}"""
-
 
 _NAME = re.compile(r"(?P<name>[a-z0-9]+?)(?:-(?P<cores>\d+)|x(?P<count>\d+)|:(?P<grid>\d+(?:x\d+)+))?")
 # Chips of a TPU's slice -> its grid; smaller than a host, and then hosts of four chips.
@@ -107,9 +46,8 @@ class Target:
     """Devices of one kind, connected with each other.
 
     Attributes:
-      accelerator: One of the devices.
-      num_devices: How many JAX sees.
-      grid: How a TPU's chips are connected; () for GPUs.
+      num_devices: Number of devices that JAX sees.
+      grid: Grid of a TPU's chips; () for GPUs.
     """
 
     accelerator: Accelerator
@@ -123,7 +61,7 @@ class Target:
 
     @property
     def devices_per_host(self) -> int:
-        """How many of the devices one process can have: those of one host.
+        """Number of devices that one process can have: one host's.
 
         A GPU server has 8. A TPU host has 4 chips (of TPU7x, 8 devices), but the hosts of v5e-8 and v6e-8 have all 8.
         """
@@ -132,14 +70,14 @@ class Target:
         return 8 if self.accelerator.name in ("v5e", "v6e") and self.num_devices == 8 else 4
 
     def missing_compiler(self) -> str | None:
-        """What to install so that programs can be compiled for it; None if it is there."""
+        """Tells what to install so that programs can be compiled for it; returns None if the compiler is installed."""
         module, extra = _COMPILERS[self.accelerator.platform]
         if importlib.util.find_spec(module) is not None:
             return None
         return f"compiling for {self.accelerator.name} needs {module}: pip install 'jaxis[{extra}]'"
 
     def devices(self) -> list[Any]:
-        """The devices as their compiler describes them: programs can be compiled for them, not run.
+        """Returns the devices as their compiler describes them: programs can be compiled for them, not run.
 
         A process can compile for any number of TPUs, but for one kind of GPU only. `JAX_PLATFORMS` should be "cpu".
 
@@ -179,14 +117,13 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target of a name.
+    """Parses the name of a target.
 
-    Args:
-      text: A TPU as Google names it (`v6e-8` has 8 chips; `v5p-8`, `v4-8` and `tpu7x-8` have 8 cores, which are 4
-        chips) or by its grid of chips (`v5e:2x4`); a GPU with a number (`h100x8`, `h100-8`). Alone, the smallest.
+    A TPU has Google's name (`v6e-8` has 8 chips; `v5p-8`, `v4-8` and `tpu7x-8` have 8 cores, which are 4 chips) or its
+    grid of chips (`v5e:2x4`). A GPU has a number (`h100x8`, `h100-8`). A name alone is the smallest.
 
     Raises:
-      ConfigError: A name or a number that is not known.
+      ConfigError: The name or number is unknown.
     """
     match = _NAME.fullmatch(text.strip().lower())
     if match is None or match["name"] not in ACCELERATORS:

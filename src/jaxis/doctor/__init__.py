@@ -1,1 +1,1 @@
-"""Whether this installation, on this machine's devices, computes what it should: kernels, a model, and its speed."""
+"""Checks of this installation on this machine's devices: kernels, a model, and its speed."""

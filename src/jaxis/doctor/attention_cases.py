@@ -28,17 +28,7 @@ _BLOCK_SIZE, _NUM_BLOCKS, _MAX_BLOCKS = 16, 25, 8
 
 @dataclass(frozen=True)
 class _Attention:
-    """Attention of some model.
-
-    Attributes:
-      num_heads: H.
-      num_kv_heads: K.
-      head_dim: D.
-      cache_dtype: Type of the cache.
-      span: The tokens that a token sees.
-      soft_cap: Bounds the scores.
-      has_sinks: Whether each head has an extra score.
-    """
+    """Attention of some model, with H, K and D, the type of its cache, and extra scores of heads (`has_sinks`)."""
 
     num_heads: int
     num_kv_heads: int
@@ -50,7 +40,7 @@ class _Attention:
 
 
 def attention_cases(dtype: DTypeLike, tolerance: float) -> Iterator[Case]:
-    """Checks of both kinds of attention, with activations of this type."""
+    """Yields checks of both kinds of attention, with activations of this type."""
     same = dtype
     kinds = {
         "head size 64": _Attention(8, 2, 64, same),
@@ -127,14 +117,14 @@ def _run_steps(
     expect: Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray],
     tolerance: float,
 ) -> str:
-    """Writes and attends in each step; compares every request's rows with what is expected of its tokens so far.
+    """Writes and attends in each step; compares every request's rows with those expected of its tokens so far.
 
     Args:
       attend: (cache, q [T, H, D], k, v [T, K, D], operands) -> the cache and [T, H, D]; one program for all steps.
-      cache: Empty.
+      cache: An empty cache.
       draw_step: Makes q, k and v.
       expect: (q [n, H, D], keys, values [S, K, D], position of the first query) -> [n, H, D].
-      tolerance: See `compare`.
+      tolerance: Largest relative error, see `compare`.
     """
     program = jax.jit(attend, donate_argnums=0)
     num_requests = len(_STEPS[0])
@@ -175,7 +165,7 @@ def _dense(
     kind: _Attention,
     sinks: np.ndarray | None,
 ) -> np.ndarray:
-    """Attention of one request's queries [n, H, D], at positions from `first`, to [S, K, D], in float64."""
+    """Computes attention of one request's queries [n, H, D], at positions from `first`, to [S, K, D], in float64."""
     group = kind.num_heads // kind.num_kv_heads
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
     scores = np.einsum("nhd,shd->hns", q, keys) * scale

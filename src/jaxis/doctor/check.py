@@ -1,4 +1,4 @@
-"""One check of `jaxis doctor`: what was done, and whether it came out as it should."""
+"""One check of `jaxis doctor`: the action, and its result."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ class Check:
 
     Attributes:
       area: "devices", "kernels", "model" or "speed".
-      name: What was checked.
-      passed: Whether it is as it should be.
-      detail: What was found, or the error, in one line.
-      seconds: What it took, compiling included.
+      detail: Finding or error, in one line.
     """
 
     area: str
@@ -30,13 +27,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Case:
-    """A check to run.
+    """A check to run: `run` returns the finding.
 
-    Attributes:
-      area, name: See `Check`.
-      run: Does it; returns what was found.
-
-    `run` raises CheckFailed if it found something wrong, and may raise anything else.
+    `run` raises CheckFailed if something is wrong, and may raise any other error.
     """
 
     area: str
@@ -45,11 +38,11 @@ class Case:
 
 
 class CheckFailed(Exception):
-    """Something is not as it should be; the message says what, in one line."""
+    """A check found something wrong; the message is one line."""
 
 
 def run_case(case: Case) -> Check:
-    """Runs a check; whatever it raises is what is wrong."""
+    """Runs a check; any error that it raises is its finding."""
     start = time.perf_counter()
     try:
         passed, detail = True, case.run()
@@ -65,10 +58,10 @@ _LONGEST_DETAIL = 500
 
 
 def compare(actual: object, expected: np.ndarray, tolerance: float) -> str:
-    """The largest error relative to the largest expected value.
+    """Returns the largest error relative to the largest expected value.
 
     Raises:
-      CheckFailed: It is above the tolerance, or something is not finite.
+      CheckFailed: The error is above the tolerance, or a value is not finite.
     """
     found = np.asarray(actual, np.float64)
     if found.shape != expected.shape:

@@ -14,61 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.doctor.attention_cases import attention_cases
-from jaxis.doctor.check import Case, Check, CheckFailed, run_case
+from jaxis.doctor.check import Case, Check, run_case
+from jaxis.doctor.model_cases import model_cases
 from jaxis.doctor.product_cases import product_cases
 from jaxis.doctor.speed_case import speed_cases
 from jaxis.host.machine import cpu_model
-from jaxis.llm import LLM
 from jaxis.parallel.mesh import make_mesh
-from jaxis.sampling_params import SamplingParams
-
-# Checks of the embedded model: its answers word for word, alone, together, and on several devices.
-
-
-ANSWERS = {
-    "What is the capital of France?": "The capital of France is Paris.",
-    "What is the opposite of hot?": "The opposite of hot is cold.",
-    "What is 7 plus 5?": "7 + 5 = 12.",
-    "What sound does a dog make?": "A dog says woof.",
-    "What color is the sky?": "The sky is blue.",
-    "Who are you?": "I am Tiny, the small demonstration model of jaxis. I know a few tables and nothing else.",
-}
-"""What the embedded model answers, greedily, in float32 and in bfloat16: each token is far likelier than others."""
-_MAX_TOKENS = 32
-_MOST_DEVICES = 8  # its attention heads
-
-
-def model_cases() -> Iterator[Case]:
-    """Checks of whole answers on this machine's devices."""
-    yield Case("model", "answers of the embedded model, together and alone", functools.partial(_check_answers, 1))
-    number = _devices_to_share()
-    if number > 1:
-        yield Case("model", f"its answers from {number} devices", functools.partial(_check_answers, number))
-
-
-def _devices_to_share() -> int:
-    """The most local devices that the embedded model can be spread over."""
-    number = 1
-    while 2 * number <= min(len(jax.local_devices()), _MOST_DEVICES):
-        number *= 2
-    return number
-
-
-def _check_answers(tensor_parallel_size: int) -> str:
-    conversations = [[{"role": "user", "content": question}] for question in ANSWERS]
-    params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS)
-    with LLM(
-        tensor_parallel_size=tensor_parallel_size, max_model_len=256, max_num_seqs=len(ANSWERS), show_progress=False
-    ) as llm:
-        together = [output.outputs[0] for output in llm.chat(conversations, params, use_tqdm=False)]
-        alone = [llm.chat(each, params, use_tqdm=False)[0].outputs[0] for each in conversations]
-    for question, expected, first, second in zip(ANSWERS, ANSWERS.values(), together, alone, strict=True):
-        if first.text != expected:
-            raise CheckFailed(f"{question!r} is answered with {first.text!r} instead of {expected!r}")
-        if list(first.token_ids) != list(second.token_ids):
-            raise CheckFailed(f"{question!r} is answered differently alone, with {second.text!r}")
-    return f"{len(ANSWERS)} of {len(ANSWERS)} answers word for word, the same tokens together and alone"
-
 
 SCHEMA = 1
 """Version of the JSON that `Examination.to_json` writes; incremented when a field changes its meaning or is removed."""
@@ -79,10 +30,9 @@ class Examination:
     """The result of `jaxis doctor`.
 
     Attributes:
-      made_at: UTC, to the second.
-      subject: What was checked, in one sentence.
-      environment: Versions, devices and the like, as `jaxis env` has them.
-      checks: In the order that they ran.
+      made_at: Time in UTC, to the second.
+      subject: Devices that were checked, in one sentence.
+      environment: Versions, devices and the like, from `jaxis env`.
     """
 
     made_at: str
@@ -92,16 +42,13 @@ class Examination:
 
     @property
     def passed(self) -> bool:
-        """Whether every check came out as it should."""
         return all(check.passed for check in self.checks)
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
         found = {"schema": SCHEMA, "passed": self.passed} | dataclasses.asdict(self)
         return json.dumps(found, indent=2)
 
     def to_markdown(self) -> str:
-        """The report for people."""
         wrong = sum(not check.passed for check in self.checks)
         verdict = "everything is as it should be" if self.passed else f"{wrong} of {len(self.checks)} checks failed"
         lines = ["# jaxis doctor", "", f"{self.made_at}: {verdict}.", "", f"{self.subject}", ""]
@@ -114,7 +61,6 @@ class Examination:
 
 
 def _cell(text: str) -> str:
-    """The text as a cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 
@@ -127,7 +73,7 @@ def examine(
     """Runs every check on this machine's first device, and the model's on several devices too.
 
     Args:
-      environment: What the report says of versions and devices.
+      environment: Versions and devices for the report.
       on_start: Called before each check.
       on_check: Called after each check.
     """
@@ -144,7 +90,7 @@ def examine(
 
 
 def subject() -> str:
-    """What is checked on this machine, in one sentence."""
+    """Describes the devices that are checked on this machine, in one sentence."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return (
@@ -165,7 +111,7 @@ def _cases() -> Iterator[Case]:
 
 
 def _run_on_one_device(case: Case) -> str:
-    """Runs a check of a kernel as the engine runs programs: under a mesh, of the first device."""
+    """Runs a kernel's check as the engine runs programs: under a mesh, here of the first device."""
     with jax.set_mesh(make_mesh()):
         return case.run()
 

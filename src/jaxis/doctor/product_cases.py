@@ -39,7 +39,7 @@ _ROUNDED_INPUT = 3e-2
 
 
 def product_cases(dtype: DTypeLike, tolerance: float) -> Iterator[Case]:
-    """Checks of products and small kernels, with activations of this type."""
+    """Yields checks of products and small kernels, with activations of this type."""
     schemes = {
         "int8": WeightScheme("int8"),
         "int8, int8 activations": WeightScheme("int8", act_qtype="int8"),
@@ -68,7 +68,7 @@ def product_cases(dtype: DTypeLike, tolerance: float) -> Iterator[Case]:
 
 
 def _fp8_blocks(array: np.ndarray) -> BlockScaledWeight:
-    """float32 [out, in] -> fp8 with a scale for each 128 x 128 block."""
+    """Quantizes float32 [out, in] to fp8 with a scale for each 128 x 128 block."""
     rows, columns = array.shape
     blocks = array.reshape(rows // 128, 128, columns // 128, 128)
     scale = np.abs(blocks).max((1, 3)) / float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
@@ -77,7 +77,6 @@ def _fp8_blocks(array: np.ndarray) -> BlockScaledWeight:
 
 
 def _as_loaded(weight: WeightValue, dtype: DTypeLike) -> WeightValue:
-    """The weight as the engine has it on this platform."""
     if native.usable():
         return jax.tree.map(jnp.asarray, pack(weight, dtype=dtype))
     if isinstance(weight, np.ndarray):
@@ -86,7 +85,7 @@ def _as_loaded(weight: WeightValue, dtype: DTypeLike) -> WeightValue:
 
 
 def _exact(weight: WeightValue, dtype: DTypeLike) -> np.ndarray:
-    """The elements that a weight stands for, in float64."""
+    """Dequantizes a weight to float64."""
     if isinstance(weight, np.ndarray):
         return weight.astype(jnp.dtype(dtype)).astype(np.float64)
     host = _host()
@@ -143,7 +142,7 @@ def _check_experts(
 
 
 def _stack(weights: list[WeightValue], dtype: DTypeLike) -> WeightValue:
-    """The weights of all experts as one, as the engine has them on this platform."""
+    """Stacks the weights of all experts, as the engine has them on this platform."""
     if native.usable():
         packer = StackPacker(len(weights))
         for expert, weight in enumerate(weights):

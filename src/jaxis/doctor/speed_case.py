@@ -49,7 +49,7 @@ _MAX_LEN = 1024
 
 
 def speed_cases() -> Iterator[Case]:
-    """A decode of one request and of several: random weights of a real size, but on CPU the embedded model."""
+    """Yields a decode of one request and of several: random weights of a real size, but on CPU the embedded model."""
     is_cpu = jax.local_devices()[0].platform == "cpu"
     yield Case("speed", f"decode of {'the embedded model' if is_cpu else 'random weights, Qwen3-0.6B'}", _measure)
 
@@ -89,7 +89,7 @@ def _measure() -> str:
 
 
 def _step_seconds(engine: LLMEngine, batch_size: int) -> float:
-    """The median time of a decode step, of the second of two runs: the first compiles."""
+    """Returns the median time of a decode step, from the second of two runs: the first compiles."""
     rng = np.random.default_rng(0)
     load = Load(batch_size, _INPUT_LEN, _OUTPUT_LEN)
     run_batch(engine, load, rng)
@@ -97,7 +97,7 @@ def _step_seconds(engine: LLMEngine, batch_size: int) -> float:
 
 
 def _least_seconds(model: str, accelerator: Accelerator) -> dict[int, float]:
-    """Batch size -> the bound of a decode step on one such device."""
+    """Maps a batch size to the bound of a decode step on one such device."""
     target = Target(accelerator, 1)
     part = Planner(open_source(model), Wanted(quantization="none", kv_cache_dtype="auto")).device_model(target)
     context = _INPUT_LEN + _OUTPUT_LEN // 2

@@ -1,1 +1,1 @@
-"""Whether a model fits on accelerators, how, and what its steps must cost there at least, told from headers alone."""
+"""Plans from headers alone: a model's fit on accelerators, its layout, and the least cost of its steps there."""

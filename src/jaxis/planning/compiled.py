@@ -22,14 +22,14 @@ _ATTENTION = re.compile("attention|cache")  # in the names of kernels
 
 
 def with_compiled_steps(plan: Plan, planner: Planner, on_stage: Callable[[str], object] = lambda _: None) -> Plan:
-    """The plan with the steps of its chosen option compiled by the target's own compiler.
+    """Returns the plan with the steps of its chosen option compiled by the target's own compiler.
 
-    What the compiler cannot tell stays arithmetic: how much context a step reads, how many experts it hits, and its
-    operations, since kernels of jaxis hide theirs.
+    Facts that the compiler cannot tell stay arithmetic: the context that a step reads, the experts that it hits, and
+    its operations, since kernels of jaxis hide theirs.
 
     Args:
-      plan: For one target.
-      planner: What made it.
+      plan: A plan for one target.
+      planner: Planner that made it.
       on_stage: Called with a short description of each step before it is compiled.
 
     Raises:
@@ -61,7 +61,7 @@ def with_compiled_steps(plan: Plan, planner: Planner, on_stage: Callable[[str], 
 
 
 def exchanges_of(collectives: Iterable[Collective], layout: Layout) -> tuple[Exchange, ...]:
-    """What is exchanged in a compiled step of a server laid out so; what is in loops once."""
+    """Collects the exchanges of a compiled step of a server with this layout; exchanges in loops count once."""
     numbers: Counter[tuple[str, tuple[str, ...], int, float]] = Counter()
     for each in collectives:
         size = len(each.group) or layout.num_devices
@@ -75,14 +75,13 @@ def exchanges_of(collectives: Iterable[Collective], layout: Layout) -> tuple[Exc
 
 
 def _axes(group: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
-    """The mesh axes that devices of a group, given by their places in the mesh, lie along."""
+    """Returns the mesh axes along which a group's devices lie, given by their places in the mesh."""
     group = group or tuple(range(layout.num_devices))
     ranks, places = zip(*(divmod(place, layout.tensor_parallel_size) for place in group), strict=True)
     return tuple(axis for axis, along in ((DATA_AXIS, ranks), (MODEL_AXIS, places)) if len(set(along)) > 1)
 
 
 def _engine_config(config: VllmConfig, plan: Plan, option: PlanOption) -> VllmConfig:
-    """The configuration of a server of the option."""
     num_seqs = option.max_requests // option.data_parallel_size
     return dataclasses.replace(
         config,
@@ -110,15 +109,15 @@ def _engine_config(config: VllmConfig, plan: Plan, option: PlanOption) -> VllmCo
 def _with_costs(
     step: Step, costs: StepCosts, needed_bytes: int, cache_bytes: int, plan: Plan, option: PlanOption
 ) -> Step:
-    """The step as it was compiled.
+    """Returns the step with the costs of its compiled programs.
 
     Args:
-      step: As arithmetic has it.
-      costs: Of its programs.
-      needed_bytes: Bytes of the weights that they read at most: kernels count the experts of tokens that share none.
+      step: Step by arithmetic.
+      costs: Costs of its programs.
+      needed_bytes: Most bytes of the weights that they read: kernels count the experts of tokens that share none.
       cache_bytes: Bytes of all caches.
-      plan: What it is a step of.
-      option: The way of the plan that it is a step of.
+      plan: Plan of the step.
+      option: Option of the plan.
     """
     programs = (costs.forward, costs.sampler)
     texts = [program.text for program in programs]

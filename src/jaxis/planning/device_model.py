@@ -1,4 +1,4 @@
-"""One device's part of a model: what it holds, and what a step costs it."""
+"""One device's part of a model: the arrays that it holds, and its costs of a step."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ _SUM_BYTES = 4  # of an element of what a device's part of the context adds to t
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one device keeps and computes of a layer's context.
+    """A layer's context on one device.
 
     Attributes:
-      span: Which tokens a token sees.
-      block_bytes: Bytes of a block of the cache.
       flops_per_key: Operations for one query token and one token of its context, in all heads of the device.
-      num_layers: Layers that attend to it: its own, and those without a cache of their own that share it.
-      num_selected: The most tokens that a query token reads, of those it sees; None: all.
+      num_layers: Layers that attend to it: its own, and layers without a cache of their own that share it.
+      num_selected: Most visible tokens that a query token reads; None is all.
     """
 
     span: AttentionSpan
@@ -58,24 +56,20 @@ class DeviceModel:
     """One device's part of a model; all devices, or all of a pipeline stage, have equal parts.
 
     Attributes:
-      layout: How the model is spread over devices.
-      stage: The device's pipeline stage.
       held_bytes: Bytes of its weights.
       reads: Its weights as a step reads them.
       layer_flops: Operations of products for one token of the device's own data rank, without experts.
-      expert_flops: The same of the experts on the device, of which a token goes to some.
-      head_flops: The same of the head, for one token that is sampled from.
-      caches: One for each layer that has one.
+      expert_flops: Operations of the experts on the device, of which a token is routed to some.
+      head_flops: Operations of the head for one token that is sampled from.
+      caches: One entry for each layer with a cache.
       state_bytes: Bytes of a request's recurrent states in all layers.
-      block_size: Tokens of a block of the cache.
       hidden_bytes: Bytes of one token's hidden state.
       logits_bytes: Bytes of one token's logits.
       num_layers: Layers, each of which sums its attention's or its state's output over the devices.
-      num_feed_forwards: Layers that do the same with a feed-forward block's.
-      num_expert_layers: Those with experts.
+      num_feed_forwards: Layers that do the same with a feed-forward block's output.
       num_divided_contexts: Layers whose context the devices share.
-      query_bytes, sum_bytes: There, bytes of one token's queries of all heads, and of what is summed up for them.
-      splits_vocab: Whether each device has a part of the embeddings, and computes a part of the logits.
+      query_bytes, sum_bytes: Bytes of one token's queries of all heads there, and of the sums for them.
+      splits_vocab: True if each device has a part of the embeddings, and computes a part of the logits.
     """
 
     layout: Layout
@@ -107,26 +101,19 @@ class DeviceModel:
         return widest_first(total)
 
     def decode(self, batch_size: int, context_len: int) -> StepCost:
-        """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
+        """Computes a step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
 
-        The cost is that of a device of the data rank that has most of them.
+        The cost is for a device of the data rank that has most of them.
         """
         own = -(-batch_size // self.layout.data_parallel_size)
         return self._step(own, batch_size, np.full(own, context_len - 1), own)
 
     def prefill(self, num_tokens: int) -> StepCost:
-        """The first `num_tokens` tokens of a prompt on each data rank; the last is sampled from."""
+        """Computes the first `num_tokens` tokens of a prompt on each data rank; the last is sampled from."""
         return self._step(num_tokens, num_tokens * self.layout.data_parallel_size, np.arange(num_tokens), 1)
 
     def _step(self, num_tokens: int, num_all_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
-        """The cost of a step.
-
-        Args:
-          num_tokens: Of the device's own data rank.
-          num_all_tokens: Of all data ranks.
-          positions: Of the own tokens.
-          num_sampled: Own tokens that are sampled from.
-        """
+        """Computes a step; `positions` and `num_sampled` are for the device's own data rank."""
         num_expert_tokens = num_all_tokens if self.layout.enable_expert_parallel else num_tokens
         # States are read and written whole.
         context_bytes = 2.0 * self.state_bytes * num_sampled
@@ -147,7 +134,7 @@ class DeviceModel:
         return StepCost(weight_bytes, context_bytes, flops, tuple(self._exchanges(num_tokens, num_sampled)))
 
     def _exchanges(self, num_tokens: int, num_sampled: int) -> Iterator[Exchange]:
-        """What is exchanged in a step of so many tokens on each data rank, of which so many are sampled from."""
+        """Yields the exchanges of a step with so many tokens, and so many sampled ones, on each data rank."""
         model, data = self.layout.tensor_parallel_size, self.layout.data_parallel_size
         hidden = num_tokens * self.hidden_bytes
         num_spread = self.num_expert_layers if self.layout.enable_expert_parallel else 0
@@ -188,18 +175,18 @@ def device_model(
     cache_dtype: DTypeLike,
     stage: Stage = WHOLE,
 ) -> DeviceModel:
-    """One device's part of a model.
+    """Computes one device's part of a model.
 
     Args:
-      specs: The caches of its layers, as `cache_specs` has them.
-      layers_per_cache: For each of them, the layers that use it.
+      specs: Caches of its layers, from `cache_specs`.
+      layers_per_cache: Number of layers that use each of them.
       num_feed_forwards: Its layers with a feed-forward block.
-      weights: Its weights, on each device of the layout.
-      vllm_config: What it was constructed from.
-      accelerator: The devices; some kernels want a cache of another shape than others.
-      layout: How the model is spread over them.
+      weights: Its weights on each device of the layout.
+      vllm_config: Configuration that it was constructed from.
+      accelerator: The devices; the shape of a cache depends on their kernels.
+      layout: Layout of the model over them.
       cache_dtype: Type of the cache.
-      stage: The pipeline stage whose layers and weights these are.
+      stage: Pipeline stage of these layers and weights.
 
     Raises:
       ConfigError: The model, or its context, cannot be spread over so many devices.
@@ -269,11 +256,7 @@ def device_model(
 def _with_divided_context(
     specs: Sequence[CacheSpec | StateCacheSpec], num_devices: int, block_size: int
 ) -> list[CacheSpec | StateCacheSpec]:
-    """The caches where so many devices share the tokens of latents.
-
-    Raises:
-      ConfigError: The engine would refuse it.
-    """
+    """Divides the tokens of latent caches among devices. Raises ConfigError if the engine would refuse it."""
     option = f"--decode-context-parallel-size {num_devices}"
     latents = [spec for spec in specs if isinstance(spec, LatentCacheSpec)]
     if not latents:
@@ -291,7 +274,7 @@ def _with_divided_context(
 
 
 def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:
-    """Operations of one token with the head's weights, or with all others but an embedding table."""
+    """Counts operations of one token with the head's weights, or with all others but an embedding table."""
     has_head = any(HEAD in weight.name for weight in weights)
     flops = 0.0
     for weight in weights:
@@ -302,7 +285,7 @@ def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:
 
 
 def _flops_per_key(spec: CacheSpec, num_heads: int) -> int:
-    """Operations for one query, of `num_heads` on this device, and one token: with its key, and with its value."""
+    """Counts operations for one query, of `num_heads` on this device, with one token's key and value."""
     if isinstance(spec, LatentCacheSpec):
         return 2 * num_heads * (2 * spec.latent_dim + spec.rope_dim)
     if isinstance(spec, KVCacheSpec):

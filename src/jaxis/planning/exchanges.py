@@ -1,4 +1,4 @@
-"""What the devices of a server send each other in a step, over which links, and how long that takes at least."""
+"""Exchanges of a server's devices in a step: their bytes, links, and least time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS
 from jaxis.planning.layout import Layout
 
 STAGE_AXIS = "stage"
-"""Not an axis of a mesh: from one pipeline stage to the next."""
+"""Name of the exchange from one pipeline stage to the next; not an axis of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,11 @@ class Exchange:
     """Exchanges of one kind in a step.
 
     Attributes:
-      name: What is exchanged, for people.
-      opcode: As XLA calls it, such as "all-reduce".
-      axes: The mesh axes along which devices form a group that exchanges, or STAGE_AXIS.
-      group_size: Devices of such a group.
-      nbytes: Of the whole array: what each has before it is summed or scattered, or after it was gathered.
-      count: How many of them a step has.
+      name: The exchanged arrays, for people.
+      opcode: XLA's name, such as "all-reduce".
+      axes: Mesh axes along which devices form a group that exchanges, or STAGE_AXIS.
+      nbytes: Bytes of the whole array: before it is summed or scattered, or after it was gathered.
+      count: Number of them in a step.
     """
 
     name: str
@@ -36,14 +35,14 @@ class Exchange:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that each device sends in a step, at least."""
+        """Least bytes that each device sends in a step."""
         return self.count * sent_bytes(self.opcode, self.nbytes, self.group_size)
 
 
 def sent_bytes(opcode: str, nbytes: float, group_size: int) -> float:
-    """Bytes that each device of a group sends, at least, in one exchange of an array of `nbytes`.
+    """Returns the least bytes that each device of a group sends in one exchange of an array of `nbytes`.
 
-    A sum that all get is a reduce-scatter and an all-gather, each of which sends every part but one
+    An all-reduce is a reduce-scatter and an all-gather, each of which sends every part but one
     (doi:10.1016/j.jpdc.2008.09.002).
     """
     if opcode == "collective-permute":
@@ -53,10 +52,10 @@ def sent_bytes(opcode: str, nbytes: float, group_size: int) -> float:
 
 
 def exchange_seconds(exchange: Exchange, target: Target, layout: Layout) -> float:
-    """The least time of an exchange, all of a step.
+    """Computes the least time of an exchange, for all of its number in a step.
 
-    Between GPUs of several hosts, each host's GPUs share the work: what goes over the network is sent once from each
-    host, a part by each of its GPUs.
+    Between GPUs of several hosts, each host's GPUs share the work: data for the network is sent once from each host, a
+    part by each of its GPUs.
     """
     accelerator = target.accelerator
     if accelerator.network_bandwidth is None:
@@ -70,7 +69,7 @@ def exchange_seconds(exchange: Exchange, target: Target, layout: Layout) -> floa
 
 
 def links(exchange: Exchange, target: Target, layout: Layout) -> str:
-    """The links that an exchange goes over, for people."""
+    """Names the links of an exchange, for people."""
     if target.accelerator.network_bandwidth is None:
         share = _share_of_links(exchange.axes, target, layout)
         return "ICI" if share == 1 else f"{share:.0%} of ICI"
@@ -81,10 +80,10 @@ def links(exchange: Exchange, target: Target, layout: Layout) -> str:
 
 
 def _share_of_links(axes: tuple[str, ...], target: Target, layout: Layout) -> float:
-    """The share of a TPU's links that lead along these mesh axes.
+    """Returns the share of a TPU's links that lead along these mesh axes.
 
-    Where both axes of the mesh are whole dimensions of the grid of chips, each has its own links. Where they are not,
-    or there is one axis only, all links may help.
+    If both axes of the mesh are whole dimensions of the grid of chips, each has its own links. Otherwise, or with one
+    axis only, all links may help.
     """
     sizes = {DATA_AXIS: layout.data_parallel_size, MODEL_AXIS: layout.tensor_parallel_size}
     if len(axes) != 1 or 1 in sizes.values() or layout.num_devices != target.num_devices:
@@ -98,7 +97,7 @@ def _share_of_links(axes: tuple[str, ...], target: Target, layout: Layout) -> fl
 
 
 def _group_on_host(exchange: Exchange, target: Target, layout: Layout) -> int:
-    """How many devices of a group are on the same host; neighbours along the model axis are.
+    """Returns the number of devices of a group on the same host; neighbours along the model axis are.
 
     Stages of several hosts count as if none had its neighbour on the same one.
     """

@@ -1,4 +1,4 @@
-"""How the devices of one server share a model."""
+"""Ways in which the devices of one server share a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Layout:
     Attributes:
       tensor_parallel_size: Devices that share the attention and dense layers of the same requests.
       data_parallel_size: Groups of such devices, each with requests of its own.
-      enable_expert_parallel: Whether experts lie whole on all these devices; else each group has all of them.
+      enable_expert_parallel: True if experts lie whole on all these devices; otherwise each group has all of them.
       decode_context_parallel_size: Devices that share the tokens of a cache of latents: 1, or all of a group.
       pipeline_parallel_size: Stages that the layers are divided among, each with a mesh of its own.
     """
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def in_words(self) -> str:
-        """For a sentence, such as "8 devices (TP 2, DP 4, EP)"."""
+        """The layout in a sentence, such as "8 devices (TP 2, DP 4, EP)"."""
         parts = [f"TP {self.tensor_parallel_size}"]
         if self.data_parallel_size > 1:
             parts.append(f"DP {self.data_parallel_size}")
@@ -62,34 +62,26 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """All devices of the server."""
         return self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The pipeline stages; one without."""
         number = self.pipeline_parallel_size
         return tuple(Stage(index, number) for index in range(number))
 
     def mesh(self, accelerator: Accelerator | None = None) -> AbstractMesh:
-        """The mesh of devices that are not there, to ask for shardings with; with an accelerator, for shapes too."""
+        """Makes a mesh of absent devices to ask for shardings with; with an accelerator, for shapes too."""
         device = accelerator and AbstractDevice(accelerator.device_kind, None, accelerator.platform)
         sizes = (self.data_parallel_size, self.tensor_parallel_size)
         return AbstractMesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 2, abstract_device=device)
 
     def num_hosts(self, target: Target) -> int:
-        """Hosts whose devices one server needs."""
         return -(-self.num_devices // target.devices_per_host)
 
 
 @dataclass(frozen=True)
 class WantedLayout:
-    """What a layout has to keep to; None leaves the choice to the plan.
-
-    Attributes:
-      tensor_parallel_size, data_parallel_size, enable_expert_parallel: See `Layout`.
-      decode_context_parallel_size, pipeline_parallel_size: The same, but never chosen: None is 1.
-    """
+    """Requirements for a layout. None leaves the choice to the plan, but the last two are never chosen: None is 1."""
 
     tensor_parallel_size: int | None = None
     data_parallel_size: int | None = None
@@ -102,17 +94,17 @@ ANY_LAYOUT = WantedLayout()
 
 
 def layouts(target: Target, wanted: WantedLayout, num_experts: int) -> list[Layout]:
-    """The ways to lay a model out on a target, as far as its experts allow; its heads may not.
+    """Lists the ways to lay a model out on a target, as far as its experts allow; its heads may not.
 
-    Data ranks have only what is spread over them in common: experts. Without any, they are servers of their own.
+    Data ranks have only experts in common. Without any, they are servers of their own.
 
     Args:
       target: The devices.
-      wanted: What to keep to.
-      num_experts: Of a layer; 0 without experts.
+      wanted: Requirements.
+      num_experts: Experts of a layer; 0 without experts.
 
     Raises:
-      ConfigError: None keeps to what is wanted.
+      ConfigError: No layout meets the requirements.
     """
     _check(target, wanted, num_experts)
     found = [layout for layout in _candidates(target, wanted, num_experts) if _fits_hosts(target, layout)]
@@ -144,11 +136,7 @@ def _candidates(target: Target, wanted: WantedLayout, num_experts: int) -> Itera
 
 
 def _accepted(found: list[Layout], target: Target) -> list[Layout]:
-    """Those of the layouts, with pipeline stages, that the engine runs.
-
-    Raises:
-      ConfigError: It runs none of them.
-    """
+    """Returns the layouts, with pipeline stages, that the engine runs. Raises ConfigError if there are none."""
     accepted = []
     for layout in found:
         try:
@@ -169,7 +157,7 @@ def _accepted(found: list[Layout], target: Target) -> list[Layout]:
 
 
 def _fits_hosts(target: Target, layout: Layout) -> bool:
-    """Whether its hosts are whole ones; of a TPU's slice, whose hosts start together, all."""
+    """Returns whether its hosts are whole ones; of a TPU's slice, whose hosts start together, all."""
     if layout.num_hosts(target) == 1:
         return True
     if target.accelerator.platform == "tpu":

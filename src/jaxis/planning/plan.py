@@ -1,9 +1,8 @@
-"""Plans how a model is served on accelerators: what fits, what it is given up for, and how fast a step can be."""
+"""Plans to serve a model on accelerators: weights and layouts that fit, and the least time of a step."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,95 +11,33 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.bringup.analyze.source import ModelSource
-from jaxis.compilation.accelerators import Accelerator
 from jaxis.compilation.targets import Target
-from jaxis.config import VllmConfig
-from jaxis.config.attention_span import AttentionSpan
-from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
-from jaxis.engine.execution.kv_cache import longest_context, most_sequences, stage_share, widest_first
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.module import JaxModule
+from jaxis.planning.capacity import capacity
 from jaxis.planning.device_model import DeviceModel, device_model
 from jaxis.planning.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
 from jaxis.planning.roofline import Bound, StepCost, pipeline_bound
 from jaxis.planning.widths import LOW_PRECISION, Width, widths
 
-# How much context, and how many requests, fit beside the weights of a device.
-
-
-@dataclasses.dataclass(frozen=True)
-class Capacity:
-    """What fits on each device.
-
-    Attributes:
-      cache_bytes: Bytes that weights leave to the cache, of several pipeline stages what each uses of it, on average;
-        negative if they do not fit.
-      max_context: Tokens of the longest single request; 0 if none fits.
-      max_requests: Requests of the asked-for length that fit at once.
-    """
-
-    cache_bytes: int
-    max_context: int
-    max_requests: int
-
-
-def capacity(
-    stages: Sequence[DeviceModel],
-    vllm_config: VllmConfig,
-    accelerator: Accelerator,
-    context_len: int,
-    place_bytes: int = 0,
-) -> Capacity:
-    """What the engine has room for.
-
-    Args:
-      stages: A device's part of the model, for each pipeline stage.
-      vllm_config: Its sizes; `max_model_len` is the longest context that the model is for.
-      accelerator: The devices.
-      context_len: Tokens that each request grows to.
-      place_bytes: Of each device, for what changes the model for some requests.
-    """
-    usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE) - place_bytes
-    least = usable - max(part.held_bytes for part in stages)
-    if least <= 0:
-        return Capacity(least, 0, 0)
-    per_block, per_state = _of_all(stages)
-    # Each stage has as many blocks, and so its own share of the memory of all; the first that has no more ends it.
-    shares = [stage_share((part.bytes_per_block, part.state_bytes), (per_block, per_state)) for part in stages]
-    left = min(int((usable - part.held_bytes) / (share or 1.0)) for part, share in zip(stages, shares, strict=True))
-    on_average = left // len(stages)
-    longest = longest_context(vllm_config, (per_block, per_state), left, vllm_config.model_config.max_model_len)
-    if longest < context_len:
-        return Capacity(on_average, longest, 0)
-    return Capacity(on_average, longest, most_sequences(vllm_config, (per_block, per_state), left, context_len))
-
-
-def _of_all(stages: Sequence[DeviceModel]) -> tuple[dict[AttentionSpan, int], int]:
-    """Bytes of a block in all layers of a span, the span that keeps most first, and of a request's states."""
-    total: Counter[AttentionSpan] = Counter()
-    for part in stages:
-        total.update(part.bytes_per_block)
-    return widest_first(total), sum(part.state_bytes for part in stages)
-
-
 DEFAULT_CONTEXT_LEN = 4096
 CACHE_DTYPES = {"auto": None, "int8": jnp.int8}
-"""Type of the cache, as `--kv-cache-dtype` has it; "auto" is the model's."""
+"""Types of the cache by their names for `--kv-cache-dtype`; "auto" is the model's."""
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the programs of a step are like, on each device, after the target's compiler.
+    """Costs of a step's programs on each device, from the target's compiler.
 
     Attributes:
-      hbm_bytes: Read from and written to memory, without jaxis's own kernels and without loops.
-      loop_hbm_bytes: The same in the bodies of loops, each once.
+      hbm_bytes: Bytes read from and written to memory, without jaxis's own kernels and without loops.
+      loop_hbm_bytes: Bytes of the bodies of loops, each once.
       temporary_bytes: Memory besides weights, caches and results.
       num_collectives: Exchanges between devices.
       num_loops: Loops of unknown length.
-      caches_are_aliased: Whether the caches are updated in place.
-      largest_copy_bytes: Of the largest array that is only moved; 0 if none is.
+      caches_are_aliased: True if the caches are updated in place.
+      largest_copy_bytes: Bytes of the largest array that is only moved; 0 if none is.
     """
 
     hbm_bytes: int
@@ -119,13 +56,12 @@ class Step:
     Attributes:
       name: "decode" or "prefill".
       num_requests: Requests that take part, on the devices of one server.
-      num_tokens: Tokens that the step computes.
       context_len: Tokens that each request has at its end.
-      cost: What a device has to do, of several pipeline stages one of that which takes longest.
-      bound: The least time for it.
-      seconds: The least time of the step, through all stages.
-      tokens_per_second: Of all servers together, at most; with as many steps at once as there are stages.
-      compiled: What the compiler made of it; None if it was not asked, and the cost is arithmetic.
+      cost: Work of a device; with several pipeline stages, of the stage that takes longest.
+      bound: Least time for it.
+      seconds: Least time of the step, through all stages.
+      tokens_per_second: Most tokens of all servers together, with as many steps at once as there are stages.
+      compiled: The compiler's figures; None if the cost is arithmetic.
     """
 
     name: str
@@ -144,20 +80,18 @@ class PlanOption:
     """One way to serve the model.
 
     Attributes:
-      quantization: What `--quantization` gets; None leaves weights as stored.
-      weights: How they are stored, for people.
-      kv_cache_dtype: What `--kv-cache-dtype` gets.
-      tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size,
-        pipeline_parallel_size: See `Layout`.
+      quantization: Value for `--quantization`; None leaves weights as stored.
+      weights: Their format, for people.
+      kv_cache_dtype: Value for `--kv-cache-dtype`.
       num_servers: Servers that the target has devices for; they share nothing.
       hosts_of_server: Hosts whose devices one server needs.
-      device_weight_bytes: Bytes of the weights on each device, of several stages on one that has most.
-      device_place_bytes: Bytes on each device for what changes the model for some requests.
-      device_cache_bytes: Bytes that are left for the cache on each; see `Capacity`.
+      device_weight_bytes: Bytes of the weights on each device; with several stages, on a device that has most.
+      device_place_bytes: Bytes on each device for adapters' places.
+      device_cache_bytes: Bytes that are left for the cache on each device; see `Capacity`.
       max_context: Tokens of the longest single request; 0 if none fits.
       max_requests: Requests of the asked-for length that a server holds at once, on all its data ranks.
-      steps: A decode of one request, one of all that fit, and a prefill of the most tokens of a step; none if not even
-        one fits.
+      steps: A decode of one request, a decode of all that fit, and a prefill of the most tokens of a step; none if not
+        even one request fits.
     """
 
     quantization: str | None
@@ -179,7 +113,6 @@ class PlanOption:
 
     @property
     def layout(self) -> Layout:
-        """How the devices of a server share the model."""
         return Layout(
             self.tensor_parallel_size,
             self.data_parallel_size,
@@ -190,7 +123,7 @@ class PlanOption:
 
     @property
     def fits(self) -> bool:
-        """Whether a request of the asked-for length fits."""
+        """True if a request of the asked-for length fits."""
         return self.max_requests > 0
 
     @property
@@ -201,11 +134,11 @@ class PlanOption:
 
 @dataclass(frozen=True)
 class WantedPlaces:
-    """Room for what changes the model for some requests.
+    """Room for adapters' places.
 
     Attributes:
-      bytes_of: Its bytes on each device, of a model that is constructed without weights and computes in some type.
-      options: Those of `jaxis serve` that ask for it.
+      bytes_of: Computes its bytes on each device from an abstract model and the type in which it computes.
+      options: Options of `jaxis serve` that ask for it.
     """
 
     bytes_of: Callable[[JaxModule, DTypeLike], int]
@@ -214,15 +147,14 @@ class WantedPlaces:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a plan has to keep to.
+    """Requirements for a plan.
 
     Attributes:
       context_len: Tokens that each request grows to; None is 4,096, or the model's longest.
-      quantization: As for `--quantization`: int8, int4, dequantize, or none; None leaves the choice to the plan.
+      quantization: Value of `--quantization`: int8, int4, dequantize, or none; None leaves the choice to the plan.
       kv_cache_dtype: A key of CACHE_DTYPES; None leaves the choice to the plan.
       dtype: Type of activations and of weights in floats; None is the checkpoint's.
-      layout: How the devices of a server share the model.
-      places: Room that each device has beside the weights; None: none.
+      places: Room that each device has beside the weights; None is none.
     """
 
     context_len: int | None = None
@@ -235,16 +167,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is served on a target.
+    """A plan to serve a model on a target.
 
     Attributes:
-      target: The devices.
-      wanted: What the plan had to keep to.
       context_len: Tokens that each request grows to.
-      max_model_len: The longest context that the model is for.
+      max_model_len: Longest context of the model.
       prefill_tokens: Most tokens of a step.
-      options: The ways that were looked at, best first: those that fit on one host, then those that need several
-        hosts, then those that do not fit.
+      options: Options, best first: those that fit on one host, then those that need several hosts, then those that do
+        not fit.
     """
 
     target: Target
@@ -261,18 +191,10 @@ class Plan:
 
 
 class Planner:
-    """Plans for one model; it is constructed once for each width of its weights."""
+    """Plans for one model, which is constructed once for each width of its weights."""
 
     def __init__(self, source: ModelSource, wanted: Wanted) -> None:
-        """Constructs the model in each width that is wanted.
-
-        Args:
-          source: The model.
-          wanted: What its plans have to keep to.
-
-        Raises:
-          ConfigError: jaxis cannot run the model, or not as it is wanted.
-        """
+        """Constructs the model in each wanted width. Raises ConfigError if jaxis cannot run it so."""
         self.widths = widths(source, wanted.quantization, wanted.dtype)
         self._wanted = wanted
         stored = self.widths[0].vllm_config
@@ -285,21 +207,17 @@ class Planner:
             )
 
     def plan(self, target: Target) -> Plan:
-        """The plan for a target.
-
-        Raises:
-          ConfigError: The devices cannot be shared as they are wanted to be.
-        """
+        """Plans for a target. Raises ConfigError if the devices cannot be shared as wanted."""
         options = sorted(self._options(target), key=_rank)
         prefill_tokens = min(self._step_tokens, self.context_len)
         return Plan(target, self._wanted, self.context_len, self._longest, prefill_tokens, tuple(options))
 
     def device_model(self, target: Target, layout: Layout | None = None) -> DeviceModel:
-        """A device's part of the model as it is stored.
+        """Computes a device's part of the model as it is stored.
 
         Args:
           target: The devices.
-          layout: How they share it, without pipeline stages; None is all of them each layer.
+          layout: Layout without pipeline stages; None shares each layer among all devices.
 
         Raises:
           ConfigError: The model cannot be spread over so many devices.
@@ -308,15 +226,10 @@ class Planner:
         return part
 
     def width_of(self, option: PlanOption) -> Width:
-        """The model as an option of a plan has it."""
         return next(width for width in self.widths if width.quantization == option.quantization)
 
     def stages(self, target: Target, layout: Layout) -> list[DeviceModel]:
-        """A device's part of the model as it is stored, for each pipeline stage.
-
-        Raises:
-          ConfigError: See `device_model`.
-        """
+        """Computes a device's part of the stored model for each pipeline stage; raises as `device_model` does."""
         return self._stages(target, self.widths[0], "auto", layout)
 
     def _stages(self, target: Target, width: Width, cache: str, layout: Layout) -> list[DeviceModel]:
@@ -348,7 +261,6 @@ class Planner:
                     yield self._option(target, width, cache, layout)
 
     def _layouts(self, target: Target) -> Sequence[Layout]:
-        """The ways to spread the model over the devices."""
         wanted, width = self._wanted.layout, self.widths[0]
         found = []
         for layout in layouts(target, wanted, width.num_experts):
@@ -410,16 +322,10 @@ def make_step(
     target: Target,
     option: PlanOption,
 ) -> Step:
-    """A step of an option's servers, with its bound on a target; see `Step`.
+    """Makes a step of an option's servers, with its bound on a target.
 
-    Args:
-      name: See `Step`, for this one and the next three.
-      num_requests: R.
-      num_tokens: T.
-      context_len: Of each request.
-      costs: Of one device of each pipeline stage.
-      target: The devices.
-      option: Whose servers they are.
+    `name`, `num_requests`, `num_tokens` and `context_len` are the attributes of `Step`; `costs` has one device of each
+    pipeline stage.
     """
     least = pipeline_bound(costs, target, option.layout)
     # A decode's tokens are those of all steps in flight, a prefill's those of one.
@@ -430,7 +336,7 @@ def make_step(
 
 
 def _rank(option: PlanOption) -> tuple[Any, ...]:
-    """Sorts options: what fits, on one host; wide caches, wide weights, many devices, most tokens/s before others."""
+    """Sorts options: fitting, on one host; then wide caches, wide weights, many devices, most tokens/s first."""
     return (
         not option.fits,
         option.hosts_of_server > 1,

@@ -23,27 +23,21 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The result of `jaxis plan`.
-
-    Attributes:
-      model: The name that the user gave.
-      architectures: From config.json.
-      plans: One for each target.
-    """
+    """The result of `jaxis plan`, with a plan for each target."""
 
     model: str
     architectures: tuple[str, ...]
     plans: tuple[Plan, ...]
 
     def to_json(self) -> str:
-        """One JSON object; docs/accelerators.md describes it."""
+        """Returns one JSON object, described in docs/accelerators.md."""
         plans = [_plan_json(plan) for plan in self.plans]
         found = {"schema": SCHEMA, "model": self.model, "architectures": self.architectures, "plans": plans}
         return json.dumps(found, indent=2)
 
 
 def data_sheet(plan: Plan) -> str:
-    """A target's devices in one line."""
+    """Describes a target's devices in one line."""
     target, device = plan.target, plan.target.accelerator
     rates = ", ".join(f"{rate / 1e12:.0f} TFLOP/s {dtype}" for dtype, rate in device.flops.items())
     return (
@@ -54,7 +48,7 @@ def data_sheet(plan: Plan) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether and how the model fits, in one sentence."""
+    """States in one sentence whether and how the model fits."""
     chosen = plan.chosen
     if not chosen.fits:
         smallest = min(plan.options, key=lambda option: option.device_weight_bytes)
@@ -79,7 +73,7 @@ def _and_places(option: PlanOption) -> str:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What a reader should know about the choice."""
+    """Lists facts that a reader should know about the choice."""
     chosen, notes = plan.chosen, []
     if chosen.hosts_of_server > 1:
         notes.append(f"several hosts have not been tried on such devices: see {_HOSTS_PAGE}")
@@ -106,7 +100,7 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def command(report: PlanReport, plan: Plan) -> str | None:
-    """What starts one server of the chosen option, on the first of its hosts; None if it does not fit."""
+    """Returns the command that starts one server of the chosen option, on its first host; None if it does not fit."""
     chosen = plan.chosen
     if not chosen.fits:
         return None
@@ -133,7 +127,6 @@ def command(report: PlanReport, plan: Plan) -> str | None:
 
 
 def step_name(step: Step) -> str:
-    """A step in a few words."""
     if step.name == "prefill":
         ranks = f"{step.num_requests} x " if step.num_requests > 1 else ""
         return f"prefill of {ranks}{step.context_len} tokens"
@@ -141,14 +134,14 @@ def step_name(step: Step) -> str:
 
 
 def source_line(plan: Plan) -> str:
-    """Where a plan's costs come from."""
+    """Names the source of a plan's costs."""
     if any(step.compiled is not None for step in plan.chosen.steps):
         return "read from compiled programs, divided by the data sheet's rates; not measured"
     return "arithmetic on shapes, divided by the data sheet's rates; not measured"
 
 
 def compiled_line(compiled: CompiledStep) -> str:
-    """What the compiler says of a step."""
+    """Describes a step by the compiler's figures."""
     parts = [f"{human_bytes(compiled.hbm_bytes)} through memory besides context"]
     if compiled.loop_hbm_bytes:
         parts.append(f"{human_bytes(compiled.loop_hbm_bytes)} in each round of {compiled.num_loops} loops")
@@ -161,7 +154,7 @@ def compiled_line(compiled: CompiledStep) -> str:
 
 
 def decode_rates(option: PlanOption) -> tuple[float, float] | None:
-    """Tokens per second at most: of one request, and of all requests of all servers; None if nothing fits."""
+    """Returns the most tokens per second of one request, and of all requests of all servers; None if nothing fits."""
     decodes = [step for step in option.steps if step.name == "decode"]
     if not decodes:
         return None
@@ -169,7 +162,9 @@ def decode_rates(option: PlanOption) -> tuple[float, float] | None:
 
 
 def _best_over_hosts(plan: Plan) -> PlanOption | None:
-    """The best option of several hosts, if it keeps wider weights or serves faster than the chosen one of one host."""
+    """Returns the best option of several hosts, if it has wider weights or serves faster than the chosen one of one
+    host.
+    """
     several = [
         option
         for option in plan.options

@@ -1,4 +1,4 @@
-"""Lower bounds of a step's time: what it moves and computes, divided by what a data sheet promises.
+"""Lower bounds of a step's time: its traffic and operations, divided by a data sheet's rates.
 
 The roofline of https://jax-ml.github.io/scaling-book/roofline: reading memory, computing and sending to other devices
 can overlap at best, so a step takes at least the longest of the three.
@@ -17,14 +17,14 @@ from jaxis.planning.layout import Layout
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one device has to do in a step, at least.
+    """The least work of one device in a step.
 
     Attributes:
-      weight_bytes: Bytes of weights read; of experts, those that tokens are expected to be routed to.
+      weight_bytes: Bytes of weights read, with the experts that tokens are expected to be routed to.
       context_bytes: Bytes of the cache read and written.
       flops: Operations of matrix units, two for each multiplication and addition. They compute in bfloat16: weights of
         lower precision are dequantized on the chip.
-      exchanges: What it sends to other devices.
+      exchanges: Exchanges with other devices.
     """
 
     weight_bytes: float
@@ -34,17 +34,12 @@ class StepCost:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes sent to other devices."""
         return sum(exchange.sent_bytes for exchange in self.exchanges)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time of a step.
-
-    Attributes:
-      memory_seconds, compute_seconds, network_seconds: What each part takes alone.
-    """
+    """The least time of a step, and of each of its parts alone."""
 
     memory_seconds: float
     compute_seconds: float
@@ -52,12 +47,11 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """The least time of the step."""
         return max(self.memory_seconds, self.compute_seconds, self.network_seconds)
 
     @property
     def binds(self) -> str:
-        """What takes longest: "memory", "compute" or "network"."""
+        """The part that takes longest: "memory", "compute" or "network"."""
         parts = {
             "memory": self.memory_seconds,
             "compute": self.compute_seconds,
@@ -67,7 +61,7 @@ class Bound:
 
 
 def bound(cost: StepCost, target: Target, layout: Layout) -> Bound:
-    """The bound of a step of a server that is laid out so on a target's devices."""
+    """Computes the bound of a step of a server with this layout on a target's devices."""
     accelerator = target.accelerator
     return Bound(
         memory_seconds=(cost.weight_bytes + cost.context_bytes) / accelerator.memory_bandwidth,
@@ -77,12 +71,12 @@ def bound(cost: StepCost, target: Target, layout: Layout) -> Bound:
 
 
 class PipelineBound(NamedTuple):
-    """The bound of a step that goes through pipeline stages, one after the other; or through one.
+    """The bound of a step that goes through one or more pipeline stages.
 
     Attributes:
-      cost: Of the stage that takes longest.
-      slowest: Its bound. No more than one step can leave the stages in this time.
-      seconds: The least time until the step has been through all.
+      cost: Cost of the stage that takes longest.
+      slowest: Bound of that stage. At most one step can leave the stages in this time.
+      seconds: Least time until the step has been through all.
     """
 
     cost: StepCost
@@ -91,14 +85,9 @@ class PipelineBound(NamedTuple):
 
 
 def pipeline_bound(costs: Sequence[StepCost], target: Target, layout: Layout) -> PipelineBound:
-    """The bound of a step of a server that is laid out so on a target's devices.
+    """Computes the bound of a step from the costs of one device of each pipeline stage.
 
-    What is handed on overlaps with other steps, but not with the step itself.
-
-    Args:
-      costs: Of one device of each stage.
-      target: The devices.
-      layout: How they are shared.
+    Exchanges between stages overlap with other steps, but not with the step itself.
     """
     bounds = [bound(cost, target, layout) for cost in costs]
     slowest = max(range(len(bounds)), key=lambda index: bounds[index].seconds)

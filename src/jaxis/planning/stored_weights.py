@@ -1,4 +1,4 @@
-"""The arrays that a model's weights become on each device, told from a model that was constructed without weights."""
+"""The arrays of a model's weights on each device, from a model that was constructed without weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class StoredWeight:
     """A parameter, as every device of a mesh holds it.
 
     Attributes:
-      name: Its dotted name.
       device_bytes: Bytes on each device, scales included.
       device_elements: Elements of the matrix, or the stack of matrices, that each device multiplies by; 0 for vectors.
     """
@@ -48,11 +47,11 @@ _Arrays = tuple[jax.ShapeDtypeStruct, ...]
 
 
 def stored_weights(model: JaxModule, layout: Layout) -> list[StoredWeight]:
-    """Every parameter of a model as each device would hold it; shared ones count once.
+    """Lists every parameter of a model as each device would hold it; shared ones count once.
 
     Args:
-      model: Constructed abstractly, with its quantization, but without packing for the native kernels.
-      layout: How the model is spread over devices.
+      model: An abstract model with its quantization, but without packing for the native kernels.
+      layout: Layout of the model over devices.
 
     Raises:
       ConfigError: The devices cannot share the model's heads equally.
@@ -78,14 +77,14 @@ def stored_weights(model: JaxModule, layout: Layout) -> list[StoredWeight]:
 
 
 def _copies(model: JaxModule, num_devices: int) -> dict[int, float]:
-    """How many times each parameter's rows are there on all devices together, for parameters with copies; by id."""
+    """Maps a parameter's id to the number of copies of its rows on all devices together, for parameters with copies."""
     layers = [module for _, module in named_modules(model) if isinstance(module, GroupedQueryAttention)]
     orders = [order for layer in layers for order in layer.row_orders(num_devices)]
     return {id(layer.weight): len(rows) / layer.output_size for layer, rows in orders}
 
 
 def _on_one_device(mesh: AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> int:
-    """Elements of an array that one device holds."""
+    """Counts the elements of an array that one device holds."""
     return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape))
 
 
@@ -94,7 +93,7 @@ def _plain(param: nnx.Param, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
 
 def _arrays_of(param: nnx.Param, shape: tuple[int, ...]) -> _Arrays:
-    """The arrays of a parameter of this shape, padding included."""
+    """Returns the arrays of a parameter of this shape, padding included."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
         return (_plain(param, shape),)
@@ -114,7 +113,7 @@ def _matrix(
     shape: tuple[int, int],
     dtype: np.dtype,
 ) -> _Arrays:
-    """The arrays of a weight [out, in]: those of a few rows, made for real, and grown to all rows."""
+    """Returns the arrays of a weight [out, in]: makes those of a few rows, and grows them to all rows."""
     if weight_format is PLAIN and scheme is None:
         return (jax.ShapeDtypeStruct(shape, dtype),)
     recipe = WeightRecipe(weight_format, dequantizes, scheme)

@@ -33,12 +33,7 @@ SUMMARY_COLUMNS = ("target", "weights", "devices", "servers", "requests", "1 req
 
 
 def plan_text(report: PlanReport, console: Console) -> str:
-    """Plans as lines of text: one in full, several as a table.
-
-    Args:
-      report: The plans.
-      console: Whose width and colours to use.
-    """
+    """Formats one plan in full, or several as a table, for the console's width and colours."""
     with console.capture() as capture:
         console.print(Text(f"{report.model}  {', '.join(report.architectures)}", style="bold"))
         if len(report.plans) == 1:
@@ -55,7 +50,7 @@ def plan_text(report: PlanReport, console: Console) -> str:
 
 
 def plan_html(report: PlanReport) -> str:
-    """Plans as one self-contained HTML page."""
+    """Formats plans as one self-contained HTML page."""
     plans = [
         {
             "plan": plan,
@@ -85,10 +80,11 @@ def plan_html(report: PlanReport) -> str:
 
 
 def shown_options(plan: Plan) -> list[PlanOption]:
-    """The options with the chosen type of cache, widest weights and most devices first; JSON has the others too.
+    """Returns the options with the chosen type of cache, widest weights and most devices first; JSON has the others
+    too.
 
-    Of those that share as many devices in different ways, the best; of those that do not fit, the first, and if a width
-    fits on no number of devices, only that on the most.
+    Among options that share as many devices in different ways, only the best is shown. Among those that do not fit, the
+    first is, and of a width that never fits, only that on the most devices.
     """
     shown: dict[tuple[int, int], PlanOption] = {}
     for option in plan.options:
@@ -105,13 +101,12 @@ def shown_options(plan: Plan) -> list[PlanOption]:
 
 
 def compiled_lines(plan: Plan) -> list[tuple[str, str]]:
-    """(step, what the compiler says of it) for the steps that were compiled."""
+    """Pairs each compiled step with its line."""
     steps = plan.chosen.steps
     return [(step_name(step), compiled_line(step.compiled)) for step in steps if step.compiled is not None]
 
 
 def option_row(option: PlanOption) -> list[str]:
-    """The cells of OPTION_COLUMNS."""
     cells = [option.weights, str(option.layout), str(option.num_servers)]
     cells.append(human_bytes(option.device_weight_bytes + option.device_place_bytes))
     if not option.fits:
@@ -120,7 +115,6 @@ def option_row(option: PlanOption) -> list[str]:
 
 
 def step_row(step: Step) -> list[str]:
-    """The cells of STEP_COLUMNS."""
     times = (step.bound.memory_seconds, step.bound.compute_seconds, step.bound.network_seconds)
     return [
         step_name(step),
@@ -132,7 +126,7 @@ def step_row(step: Step) -> list[str]:
 
 
 def exchange_rows(plan: Plan) -> list[list[str]]:
-    """The rows of EXCHANGE_COLUMNS: what a device exchanges in the decode of all requests that fit."""
+    """Returns the rows of EXCHANGE_COLUMNS: a device's exchanges in the decode of all requests that fit."""
     decodes = [step for step in plan.chosen.steps if step.name == "decode"]
     layout = plan.chosen.layout
     return [
@@ -150,14 +144,12 @@ def exchange_rows(plan: Plan) -> list[list[str]]:
 
 
 def steps_title(plan: Plan) -> str:
-    """What the table of steps is about."""
     if plan.chosen.pipeline_parallel_size == 1:
         return "Steps, on each device"
     return "Steps, on a device of the stage that takes longest; tokens/s through all stages"
 
 
 def summary_row(plan: Plan) -> list[str]:
-    """The cells of SUMMARY_COLUMNS."""
     chosen = plan.chosen
     if not chosen.fits:
         return [str(plan.target), "", "", "", "", "", "", "does not fit"]

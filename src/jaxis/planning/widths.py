@@ -36,11 +36,11 @@ from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
 
 LOW_PRECISION = ("int8", "int4")
-"""What a checkpoint in floats is quantized to, where it does not fit."""
+"""Quantizations of a checkpoint in floats that does not fit."""
 _FEED_FORWARDS = (GatedMLP, UngatedMLP, SparseMoE, JaxExperts)
 _LAYER = re.compile(r".*?layers\.\d+(?=\.)")
 ANY_LENGTH = 1 << 20
-"""Tokens of the longest request that is planned for where the model is for any length."""
+"""Tokens of the longest planned request of a model without a limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,10 @@ class Width:
     """A model with its weights stored in one way.
 
     Attributes:
-      quantization: What `--quantization` gets for it; None as stored.
-      name: For people: the type or the format, such as "bfloat16", "fp8" or "int4".
-      model: Constructed abstractly.
-      vllm_config: What it was constructed from.
-      of_stage: The pipeline stage whose part of the model this is.
+      quantization: Value for `--quantization`; None leaves weights as stored.
+      name: Type or format for people, such as "bfloat16", "fp8" or "int4".
+      model: An abstract model.
+      of_stage: Pipeline stage of this part of the model.
     """
 
     quantization: str | None
@@ -65,14 +64,13 @@ class Width:
 
     @functools.cached_property
     def cache_specs(self) -> list[CacheSpec | StateCacheSpec]:
-        """The cache of each layer that has one."""
         if self.of_stage.num_stages > 1:  # in which no layer may have one
             return own_cache_specs(self.model)
         return cache_specs(self.model, self.vllm_config)
 
     @functools.cached_property
     def layers_per_cache(self) -> list[int]:
-        """For each of `cache_specs`, how many layers use it."""
+        """The number of layers that use each of `cache_specs`."""
         decoder = next((module for _, module in named_modules(self.model) if isinstance(module, DecoderModel)), None)
         if decoder is None:
             return [1] * len(self.cache_specs)
@@ -81,21 +79,16 @@ class Width:
 
     @functools.cached_property
     def num_feed_forwards(self) -> int:
-        """Layers that have a feed-forward block: a dense one, experts, or both."""
+        """Layers with a feed-forward block: a dense one, experts, or both."""
         blocks = [name for name, module in named_modules(self.model) if isinstance(module, _FEED_FORWARDS)]
         return len({match[0] if (match := _LAYER.match(name)) else name for name in blocks})
 
     @property
     def num_experts(self) -> int:
-        """Experts of a layer; 0 without experts."""
         return num_experts(self.vllm_config.model_config.hf_config.get_text_config())
 
     def stage(self, stage: Stage) -> Width:
-        """The part of a pipeline stage.
-
-        Raises:
-          ConfigError: The model cannot be divided like this.
-        """
+        """Returns the part of a pipeline stage. Raises ConfigError if the model cannot be divided like this."""
         if stage == self.of_stage:
             return self
         if stage not in self._stages:
@@ -104,18 +97,17 @@ class Width:
         return self._stages[stage]
 
     def weights_on(self, layout: Layout) -> list[StoredWeight]:
-        """Its weights, on each device of a layout."""
         if layout not in self._weights:
             self._weights[layout] = stored_weights(self.model, layout)
         return self._weights[layout]
 
 
 def widths(source: ModelSource, quantization: str | None = None, dtype: str | None = None) -> list[Width]:
-    """The widths of a checkpoint, the one that is stored first.
+    """Constructs the widths of a checkpoint, the stored one first.
 
     Args:
       source: Its config.json and, if it has weights, their headers.
-      quantization: Only the width that `--quantization` chooses with it.
+      quantization: Value of `--quantization`, to construct its width only.
       dtype: Type of activations, and of weights in floats; None is the checkpoint's.
 
     Raises:
