@@ -34,11 +34,9 @@ class AffineGrid:
     minimum_unit: jax.Array
 
     def round_scale(self, scale: jax.Array) -> jax.Array:
-        """Rounds scales [out, groups] to the nearest that the grid can have."""
         return jnp.clip(jnp.round(scale / self.scale_unit), 1, _LARGEST_SCALE_CODE) * self.scale_unit
 
     def round_minimum(self, minimum: jax.Array) -> jax.Array:
-        """Rounds minima [out, groups] to the nearest that the grid can have."""
         codes = jnp.clip(jnp.round(minimum / self.minimum_unit), -_LARGEST_MINIMUM_CODE, _LARGEST_MINIMUM_CODE)
         return codes * self.minimum_unit
 

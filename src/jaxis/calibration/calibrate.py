@@ -58,7 +58,7 @@ def calibrate(
       source: An unquantized checkpoint in Hugging Face format.
       text: File to calibrate on; see `read_documents`.
       rules: Rules for the format of each module.
-      num_tokens: Limit of the tokens to use.
+      num_tokens: Most tokens to use.
       on_progress: Receives (layers done, layers in all).
 
     Raises:
@@ -88,15 +88,7 @@ def calibrate(
 
 
 class _LayerCalibrator:
-    """Quantizes the modules of one decoder layer, and gives them the resulting weights.
-
-    Args:
-      layer: The layer.
-      name: Dotted name of the layer in the model.
-      names: Names of modules in the checkpoint.
-      schemes: Schemes of the model's modules.
-      found: Destination of the quantized weights.
-    """
+    """Quantizes the modules of one decoder layer, and gives them the resulting weights; `found` collects these."""
 
     def __init__(
         self,
@@ -168,7 +160,6 @@ def _unquantized(source: Path) -> VllmConfig:
 
 
 def _decoder_of(model: JaxModule) -> tuple[str, DecoderModel]:
-    """Returns the prefix of the decoder's module names, and the decoder."""
     for name, module in named_modules(model):
         if isinstance(module, DecoderModel):
             return f"{name}.", module

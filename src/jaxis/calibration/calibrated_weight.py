@@ -24,7 +24,6 @@ class InputStatistics:
 
     Attributes:
       importance: float32 [in], mean square of each feature, damped.
-      feedback: Feedback of rounding errors.
     """
 
     importance: np.ndarray
@@ -42,16 +41,8 @@ def quantize_calibrated(
 ) -> QuantizedWeight | CodedWeight:
     """Quantizes a weight so that its products with such inputs change as little as possible, rather than its elements.
 
-    Args:
-      weight: [out, in], of any float type.
-      scheme: Format of the result. The scales of "affine" are also chosen for the products; others as in `quantize`.
-      statistics: Statistics of the input.
-
-    Returns:
-      A weight of numpy arrays, of the same type as the result of `quantize`.
-
-    Raises:
-      ValueError: The weight cannot be quantized, as in `quantize`.
+    `weight` [out, in] has any float type. The scales of "affine" are also chosen for the products; others are as in
+    `quantize`, and so are the type of the result, of NumPy arrays, and errors (ValueError).
     """
     if scheme.weight_calibration_method == "affine":
         return _quantize_affine(weight, scheme, statistics)

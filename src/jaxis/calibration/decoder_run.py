@@ -25,10 +25,8 @@ class DecoderRun:
 
     Only embedding rows of tokens that occur are kept.
 
-    Args:
-      decoder: Unquantized decoder; its modules outside the layers get their quantized values.
-      schemes: Schemes of the decoder's modules, by name.
-      sequences: Token ids [T] of each sequence, all of one length.
+    `sequences` are token ids [T], all of one length. Modules of the unquantized decoder outside the layers get their
+    quantized values.
 
     Raises:
       CheckpointError: A weight outside the layers cannot be quantized by its scheme.
@@ -64,7 +62,6 @@ class DecoderRun:
         ]
 
     def advance(self, layer: int, arguments: Sequence[LayerArguments]) -> None:
-        """Runs the layer of this index with these arguments."""
         outputs = run_layer(self._decoder.layers[layer], arguments)
         for caches, (updated, _) in zip(self._caches, outputs, strict=True):
             self._decoder.keep_cache_of_layer(caches, layer, updated)

@@ -30,8 +30,7 @@ class ErrorFeedback:
 
     Attributes:
       order: int32 [in], columns in the order of rounding, the one with the largest inputs first.
-      factors: float32 [in, in], strictly upper triangular, in that order: factor [i, j] of the error of column i is
-        added to
+      factors: float32 [in, in], strictly upper triangular, in that order: factor [i, j] of column i's error goes to
         column j.
     """
 
@@ -43,8 +42,7 @@ class ErrorFeedback:
         """Computes the feedback for inputs with these second moments, float [in, in], positive definite.
 
         GPTQ computes it from the inverse of the moments. It equals the unit upper triangular factor of the moments
-        themselves
-        (arXiv:2307.13304, theorem 6), which needs no inverse.
+        themselves (arXiv:2307.13304, theorem 6), which needs no inverse.
         """
         order = np.argsort(-np.diag(moments), kind="stable")
         permuted = moments[np.ix_(order, order)].astype(np.float64)

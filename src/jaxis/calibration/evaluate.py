@@ -63,7 +63,6 @@ class TokenDivergences:
 
     Attributes:
       kl: float64 [N], KL(source || quantized) in nats.
-      same_top1: bool [N], True where the most likely token is the same.
       source_logprobs, logprobs: float64 [N], log-probability of the next token of the text.
     """
 
@@ -115,7 +114,6 @@ class SourcePredictions:
 
     @property
     def num_tokens(self) -> int:
-        """Number of predictions."""
         return sum(len(window) - 1 for window in self.windows)
 
     def evaluate(
@@ -142,14 +140,7 @@ class SourcePredictions:
     ) -> Evaluation:
         """Compares any function that computes logits with the source.
 
-        Args:
-          compute_logits: Function that computes the model's logits.
-          weight_bytes: Size of the model's weights.
-          name: Name of the model, for errors.
-          on_progress: Receives (tokens done, tokens in all).
-
-        Raises:
-          RequestError: The vocabulary of the model differs from the source's.
+        Raises RequestError, with the model's `name`, if its vocabulary differs from the source's.
         """
         parts = []
         self._file.seek(0)
@@ -176,7 +167,6 @@ class SourcePredictions:
         )
 
     def close(self) -> None:
-        """Deletes the temporary file."""
         self._file.close()
 
     def __enter__(self) -> SourcePredictions:
@@ -226,7 +216,6 @@ class SourcePredictions:
 
 
 def window_tokens(path: Path) -> int:
-    """Returns the largest number of tokens in a window, for the model at a path."""
     return min(WINDOW_TOKENS, trained_context_length(read_hf_config(path)) or WINDOW_TOKENS)
 
 

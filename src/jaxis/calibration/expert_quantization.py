@@ -22,8 +22,7 @@ def quantize_experts(experts: JaxExperts, calls: Sequence[tuple[np.ndarray, ...]
     """Quantizes one expert after another, and gives the module the resulting weights.
 
     An expert's down projection is quantized for the outputs of its quantized gate and up projections. A token counts by
-    the
-    square of its weight for the expert, as its errors do in the output.
+    the square of its weight for the expert, as its errors do in the output.
 
     Args:
       experts: The module, with float32 stacks.

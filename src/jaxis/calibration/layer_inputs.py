@@ -40,12 +40,7 @@ class LayerInputs:
 
 
 def collect_inputs(layer: JaxModule, arguments: Sequence[LayerArguments]) -> LayerInputs:
-    """Runs a layer over all sequences and collects the inputs of its modules.
-
-    Args:
-      layer: A decoder layer.
-      arguments: Arguments of the layer for each sequence, all of one length.
-    """
+    """Runs a layer over all sequences, of one length, and collects the inputs of its modules."""
     graphdef, state = nnx.split(layer)
     groups = _shared_inputs(layer, arguments[0])
     firsts = tuple(names[0] for names in groups)
@@ -60,7 +55,6 @@ def collect_inputs(layer: JaxModule, arguments: Sequence[LayerArguments]) -> Lay
 
 
 def run_layer(layer: JaxModule, arguments: Sequence[LayerArguments]) -> list[LayerOutput]:
-    """Returns a layer's output for each sequence."""
     graphdef, state = nnx.split(layer)
     return [_run(graphdef, state, each) for each in arguments]
 

@@ -6,14 +6,12 @@ For a small change D of a module's weights, the divergence of the next-token dis
 
 averaged over the predictions on text. Errors of rounding are nearly uncorrelated, so only the diagonal of the Fisher
 information F matters. Squares of gradients estimate it: for each window of the text, tokens y are drawn from the
-  model's
-own predictions, and the gradient of their log-probability is squared. (Contributions of different tokens to such a
-gradient have a mean of zero and are uncorrelated, so the square of the sum is the sum of the squares.)
+model's own predictions, and the gradient of their log-probability is squared. (Contributions of different tokens to
+such a gradient have a mean of zero and are uncorrelated, so the square of the sum is the sum of the squares.)
 As in: Dong et al., HAWQ-V2 (2019); Kim et al., SqueezeLLM (2023).
 
 The cost is a forward and a backward pass of float32 weights over each window, and one quantization of each weight to
-each
-width. Weights, gradients and the sum of their squares are in memory at once.
+each width. Weights, gradients and the sum of their squares are in memory at once.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ class Option:
     """One way to quantize a module.
 
     Attributes:
-      rule: Rule with the format, for any module.
-      num_bytes: Size of the module's weights.
       kl: Increase of the mean divergence of a prediction by quantizing this module alone, in nats, to second order.
     """
 
@@ -70,13 +66,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """Cost of quantizing a module.
-
-    Attributes:
-      name: Dotted name in the checkpoint.
-      num_weights: Number of elements of its matrices.
-      options: Options, one for each width that fits the module.
-    """
+    """Cost of quantizing a module, with one option for each width that fits it."""
 
     name: str
     num_weights: int
@@ -92,11 +82,7 @@ def measure_sensitivity(
 ) -> list[ModuleSensitivity]:
     """Measures the cost of each rule for each module of a model that can be quantized.
 
-    Args:
-      folder: Unquantized checkpoint.
-      windows: Token ids of text; at most MAX_WINDOWS are used, evenly spaced.
-      rules: Ways to quantize a module.
-      on_progress: Receives (steps done, steps in all).
+    `windows` are token ids of text, of which at most MAX_WINDOWS are used, evenly spaced.
 
     Raises:
       ConfigError, CheckpointError: The model cannot be loaded.

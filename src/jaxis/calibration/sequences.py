@@ -15,10 +15,7 @@ MIN_SEQUENCES = 4
 def cut_sequences(documents: Iterable[Sequence[int]], bos: int | None, num_tokens: int) -> list[np.ndarray]:
     """Cuts joined documents into sequences, and takes some that are evenly spread.
 
-    Args:
-      documents: Token ids of each document.
-      bos: Token that begins every sequence, if documents begin with it; None: no such token.
-      num_tokens: Limit of the tokens of all sequences together.
+    `bos` begins every sequence, if documents begin with it. All sequences together have at most `num_tokens`.
 
     Returns:
       int32 [SEQUENCE_TOKENS] each.

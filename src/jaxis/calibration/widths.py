@@ -42,17 +42,15 @@ class WidthChoice:
     """Allocations of options to modules, from the smallest to the largest.
 
     The first allocation gives each module its option of fewest bits. Steps then follow in order of the divergence they
-    save
-    for each byte. Only options on the lower convex hull of (bytes, divergence) are used, so a module's steps are in
-    order.
-    Every allocation has the least divergence (to second order) of all that are not larger.
+    save for each byte. Only options on the lower convex hull of (bytes, divergence) are used, so a module's steps are
+    in order. Every allocation has the least divergence (to second order) of all that are not larger.
 
     Args:
       modules: Cost of each module; modules without options stay unquantized.
 
-      Attributes:
-        num_weights: Number of elements of all matrices.
-        num_bytes, kl: Size and divergence (to second order) of each allocation.
+    Attributes:
+      num_weights: Number of elements of all matrices.
+      num_bytes, kl: Size and divergence (to second order) of each allocation.
     """
 
     def __init__(self, modules: Sequence[ModuleSensitivity]) -> None:
@@ -101,15 +99,10 @@ class WidthChoice:
         return self._options(taken)
 
     def within_kl(self, max_kl: float, measure: Callable[[dict[str, Option]], float]) -> dict[str, Option]:
-        """Returns the options of the smallest allocation found whose measured divergence is within the limit.
+        """Returns the options of the smallest allocation found whose measured divergence is at most `max_kl` nats.
 
         The search assumes that divergence falls along the allocations. It ends once its bounds are within 1% of the
-        bytes of
-        each other.
-
-        Args:
-          max_kl: Limit of the divergence in nats.
-          measure: Function that measures the divergence of an allocation.
+        bytes of each other.
 
         Raises:
           ConfigError: Even the largest allocation diverges more.
@@ -144,7 +137,6 @@ class WidthChoice:
 
 
 def rules_of(options: dict[str, Option]) -> tuple[QuantizationRule, ...]:
-    """Returns one rule for each module."""
     return tuple(
         dataclasses.replace(option.rule, module_path=re.escape(name).replace(r"\_", "_"))
         for name, option in options.items()
@@ -178,15 +170,9 @@ def choose_rules(
 ) -> tuple[QuantizationRule, ...]:
     """Chooses one rule for each module, with the least divergence on text.
 
-    Args:
-      source: Unquantized checkpoint.
-      texts: Texts to measure sensitivity on; see `read_documents`.
-      predictions: Predictions of the source; needed for `max_kl`.
-      target_bits: Limit of the bits per weight, on average over all quantized modules, including embeddings and head.
-      max_kl: Alternative limit: largest mean divergence in nats, as `predictions` measure it with quantized
-        activations. The
-        smallest weights found within the limit are chosen.
-      on_progress: Receives (steps done, steps in all) of measuring sensitivity.
+    `target_bits` limits the bits per weight, on average over all quantized modules, including embeddings and head.
+    `max_kl` limits the mean divergence in nats instead, as `predictions` of the source measure it with quantized
+    activations; the smallest weights found within the limit are chosen.
 
     Raises:
       ConfigError: No choice is within the limit, or the model cannot be loaded.

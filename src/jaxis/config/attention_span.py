@@ -26,7 +26,6 @@ class AttentionSpan:
 
     @property
     def is_causal(self) -> bool:
-        """True if a token sees nothing after itself."""
         return self.lookahead == 0
 
     @property
@@ -40,11 +39,7 @@ class AttentionSpan:
     @overload
     def first_visible(self, position: Positions) -> Positions: ...
     def first_visible(self, position: Any) -> Any:
-        """The first position that the token at `position` sees; never smaller for a later one.
-
-        Args:
-          position: An int, or an array of them of any shape.
-        """
+        """The first position that the token at `position`, an int or an array, sees; never smaller for a later one."""
         maximum = max if isinstance(position, int) else position.__array_namespace__().maximum
         first = 0 * position
         if self.sliding_window is not None:
@@ -58,11 +53,9 @@ class AttentionSpan:
     @overload
     def last_visible(self, position: Positions, seq_len: Positions) -> Positions: ...
     def last_visible(self, position: Any, seq_len: Any) -> Any:
-        """The last position that the token at `position` sees; never smaller for a later one.
+        """The last position that the token at `position`, an int or an array, sees in its sequence of `seq_len` tokens.
 
-        Args:
-          position: An int, or an array of them of any shape.
-          seq_len: The tokens of its sequence, of a shape that goes with it.
+        It is never smaller for a later position.
         """
         if self.lookahead is None:
             return seq_len - 1 + 0 * position

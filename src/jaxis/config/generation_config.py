@@ -22,8 +22,7 @@ def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
       The settings among GENERATION_KEYS as the file has them (`eos_token_id` may be one id or a list, and
-        `stop_strings` one
-      string or a list); empty if there is no such file.
+        `stop_strings` one string or a list); empty if there is no such file.
 
     Raises:
       CheckpointError: The file is not a JSON object, or a setting has the wrong type.

@@ -27,11 +27,9 @@ class KeyUse:
 
     Attributes:
       key: The key as config.json has it; one of a nested object is written with dots.
-      value: Value in config.json.
       use: "used": read. "default": read, and null or equal to the reader's default. "neutral": cannot change logits, of
         any model or of this one (`HFConfig.ignore`). "ignored": a tool's key, not the model's. "unread": could change
         logits, and no code read it.
-      because: Reason for "unread"; empty otherwise.
     """
 
     key: str
@@ -106,10 +104,9 @@ class HFConfig(Mapping[str, Any]):
         return cls(read_config(folder), overrides, source=str(config_path(folder)))
 
     def with_values(self, values: Mapping[str, Any]) -> HFConfig:
-        """Returns this config with other values. A key that is read in either counts as read in both.
+        """Returns this config with other values; a key of an existing nested object is written with dots.
 
-        Args:
-          values: Key -> value; a key of a nested object that is there is written with dots.
+        A key that is read in either counts as read in both.
         """
         changed = copy.copy(self)
         changed._values = dict(self._values)
@@ -170,16 +167,10 @@ class HFConfig(Mapping[str, Any]):
             raise ConfigError(f"{self.source} has {name}={given!r}, of which only {wanted} is supported", keys=[name])
 
     def ignore(self, key: str, *, because: str) -> None:
-        """Declares that the model knows a key and that its value, or nested values, have no effect.
+        """Declares that the model knows a key, which may be absent, and that its value or nested values have no effect.
 
-        Other readers may still use it: a layer ignores what only layers of another kind need.
-
-        Args:
-          key: The key; it need not be there.
-          because: Reason why it changes nothing, for readers of the model's code.
-
-        Raises:
-          ValueError: No reason is given.
+        Other readers may still use it: a layer ignores what only layers of another kind need. Raises ValueError without
+        a reason.
         """
         if not because:
             raise ValueError(f"{key!r} is ignored without a reason")
@@ -272,7 +263,7 @@ class HFConfig(Mapping[str, Any]):
         )
 
     def _plain(self, key: str) -> Any:
-        """Returns a key's value, an object as a dict; None if it is absent. Does not count as reading."""
+        """Returns a key's value, an object as a dict, without reading it; None if it is absent."""
         value = self._values.get(key)
         return value.to_dict() if isinstance(value, HFConfig) else value
 

@@ -40,11 +40,9 @@ _NO_FACTOR_OF_LOGITS = frozenset({"attention", "attn", "softmax", "query"})  # r
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on an unread key.
+    """Verdict on an unread key: "neutral" and "ignored" change nothing, and the user is told of the second.
 
-    Attributes:
-      use: "neutral" and "ignored" change nothing, and the user is told of the second; "unread" is an error.
-      because: Reason for the error; empty otherwise.
+    "unread" is an error, with a reason.
     """
 
     use: Literal["neutral", "ignored", "unread"]
@@ -61,7 +59,7 @@ def judge(key: str, value: Any, model_type: object, get: Callable[[str], Any]) -
       key: Name of the key, without the objects around it.
       value: Value, not null; an object as a dict.
       model_type: Model type of the object that has the key.
-      get: Returns the value of another key of that object; None if there is none.
+      get: Function that returns another value of that object; None if there is none.
     """
     words = _words(key)
     if (verdict := _of_any_model(key, value, words)) is not None:
@@ -119,12 +117,11 @@ def _repeats(key: str, value: Any, reference: FamilyReference, get: Callable[[st
 
 
 def _is_off(words: frozenset[str], value: Any) -> bool:
-    """Returns whether the value turns a setting off."""
     if not words.isdisjoint(FACTOR_WORDS) and not isinstance(value, bool | dict | list | None):
         return _same(value, 1) and words.isdisjoint(_NO_FACTOR_OF_LOGITS)
     return any(_same(value, off) for off in _OFF)
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equality in which 1 is 1.0 but not true."""
+    """Compares values, where 1 equals 1.0 but not true."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)

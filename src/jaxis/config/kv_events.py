@@ -15,7 +15,6 @@ class KVEventsConfig:
     """The argument `kv_events_config`; names, defaults and meaning are those of vLLM.
 
     Attributes:
-      enable_kv_cache_events: Publish at all.
       publisher: "zmq" or "null"; None is "zmq" if `enable_kv_cache_events`.
       endpoint: Address of the events; of several data ranks, the first one's (see `of_rank`). An address with `*` or
         `::`, `ipc://` or `inproc://` is bound; any other one is connected to.

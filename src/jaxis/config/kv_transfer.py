@@ -60,12 +60,10 @@ class KVTransferConfig:
 
     @property
     def is_producer(self) -> bool:
-        """True if other engines get blocks from this one."""
         return self.kv_role != "kv_consumer"
 
     @property
     def is_consumer(self) -> bool:
-        """True if this engine gets blocks from others."""
         return self.kv_role != "kv_producer"
 
     @classmethod
@@ -95,10 +93,8 @@ class KVTransferConfig:
         return config
 
     def ssl_context(self, *, is_server: bool) -> ssl.SSLContext | None:
-        """Returns TLS for one side of the connections; None for connections within this machine, without TLS.
-
-        Raises:
-          ConfigError: A file cannot be used.
+        """Returns TLS for one side of the connections; None within this machine. Raises ConfigError if a file cannot be
+        used.
         """
         if self.ssl_certfile is None or self.ssl_keyfile is None or self.ssl_ca_certs is None:
             return None

@@ -11,12 +11,7 @@ from jaxis.errors import ConfigError
 def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
     """Returns the layer's entry in config.json's list; None without such a list, or if the entry is null.
 
-    The list may be longer than the model: more entries are those of layers that predict later tokens.
-
-    Args:
-      config: Config of the model.
-      key: Name of the list.
-      layer_index: Index from 0.
+    The list may be longer than the model: more entries are for layers that predict later tokens.
 
     Raises:
       ConfigError: The value is no list, or has fewer entries than the model has layers.
@@ -36,9 +31,7 @@ def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
 def settings_of_layer(config: HFConfig, layer_index: int) -> HFConfig:
     """Returns the layer's object in `per_layer_config`, of later versions of the reference; empty without one.
 
-    Args:
-      config: Config of the model.
-      layer_index: Index from 0; in config.json, indices may begin with zeros.
+    In config.json, indices may begin with zeros.
 
     Raises:
       ConfigError: `per_layer_config` has something else.

@@ -43,11 +43,6 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
 def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | None:
     """Returns the layer's entry in `layer_types`; None if config.json has no such list.
 
-    Args:
-      config: Config of the model.
-      layer_index: Index from 0.
-      known: Types of the family.
-
     Raises:
       ConfigError: The list is too short, or has another type there.
     """
@@ -71,11 +66,7 @@ def _layer_types(config: HFConfig) -> list[Any] | None:
 
 
 def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
-    """Returns the attention span of a family whose layers all have the window, or all see everything.
-
-    Args:
-      config: Config of the model.
-      window: Window in tokens; None if there is none.
+    """Returns the attention span of a family whose layers all have the window of tokens, or (None) all see everything.
 
     Raises:
       ConfigError: `layer_types`, which such a family does not need, contradicts this for a layer.

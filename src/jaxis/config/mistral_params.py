@@ -15,7 +15,7 @@ from jaxis.errors import ConfigError
 from jaxis.host.json_object import read_json_object
 
 PARAMS = "params.json"
-# Of a file that does not say: what every model of this format has had since the first.
+# Default of a file without the key: the value of every model of this format since the first.
 _DEFAULT_MAX_POSITIONS = 32768
 
 # Mistral's key -> config.json's.
@@ -51,7 +51,7 @@ _EXPECTED_OF_EXPERTS: Mapping[str, tuple[Any, ...]] = {
     "route_every_n": (1,),
     "use_load_balancing_bias": (False,),
 }
-# Of how it was trained, and of the parts that are left out.
+# Keys about training, and about parts that are left out.
 _UNUSED = {"max_batch_size", "vision_encoder", "dtype"}
 _UNUSED_OF_EXPERTS = {"expert_parallel", "expert_model_parallel"}
 
@@ -129,7 +129,7 @@ class _Params:
         self._taken: set[str] = set()
 
     def take(self, key: str, *default: Any) -> Any:
-        """Takes the value; `default`, if there is one, where the key is missing or null."""
+        """Takes the value, or the `default` (if there is one) for a key that is missing or null."""
         self._taken.add(key)
         if (value := self.values.get(key)) is not None:
             return value
@@ -144,7 +144,6 @@ class _Params:
                 raise ConfigError(f"{self.source} has {key}={value!r}, and only {allowed[0]!r} is supported")
 
     def check_all_taken(self, unused: set[str]) -> None:
-        """Raises ConfigError for keys that nothing has taken."""
         others = sorted(k for k, v in self.values.items() if v is not None and k not in self._taken | unused)
         if others:
             raise ConfigError(

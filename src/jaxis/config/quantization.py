@@ -25,9 +25,7 @@ class HasQuantMethod(Protocol):
     """A layer whose parameters a QuantMethod created; None where the layer has them by itself."""
 
     @property
-    def quant_method(self) -> QuantMethod | None:
-        """The method that created them."""
-        ...
+    def quant_method(self) -> QuantMethod | None: ...
 
 
 @runtime_checkable
@@ -35,7 +33,7 @@ class ApplyingQuantMethod(QuantMethod, Protocol):
     """A QuantMethod that also multiplies: for parameters other than one `weight` that the kernels know."""
 
     def apply(self, layer: Any, x: Any, *, preferred_element_type: Any = None) -> Any:
-        """x [..., in] -> [..., out] in the type given, or x's, without the bias."""
+        """Multiplies x [..., in] -> [..., out] in the given type, or x's, without the bias."""
         ...
 
 

@@ -40,13 +40,12 @@ def config_path(folder: str | os.PathLike[str]) -> Path:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `folder`/config.json, with the quantization that other files, or its `text_config`, describe.
-
-    Of a folder in Mistral's own format, the same values: see `read_mistral_params`.
+    """Reads `folder`/config.json, or Mistral's params.json, with the quantization that other files or `text_config`
+    describe.
 
     Raises:
       CheckpointError: There is no config.json, or a file is not a JSON object.
-      ConfigError: Two descriptions of the quantization contradict each other; see `read_mistral_params`.
+      ConfigError: Two descriptions of the quantization contradict each other, or a cause of `read_mistral_params`.
     """
     path = config_path(folder)
     if path.name == PARAMS:
@@ -59,9 +58,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def with_quantization(values: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
     """Returns a parsed config.json with `quantization_config`, if anything in the folder describes one.
 
-    Args:
-      values: config.json, parsed.
-      folder: Folder of config.json; None if there is nothing beside it.
+    `folder` is config.json's; None if there is nothing beside it.
 
     Raises:
       CheckpointError: A file beside it is not a JSON object.

@@ -153,11 +153,7 @@ def rope_config(
 def llama_4_scaling_beta(config: HFConfig) -> float | None:
     """Returns the growth of queries with position in families with Llama 4's temperature; None for others.
 
-    Args:
-      config: Config of the model; the setting is among those of the rope.
-
-    Raises:
-      ConfigError: The value is not a number above 0.
+    Raises ConfigError if the setting, which is among those of the rope, is not a number above 0.
     """
     reader = _Reader(config, None)
     reader.section.expect("max_position_embeddings", config.get("max_position_embeddings"))
@@ -167,12 +163,7 @@ def llama_4_scaling_beta(config: HFConfig) -> float | None:
 def rope_config_with_alpha(config: HFConfig, head_dim: int) -> RopeConfig:
     """Reads `rope_config` for Hunyuan, whose "dynamic" rope with an `alpha` has a larger base from the start on.
 
-    Args:
-      config: Config of the model.
-      head_dim: D.
-
-    Raises:
-      ConfigError: A setting is invalid as in `rope_config`, or `alpha` is not a number above 0.
+    Raises ConfigError as `rope_config` does, or if `alpha` is not a number above 0.
     """
     reader = _Reader(config, None)
     if reader.rope_type() != "dynamic" or not reader.get("alpha"):

@@ -23,7 +23,7 @@ _MTP_FAMILIES = (
 METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES}
 # Together with the token before them, a step of 16 rows: a size that kernels are compiled for.
 DEFAULT_MAX_DRAFTS = 15
-# By layers that compute so many in any case, one after the other.
+# Drafts by layers, which compute so many in any case, one after the other.
 DEFAULT_LAYER_DRAFTS = 3
 DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX = 3, 16
 

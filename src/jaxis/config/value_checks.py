@@ -107,7 +107,7 @@ def _expectation(key: str, value: object, default: object) -> str | None:
 
 
 def _kind(value: object) -> type | None:
-    """A value's type, where all numbers are of type float."""
+    """Returns a value's type; all numbers have the type float."""
     if isinstance(value, int) and not isinstance(value, bool):
         return float
     return type(value) if type(value) in _NAMES else None

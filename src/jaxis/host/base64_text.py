@@ -15,10 +15,10 @@ _IN_BASE64 = re.compile(r"; *base64 *$", re.IGNORECASE)
 
 
 def decode_base64(text: str | bytes) -> bytes:
-    """The bytes that base64 stands for; white space is skipped, and padding may be left out.
+    """Decodes base64; white space is skipped, and padding may be left out.
 
     Raises:
-      ValueError: It has other characters, or is cut off.
+      ValueError: The string has other characters, or is cut off.
     """
     data = (text.encode("ascii") if isinstance(text, str) else text).translate(None, _WHITE_SPACE)
     if len(data) % 4 == 0:
@@ -29,12 +29,12 @@ def decode_base64(text: str | bytes) -> bytes:
 
 
 def is_data_url(url: str) -> bool:
-    """Whether it has the scheme data:, in capitals or not."""
+    """Returns whether the URL has the scheme data:, in capitals or not."""
     return _SCHEME.match(url) is not None
 
 
 def body_of_data_url(url: str) -> bytes | None:
-    """What a data: URL holds in base64, which is not checked; None if it holds something else."""
+    """Returns a data: URL's base64 body, unchecked; None if the URL has another encoding."""
     head, comma, body = url.partition(",")
     head = re.sub(r"[\t\n\r]", "", head)
     if not comma or not is_data_url(head) or _IN_BASE64.search(head) is None:

@@ -10,11 +10,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 def parse_bytes(size: int | str, name: str) -> int:
-    """A number of bytes from an integer, or from a string such as "512MiB" or "2G" (K, M, G, T are powers of 1024).
+    """Parses a number of bytes from an integer, or from a string such as "512MiB" or "2G" (powers of 1024).
 
     Args:
-      size: The size.
-      name: The argument or option that it was given as, for the error.
+      size: The size; K, M, G and T are units.
+      name: Argument or option that it was given as, for the error.
 
     Raises:
       ConfigError: The size is invalid, or less than one byte.
@@ -32,7 +32,7 @@ def parse_bytes(size: int | str, name: str) -> int:
 
 
 def human_bytes(nbytes: float) -> str:
-    """A number of bytes with about three digits: "576 B", "68.6 KiB", "1250.0 GiB"."""
+    """Formats a number of bytes with about three digits: "576 B", "68.6 KiB", "1250.0 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"

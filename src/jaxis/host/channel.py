@@ -27,7 +27,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USE
 
 
 class FrameTooLargeError(ValueError):
-    """A message claims to be longer than any can be: the sender is not what it should be."""
+    """A message claims to be longer than any valid one: its sender is not trusted."""
 
 
 class ChannelClosedError(ConnectionError):
@@ -35,14 +35,14 @@ class ChannelClosedError(ConnectionError):
 
 
 def _encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """What arrays are as MessagePack: their type, shape and bytes."""
+    """Encodes an array for MessagePack as its type, shape and bytes."""
     if not isinstance(value, np.ndarray):
         raise NotImplementedError(f"{type(value).__name__} in a message")
     return value.dtype.str, value.shape, value.tobytes()
 
 
 def decode_array(kind: type, value: Any) -> np.ndarray:
-    """The `dec_hook` of decoders for messages with arrays."""
+    """Decodes an array; the `dec_hook` of decoders for messages with arrays."""
     if kind is not np.ndarray:
         raise NotImplementedError(f"{kind.__name__} in a message")
     dtype, shape, data = value
@@ -53,25 +53,19 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message as MessagePack."""
     return _encoder.encode(message)
 
 
 def to_frame(message: msgspec.Struct) -> bytes:
-    """A message with its length before it."""
+    """Encodes a message with its length before it."""
     data = encode(message)
     return _LENGTH.pack(len(data)) + data
 
 
 class MessageReader(Generic[Message]):
-    """Splits what a socket receives into messages.
+    """Splits received bytes into messages of the decoder's types.
 
-    Attributes:
-      max_bytes: Of a message; None for a sender that is trusted.
-
-    Args:
-      decoder: Of the types that may come.
-      max_bytes: See above.
+    `max_bytes` limits a message; None is for a trusted sender.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Message], max_bytes: int | None = None) -> None:
@@ -79,7 +73,7 @@ class MessageReader(Generic[Message]):
         self.max_bytes = max_bytes
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Each message that is complete now.
+        """Yields each message that is complete now.
 
         Raises:
           FrameTooLargeError: A message is longer than `max_bytes`; nothing of it is kept.
@@ -104,9 +98,9 @@ class Channel(Generic[Message]):
     """Sends and receives whole messages, in order. Several threads may send, one receives.
 
     Args:
-      connection: Connected, with TLS or without.
-      decoder: Of the types that may come.
-      max_bytes: Of a message that is received.
+      connection: A connected socket, with TLS or without.
+      decoder: Decoder of the received types.
+      max_bytes: Most bytes of a received message.
     """
 
     def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Message], max_bytes: int) -> None:
@@ -121,11 +115,7 @@ class Channel(Generic[Message]):
         self._lock = threading.Lock()
 
     def send(self, message: msgspec.Struct, timeout_seconds: float | None = None) -> None:
-        """Sends a message.
-
-        Args:
-          message: Of a type that the other side takes.
-          timeout_seconds: How long that may take, for channels of one thread; None is any time.
+        """Sends a message within `timeout_seconds`, for channels of one thread; None is any time.
 
         Raises:
           TimeoutError: It took longer; the channel is of no more use.
@@ -134,7 +124,7 @@ class Channel(Generic[Message]):
         self.send_data(to_frame(message), timeout_seconds)
 
     def send_data(self, data: bytes, timeout_seconds: float | None = None) -> None:
-        """As `send`, of a message that is a frame already."""
+        """Sends a frame, as `send` does a message."""
         try:
             with self._lock:
                 if timeout_seconds is not None:
@@ -146,13 +136,10 @@ class Channel(Generic[Message]):
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout_seconds: float | None = None) -> Message:
-        """The next message.
-
-        Args:
-          timeout_seconds: How long that may take; None is any time.
+        """Returns the next message; `timeout_seconds` of None waits for any time.
 
         Raises:
-          TimeoutError: It has not arrived in time; what came of it is kept for the next call.
+          TimeoutError: No whole message arrived in time; received parts are kept for the next call.
           ChannelClosedError: No more messages will come.
         """
         end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -179,11 +166,11 @@ class Channel(Generic[Message]):
         return self._received.popleft()
 
     def admit(self, max_bytes: int) -> None:
-        """Receives messages of up to so many bytes from now on: the other side belongs here."""
+        """Allows received messages of up to so many bytes from now on: the other side is trusted."""
         self._reader.max_bytes = max_bytes
 
     def finish(self) -> None:
-        """Ends what is sent; what was sent before still arrives."""
+        """Ends sending; messages that were sent before still arrive."""
         with contextlib.suppress(OSError):  # it was closed
             self._connection.shutdown(socket.SHUT_WR)
 

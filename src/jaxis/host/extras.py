@@ -19,20 +19,12 @@ EXTRAS = {
 
 
 def missing_module(extra: str) -> str | None:
-    """A module of the extra that is not installed; None if all are. Nothing is imported."""
+    """Returns a module of the extra that is not installed; None if all are. Nothing is imported."""
     return next((name for name in EXTRAS[extra] if not _is_installed(name)), None)
 
 
 def check_extra(extra: str, what: str) -> None:
-    """Checks that an extra is installed.
-
-    Args:
-      extra: Its name.
-      what: What needs it, for the start of the error.
-
-    Raises:
-      ConfigError: The extra is not, or only partly, installed.
-    """
+    """Raises ConfigError if an extra is not, or only partly, installed; `what` needs it and begins the error."""
     if (module := missing_module(extra)) is not None:
         raise ConfigError(f"{what} needs {module.partition('.')[0]}: pip install 'jaxis[{extra}]'")
 

@@ -8,13 +8,7 @@ import jinja2
 
 
 def render_page(package: str, template: str, **values: Any) -> str:
-    """Renders a page.
-
-    Args:
-      package: The package whose folder has the template.
-      template: The template's file name.
-      **values: What it refers to; everything is escaped.
-    """
+    """Renders a page from a template in a package's folder; all `values` are escaped."""
     loaders = [jinja2.PackageLoader(package, ""), jinja2.PackageLoader("jaxis.host", "")]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders),

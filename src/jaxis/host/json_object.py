@@ -1,4 +1,4 @@
-"""Strict reading of the JSON objects that a checkpoint is made of."""
+"""Strict reading of a checkpoint's JSON objects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
 
     Args:
       text: The JSON.
-      source: What the text is, for the error's first words, e.g. `/models/a/config.json`.
+      source: Name of the text for the error's first words, e.g. `/models/a/config.json`.
 
     Raises:
-      CheckpointError: If the text is anything else.
+      CheckpointError: The text is anything else.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -41,11 +41,7 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
 
 
 def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Reads a file as `parse_json_object` does.
-
-    Args:
-      path: The file.
-      max_bytes: Its size at most.
+    """Reads a file of at most `max_bytes` as `parse_json_object` does.
 
     Raises:
       CheckpointError: It is no file, as a pipe or a device is not, is too large, or cannot be read or parsed.

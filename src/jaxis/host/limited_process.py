@@ -1,4 +1,4 @@
-"""Processes that do what cannot be trusted in this one, with limits on their time, memory and output."""
+"""Processes for untrusted work, with limits on their time, memory and output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ Limit = Literal["time", "memory", "output", "ended"]
 
 
 class LimitExceededError(Exception):
-    """A request reached a limit.
-
-    Attributes:
-      limit: Which one; "ended": its process ended for another reason.
-    """
+    """A request reached a limit, or ("ended") its process ended for another reason."""
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -39,12 +35,12 @@ class LimitExceededError(Exception):
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What a request may cost.
+    """Limits of a request.
 
     Attributes:
-      seconds: Of processor time.
+      seconds: Processor time.
       memory_bytes: All address space of its process.
-      answer_bytes: The answer with its data.
+      answer_bytes: Bytes of the answer with its data.
     """
 
     seconds: int
@@ -67,15 +63,11 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked: the system may have ended it."""
+        """False if the system has ended the process."""
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], data: bytes, limits: ProcessLimits) -> limited_worker.Received:
-        """The worker's answer.
-
-        Raises:
-          LimitExceededError: There is none, and the process has ended.
-        """
+        """Returns the worker's answer. Raises LimitExceededError if there is none, and the process has ended."""
         message = {"request": request, "seconds": limits.seconds, "memory_bytes": limits.memory_bytes}
         limit: Limit | None = None
         try:
@@ -111,9 +103,9 @@ class LimitedProcesses:
     """Answers requests, each in a process of its own at the time; processes are kept for the next ones.
 
     Args:
-      worker: The file of a module that answers (see `limited_worker`).
-      large_bytes: An answer of more is from a process that has grown, in whose place another one is started.
-      max_running: Requests that are answered at a time, while others wait; None: any number.
+      worker: File of a module that answers (see `limited_worker`).
+      large_bytes: Size of an answer whose process has grown too much to be kept.
+      max_running: Requests that are answered at a time, while others wait; None is any number.
     """
 
     def __init__(self, worker: Path, large_bytes: int, max_running: int | None = None) -> None:
@@ -130,7 +122,7 @@ class LimitedProcesses:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Starts a process for the first request, and does not wait for it: it is ready a tenth of a second later."""
+        """Starts a process for the first request, without waiting: it is ready a tenth of a second later."""
         with self._lock:
             self._check_fork()
             waiting = bool(self._idle)
@@ -140,15 +132,10 @@ class LimitedProcesses:
     def ask(
         self, request: Mapping[str, Any], limits: ProcessLimits, data: bytes = b""
     ) -> tuple[dict[str, Any], bytearray]:
-        """The worker's answer, and the data beside it.
-
-        Args:
-          request: JSON values.
-          limits: What it may cost.
-          data: Beside it.
+        """Returns the worker's answer to a request of JSON values, and the data beside it.
 
         Raises:
-          LimitExceededError: It costs more, or its process has ended.
+          LimitExceededError: The request exceeds a limit, or its process has ended.
         """
         with self._lock:
             self._check_fork()

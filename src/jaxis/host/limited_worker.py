@@ -1,9 +1,9 @@
 """Answers requests in a process with limits that `limited_process` starts: `python limited_worker.py FILE SOCKET`.
 
-FILE is a module with a function `answer(request, data)`, which returns what `send` sends: the answer, and the data
-beside it in parts, of which no more than one need be in memory. {"limit": ...} as an answer says which limit was
-reached. What is untrusted in there is bounded by the system: the process has limits on its processor time and memory,
-and leaves no core dump.
+FILE is a module with a function `answer(request, data)`, which returns the arguments of `send`: the answer, and the
+data beside it in parts, of which only one need be in memory. {"limit": ...} as an answer names the limit that was
+reached. The system bounds untrusted code: the process has limits on its processor time and memory, and leaves no core
+dump.
 
 This file and FILE import nothing of jaxis, so that the process starts in a tenth of a second and is small. A message in
 either direction is a JSON value and bytes beside it, with their lengths before them.
@@ -32,13 +32,7 @@ class MessageTooLongError(Exception):
 
 
 class Received(NamedTuple):
-    """A message.
-
-    Attributes:
-      message: A JSON value.
-      data: Beside it.
-      num_bytes: Of both.
-    """
+    """A message: a JSON value, the data beside it, and the bytes of both."""
 
     message: Any
     data: bytearray
@@ -46,14 +40,7 @@ class Received(NamedTuple):
 
 
 def send(connection: socket.socket, message: object, num_bytes: int = 0, parts: Iterable[Buffer] = ()) -> None:
-    """Sends a message.
-
-    Args:
-      connection: Where to.
-      message: A JSON value.
-      num_bytes: Of the data beside it.
-      parts: The data.
-    """
+    """Sends a JSON value, and `num_bytes` of data in parts beside it."""
     # Half of a surrogate pair, which UTF-8 does not have, is escaped like everything that is not ASCII.
     text = json.dumps(message).encode()
     connection.sendall(_LENGTHS.pack(len(text), num_bytes) + text)
@@ -62,14 +49,10 @@ def send(connection: socket.socket, message: object, num_bytes: int = 0, parts: 
 
 
 def receive(connection: socket.socket, max_bytes: int | None = None) -> Received | None:
-    """The next message; None at the end of the connection.
-
-    Args:
-      connection: Where from.
-      max_bytes: Most of a message and its data; None: any.
+    """Returns the next message; None at the end of the connection.
 
     Raises:
-      MessageTooLongError: They have more.
+      MessageTooLongError: The message and its data have more than `max_bytes`.
     """
     head = _receive_bytes(connection, _LENGTHS.size)
     if head is None:
@@ -94,7 +77,7 @@ def _receive_bytes(connection: socket.socket, num_bytes: int) -> bytearray | Non
 
 
 def _limit(seconds: int, memory_bytes: int) -> None:
-    """Ends this process when it has used so much more processor time, and refuses it more memory than this."""
+    """Limits this process to so much more processor time, and to so much memory."""
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -116,7 +99,7 @@ def _answer(worker: ModuleType, request: Mapping[str, Any], data: bytearray) -> 
 
 
 def main(file: str, descriptor: str) -> None:
-    """Answers what the socket asks, until its other end is closed."""
+    """Answers requests from the socket, until its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when to end
     spec = importlib.util.spec_from_file_location("worker", file)
     assert spec is not None

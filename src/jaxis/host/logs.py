@@ -14,7 +14,6 @@ class RequestIdFilter(logging.Filter):
     """Adds the current request's id to log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Adds the id; lets every record through."""
         record.request_id = current_request_id.get()
         return True
 
@@ -23,7 +22,6 @@ class JsonFormatter(logging.Formatter):
     """Formats records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a record."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -41,7 +39,6 @@ class TextFormatter(logging.Formatter):
     """Formats records as plain lines for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a record."""
         text = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()}: {record.getMessage()}"
         request_id = getattr(record, "request_id", None)
         if request_id:

@@ -1,4 +1,4 @@
-"""The machine that this process runs on: its processor and its memory."""
+"""The machine that this process runs on: its processor, its memory, and the processor time of threads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from pathlib import Path
 
 import psutil
 
-# Facts about the processor.
-
 
 def usable_cores() -> int:
-    """The number of cores that this process may run on."""
+    """Returns the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model() -> str:
-    """The processor's name."""
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -33,13 +30,12 @@ def cpu_model() -> str:
 
 
 def cpu_flags() -> list[str]:
-    """The processor's feature flags, sorted."""
     info = _cpuinfo()
     return sorted(info.get("flags", info.get("Features", "")).split())
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty if there is no such file."""
+    """Reads the first processor of /proc/cpuinfo; empty if there is no such file."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -48,27 +44,21 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-# Gives memory back to the machine.
-
-
 def return_free_memory() -> None:
-    """Returns what this process no longer needs to the machine, which takes milliseconds.
+    """Returns unused memory of this process to the machine, which takes milliseconds.
 
     Errors hold the frames that they passed through, in cycles that only the collector frees.
 
     The allocator keeps freed memory for later: after an input of megabytes, of which a tokenizer makes hundreds, that
-    is most of a server's memory. Does nothing where the allocator is not glibc's.
+    is most of a server's memory. Only glibc's allocator gives it back.
     """
     gc.collect()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
-# The memory of the machine, and the most that this process has had.
-
-
 def free_host_bytes() -> int:
-    """Main memory that this process could still take."""
+    """Returns the main memory that this process could still take."""
     free = psutil.virtual_memory().available
     # A container's own limit, which the system-wide figure does not include. Pages of files that nobody has used for a
     # while, such as those of weights that were read, count as used there, and make way.
@@ -82,7 +72,7 @@ def free_host_bytes() -> int:
 
 
 def peak_memory_bytes() -> int:
-    """Peak resident memory of this process, mapped file pages included."""
+    """Returns the peak resident memory of this process, mapped file pages included."""
     if sys.platform == "linux":
         # getrusage would include what the parent held when it started this process.
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -94,9 +84,6 @@ def peak_memory_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
-
-
-# The processor time that threads get.
 
 
 NICENESS = 5

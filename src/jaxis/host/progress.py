@@ -21,23 +21,18 @@ from rich.text import Text
 
 
 class _OnceTotalIsKnown(ProgressColumn):
-    """Shows another column from when the total is known; before, that would read "0/? bytes"."""
+    """A column that is hidden until the total is known; before, it would read "0/? bytes"."""
 
     def __init__(self, column: ProgressColumn) -> None:
         super().__init__()
         self._column = column
 
     def render(self, task: Task) -> Any:
-        """Renders the column for a task."""
         return Text() if task.total is None else self._column.render(task)
 
 
 class ProgressDisplay:
-    """Progress lines on stderr.
-
-    Args:
-      enabled: False shows nothing.
-    """
+    """Progress lines on stderr."""
 
     def __init__(self, enabled: bool = True) -> None:
         self._console = Console(stderr=True, quiet=not enabled)
@@ -51,27 +46,27 @@ class ProgressDisplay:
 
     @contextmanager
     def loading(self, what: str) -> Iterator[Any]:
-        """A bar of bytes; yields `update(done, total)`."""
+        """Shows a bar of bytes; yields `update(done, total)`."""
         with self.working(f"Loading {what}") as update:
             yield update
 
     @contextmanager
     def working(self, description: str) -> Iterator[Any]:
-        """A bar of bytes under any description; yields `update(done, total)`."""
+        """Shows a bar of bytes under any description; yields `update(done, total)`."""
         with self._progress(_OnceTotalIsKnown(DownloadColumn())) as progress:
             task = progress.add_task(description, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     @contextmanager
     def counting(self, description: str) -> Iterator[Any]:
-        """A bar of steps under any description; yields `update(done, total)`."""
+        """Shows a bar of steps under any description; yields `update(done, total)`."""
         with self._progress(_OnceTotalIsKnown(MofNCompleteColumn())) as progress:
             task = progress.add_task(description, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     @contextmanager
     def generating(self, num_requests: int) -> Iterator[Any]:
-        """A bar of requests; yields `update(finished, output_tokens)`."""
+        """Shows a bar of requests; yields `update(finished, output_tokens)`."""
         with self._progress(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
             task = progress.add_task("Generating", total=num_requests, rate="")
 
@@ -84,7 +79,7 @@ class ProgressDisplay:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Draws nothing inside: a spinner beside streamed text would erase it."""
+        """Shows nothing inside: a spinner beside streamed text would erase it."""
         self._num_silent += 1
         try:
             yield
@@ -93,7 +88,6 @@ class ProgressDisplay:
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
-        """A spinner while a program compiles."""
         if not self._enabled or self._num_silent:
             yield
         elif self._live is not None:

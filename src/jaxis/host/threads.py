@@ -1,4 +1,4 @@
-"""Threads: pools with a bound, threads that end with the process, and waiting with a limit."""
+"""Threads: pools with a bound, threads that end with the process, and deadlines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-# Threads that run small tasks soon, however many large ones wait.
-
 
 Result = TypeVar("Result")
 
@@ -25,14 +22,14 @@ class _Task:
 class SizedExecutor:
     """Runs tasks in threads, each of which takes tasks up to a size of its own.
 
-    A thread with a limit takes the smallest task that waits, so that a task waits for smaller ones only, apart from
-    those that run. A thread without a limit takes the one that has waited longest, so that none waits for ever.
+    A thread with a limit takes the smallest waiting task, so a task waits only for smaller ones and those that run. A
+    thread without a limit takes the oldest task, so none waits for ever.
 
     The threads are daemons: a task that does not end does not keep the process alive.
 
     Args:
-      largest: For each thread, the size of the largest task that it takes; at least one must be infinite.
-      name: Of the threads.
+      largest: Size of the largest task that each thread takes; at least one must be infinite.
+      name: Name of the threads.
     """
 
     def __init__(self, largest: Sequence[float], name: str) -> None:
@@ -44,11 +41,7 @@ class SizedExecutor:
         self._has_started = self._is_closed = False
 
     def submit(self, size: float, function: Callable[[], Result]) -> Future[Result]:
-        """Queues a task; cancelling its future takes it out of the queue again.
-
-        Raises:
-          RuntimeError: After `shutdown`.
-        """
+        """Queues a task; cancelling its future takes it out of the queue. Raises RuntimeError after `shutdown`."""
         task = _Task(size, function, Future())
         with self._lock:
             if self._is_closed:
@@ -64,7 +57,7 @@ class SizedExecutor:
 
     @property
     def num_waiting(self) -> int:
-        """How many tasks no thread has taken yet."""
+        """Number of tasks that no thread has taken yet."""
         return len(self._waiting)
 
     def shutdown(self) -> None:
@@ -116,13 +109,10 @@ class SizedExecutor:
         return None
 
 
-# A thread of its own for a function that waits.
-
-
 def run_in_daemon(function: Callable[[], Result], name: str) -> Future[Result]:
     """Runs a function in a new thread, which does not keep the process alive.
 
-    For functions that wait for something most of their time: those of a pool would wait for each other too.
+    Functions that mostly wait need threads of their own: in a pool they would wait for each other too.
     """
     future: Future[Result] = Future()
 
@@ -138,19 +128,10 @@ def run_in_daemon(function: Callable[[], Result], name: str) -> Future[Result]:
     return future
 
 
-# Until when something is waited for.
-
-
 class Deadline:
-    """A time that may be put off while there is progress, and brought forward by a caller that no longer waits.
+    """A time that progress may put off, and that a caller that no longer waits may bring forward.
 
-    Any thread may call its methods.
-
-    Attributes:
-      is_cancelled: Whether what was waited for is not wanted any more.
-
-    Args:
-      seconds: From now.
+    Any thread may call its methods. `is_cancelled` tells that the result is not wanted any more.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -159,19 +140,19 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds that are left; 0: it is over."""
+        """Seconds that are left; 0 if it is over."""
         return 0.0 if self._is_over else max(0.0, self._at - time.monotonic())
 
     def put_off(self, seconds: float) -> None:
-        """Makes it at least so many seconds from now, unless it is over."""
+        """Extends it to at least so many seconds from now, unless it is over."""
         if self.left:
             self._at = max(self._at, time.monotonic() + seconds)
 
     def end(self) -> None:
-        """Makes it now, for good."""
+        """Ends it at once, for good."""
         self._is_over = True
 
     def cancel(self) -> None:
-        """As `end`, and notes that no caller wants what was waited for."""
+        """Ends it, and notes that no caller wants the result."""
         self.is_cancelled = True
         self.end()

@@ -10,13 +10,13 @@ from jaxis.errors import ConfigError
 
 
 def load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path, names: tuple[str, str]) -> None:
-    """Has a context show a certificate.
+    """Loads a certificate into a context.
 
     Args:
-      context: Of a server or a client.
-      certfile: The certificate, PEM, and those that it needs.
-      keyfile: Its key, PEM.
-      names: Of the two options, for errors.
+      context: Context of a server or a client.
+      certfile: PEM file of the certificate, and of those that it needs.
+      keyfile: PEM file of its key.
+      names: Names of the two options, for errors.
 
     Raises:
       ConfigError: A file cannot be read or is none of this kind, or the key is encrypted, or another certificate's.
@@ -39,19 +39,19 @@ def load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path, nam
 
 
 def mutual_context(*, is_server: bool, certfile: Path, keyfile: Path, ca_certs: Path, name: str) -> ssl.SSLContext:
-    """TLS 1.3 between processes that trust each other because one CA has signed the certificates of all of them.
+    """Makes a TLS 1.3 context for processes whose certificates are all signed by one CA.
 
-    Names in certificates are not compared with addresses: the CA is to sign those of this group alone.
+    Names in certificates are not compared with addresses: the CA must sign those of this group alone.
 
     Args:
-      is_server: Whether this side accepts connections.
-      certfile: This side's certificate.
-      keyfile: Its key.
-      ca_certs: The certificates, PEM, of the CAs that the other side's is checked with.
-      name: Of the option that holds all three, for errors.
+      is_server: True if this side accepts connections.
+      certfile: Certificate of this side.
+      keyfile: Key of the certificate.
+      ca_certs: PEM certificates of the CAs that the other side's is checked with.
+      name: Option that holds all three, for errors.
 
     Raises:
-      ConfigError: See `load_certificate`.
+      ConfigError: A cause of `load_certificate`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -69,11 +69,7 @@ def mutual_context(*, is_server: bool, certfile: Path, keyfile: Path, ca_certs: 
 
 
 def check_pem(name: str, path: Path, kind: str) -> None:
-    """Checks that an option's file holds something of this kind, such as "CERTIFICATE".
-
-    Raises:
-      ConfigError: It cannot be read, or does not.
-    """
+    """Raises ConfigError if an option's file cannot be read, or holds nothing of this kind, such as "CERTIFICATE"."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -19,11 +19,8 @@ def parse_answer(
 ) -> tuple[Message, str | None]:
     """Returns the message of an output with one completion, and its finish reason.
 
-    Args:
-      parsers: Parsers of the model.
-      output: The whole output.
-      tools: Functions that were offered; without any, calls stay in the text.
-      row_id: Id of the row, from which calls get ids that are the same in every run.
+    Without `tools` that were offered, calls stay in the text. Calls get ids from `row_id` that are the same in every
+    run.
     """
     [completion] = output.outputs
     parser = OutputParser(

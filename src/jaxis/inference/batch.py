@@ -1,8 +1,7 @@
 """Batch runner: runs rows through an engine, as many at a time as it holds, and yields each as soon as it ends.
 
 A row that cannot be read, rendered or run fails alone. If a step fails, all rows in the engine are lost; each of them
-then
-runs once more alone, so that only the faulty row fails.
+then runs once more alone, so that only the faulty row fails.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ class RowFailure:
     """Reason why a row has no answer.
 
     Attributes:
-      message: Message on one line.
-      type: Name of the exception.
       retryable: True if the same row may succeed another time.
     """
 
@@ -59,8 +56,7 @@ def run_rows(engine: LLMEngine, rows: Iterator[Row], prepare: Prepare) -> Genera
     """Yields finished rows, step by step; a step's list may be empty.
 
     Rows are taken from the iterator when the engine has room; at most two engines full are held. Closing the generator
-    aborts
-    running rows.
+    aborts running rows.
 
     Args:
       engine: Engine; nothing else may step it meanwhile.

@@ -42,7 +42,6 @@ class ContentItem:
     """A part of a message's content.
 
     Attributes:
-      type: Type of the item.
       content: Text, path of an image, or URL of an image, which must be a data: URL.
       binary: Content of the image's file; takes precedence over `content`.
     """
@@ -96,7 +95,6 @@ class ContentItem:
         return self.type is not Type.TEXT
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the item as JSON."""
         fields: dict[str, Any] = {"type": str(self.type)}
         if self.content is not None:
             fields["content"] = self.content
@@ -183,7 +181,6 @@ class Message:
 
     @property
     def has_images(self) -> bool:
-        """True if the content has images."""
         return isinstance(self.content, list) and any(item.is_image for item in self.content)
 
     def for_template(self) -> dict[str, Any]:

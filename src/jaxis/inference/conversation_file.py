@@ -12,11 +12,7 @@ from jaxis.inference.conversation import Conversation
 
 
 class ConversationFile(Sequence[Conversation]):
-    """The conversations of a JSONL file, each read on access.
-
-    Attributes:
-      path: Path of the file.
-    """
+    """The conversations of a JSONL file, each read on access."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

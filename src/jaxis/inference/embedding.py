@@ -41,8 +41,7 @@ class EmbedOptions:
       prompt_name: Kind of the texts, such as "query", for which the checkpoint has a prompt; None: the checkpoint's
         default.
       truncate_prompt_tokens: Number of tokens to keep of a longer text; -1 is as many as the model takes; None: a
-        longer text
-        is an error.
+        longer text is an error.
       dimensions: Size that vectors are cut to, for models trained for it; None: no cut.
     """
 
@@ -52,11 +51,7 @@ class EmbedOptions:
 
 
 def open_texts(path: Path, output: Path | BinaryIO) -> JSONLSource:
-    """Opens a file of texts and checks that each row has one.
-
-    Args:
-      path: JSONL file of strings, or of objects with a `text` or `input`.
-      output: Destination of the vectors.
+    """Opens a JSONL file of strings, or of objects with a `text` or `input`, and checks that each row has one.
 
     Raises:
       ConfigError: The file cannot be read, or is also the output.
@@ -178,7 +173,6 @@ def _read(embedder: Embedder, options: EmbedOptions, path: Path, row: Row) -> Po
 
 
 def _text(row: Row, path: Path) -> Prompt:
-    """Returns a row's text, or its token ids."""
     where = _place(row, path)
     if row.error is not None:
         raise RequestError(f"{path}, {row.error}: correct it")

@@ -100,10 +100,8 @@ class JAXInferenceEngine:
         """Answers each conversation with one more message.
 
         A conversation that cannot be answered is returned unchanged, with metadata["error"]: a dict of message, type
-        and
-        retryable. The others are still answered. With an output path, conversations are saved as they finish, and the
-        same call
-        resumes an interrupted one.
+        and retryable. The others are still answered. With an output path, conversations are saved as they finish, and
+        the same call resumes an interrupted one.
 
         Args:
           conversations: `Conversation`s, dicts of the same structure, or Oumi's own objects.
@@ -207,10 +205,7 @@ def conversations_key(identity: list[Any], generation: GenerationParams, source:
 class ConversationTask:
     """Renders conversations and adds answers to them.
 
-    Args:
-      engine: Engine that answers.
-      generation: Sampling of answers.
-      key: Key of the run, from which rows get seeds; None leaves seeds to the engine.
+    Rows get seeds from the run's `key`; None leaves seeds to the engine.
 
     Raises:
       ConfigError: The model cannot honour a parameter.

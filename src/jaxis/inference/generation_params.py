@@ -63,8 +63,7 @@ class GenerationParams(ParameterGroup):
       min_p, frequency_penalty, presence_penalty, stop_token_ids, skip_special_tokens: Fields of `SamplingParams`.
       top_p: Limit of the probability mass; None keeps all tokens, like 1.
       seed: Seed of every row; None gives each row of a file its own seed, derived from the run, so that an interrupted
-        run
-        gives the same answers as any other.
+        run gives the same answers as any other.
       stop_strings: Strings that end an answer.
       logit_bias: Number to add to each token's logit, by token id.
       guided_decoding: Constraint on answers.

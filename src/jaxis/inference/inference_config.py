@@ -78,20 +78,12 @@ class InferenceConfig(ParameterGroup):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> InferenceConfig:
-        """Reads a YAML file.
-
-        Raises:
-          ConfigError: The file cannot be read, or a field cannot be honoured.
-        """
+        """Reads a YAML file. Raises ConfigError if it cannot be read, or a field cannot be honoured."""
         return cls.of(read_yaml_mapping(path))
 
 
 def read_yaml_mapping(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML file that holds a mapping.
-
-    Raises:
-      ConfigError: The file cannot be read, or is not a mapping.
-    """
+    """Reads a YAML file. Raises ConfigError if it cannot be read, or is not a mapping."""
     try:
         text = Path(path).read_text("utf-8")
     except OSError as error:

@@ -1,9 +1,8 @@
 """Journal of a run: a scratch file to which each row is appended when it finishes, so that a kill loses no row.
 
 A line is `checksum row status json`. The file's name contains the run's key, a hash of everything that answers depend
-on,
-so rows of other settings are never used for this run. Written data survives the process. An occasional sync makes it
-survive a crash of the machine.
+on, so rows of other settings are never used for this run. Written data survives the process. An occasional sync makes
+it survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ class RowResult(NamedTuple):
     """Result of a row.
 
     Attributes:
-      row: Index of the row in the input.
       status: Outcome; "retry" is a failure that may go away: it counts as failed, and a resumed run tries it again.
-      value: Line of the output, as JSON.
     """
 
     row: int
@@ -42,7 +39,6 @@ class RowResult(NamedTuple):
 
 
 def dump_line(value: object) -> bytes:
-    """Returns JSON on one line, without the newline."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:  # half of a surrogate pair has no UTF-8 form, but can be escaped
@@ -56,7 +52,6 @@ def run_key(*parts: object) -> str:
 
 
 def scratch_path(output_path: Path, key: str) -> Path:
-    """Returns the path of a run's scratch file."""
     return output_path.with_name(f"{output_path.name}.{key}.scratch")
 
 
@@ -70,14 +65,9 @@ def scratch_files(output_path: Path) -> list[Path]:
 class Journal:
     """The finished rows of a run with one output file.
 
-    Attributes:
-      path: Scratch file, beside the output.
-      num_completed: Number of rows with an answer.
-      num_failed: Number of rows with an error.
-
     Args:
       output_path: Path of the output.
-      key: Key of the run; see `run_key`.
+      key: Key of the run, from `run_key`.
       num_rows: Number of rows of the input.
       formatted: Function from lines to the output's bytes; None keeps the lines.
 
@@ -103,14 +93,11 @@ class Journal:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def is_done(self, row: int) -> bool:
-        """Returns whether the row needs no more work."""
         return self._offsets[row] >= 0
 
     def append(self, results: Iterable[RowResult]) -> None:
-        """Adds finished rows. After it returns, a kill does not lose them.
-
-        Raises:
-          EngineError: The disk is full or failing.
+        """Adds finished rows; after it returns, a kill does not lose them. Raises EngineError if the disk is full or
+        failing.
         """
         lines = [(result, _line(result)) for result in results]
         if not lines:
@@ -137,10 +124,7 @@ class Journal:
     def finish(self) -> None:
         """Writes the output in the order of the input, once every row has a result, and removes the scratch file.
 
-        The output appears complete or not at all.
-
-        Raises:
-          EngineError: The disk is full or failing.
+        The output appears complete or not at all. Raises EngineError if the disk is full or failing.
         """
         temporary = self._output_path.with_name(f"{self.path.name}.tmp")
         try:
@@ -192,7 +176,6 @@ class Journal:
         self._end = end
 
     def _forget_retries(self) -> None:
-        """Forgets failures of earlier processes that may have gone away."""
         for row, failed in enumerate(self._failed):
             if failed and self._offsets[row] < 0:
                 self._failed[row] = 0

@@ -33,8 +33,7 @@ class ModelParams(ParameterGroup):
       torch_dtype_str: "auto", "float32", "bfloat16" or "float16", or one of Oumi's other names for these.
       load_pretrained_weights: False for random weights.
       chat_template: Jinja source, a file with it, or the name of a template: one of the checkpoint's, or one of
-        jaxis's, such
-        as chatml.
+        jaxis's, such as chatml.
       chat_template_kwargs: More variables for the chat template, such as enable_thinking.
       model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
         max_num_seqs; also load_in_8bit and load_in_4bit.
@@ -46,8 +45,7 @@ class ModelParams(ParameterGroup):
       tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
         No effect.
       tool_call_parser: Format of the model's tool calls, or "auto" to detect it in the chat template. Calls and
-        reasoning are
-        then separated from the message's text. None leaves them in the text.
+        reasoning are then separated from the message's text. None leaves them in the text.
       shard_for_eval: Refused: model_kwargs.tensor_parallel_size spreads a model over devices.
     """
 
@@ -120,11 +118,7 @@ class ModelParams(ParameterGroup):
 
 
 def to_llm_arguments(params: ModelParams) -> dict[str, Any]:
-    """Returns keyword arguments of `LLM`, except for the model and its revision.
-
-    Raises:
-      ConfigError: A field cannot be honoured.
-    """
+    """Returns keyword arguments of `LLM` without model and revision; raises ConfigError for refused fields."""
     if params.torch_dtype_str not in _DTYPES:
         raise ConfigError(f"model.torch_dtype_str={params.torch_dtype_str!r} must be one of {', '.join(_DTYPES)}")
     arguments: dict[str, Any] = {"dtype": _DTYPES[params.torch_dtype_str]}

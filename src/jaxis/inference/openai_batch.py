@@ -61,14 +61,7 @@ _ENDPOINTS = {
 
 
 def served_model(llm: LLM, names: Sequence[str], tool_call_parser: str, reasoning_parser: str) -> ServedModel:
-    """Returns the model as requests of a batch see it.
-
-    Args:
-      llm: The model.
-      names: Names of the model in requests.
-      tool_call_parser: Name of a parser, as for `jaxis serve`.
-      reasoning_parser: Name of a parser, as for `jaxis serve`.
-    """
+    """Returns the model as requests of a batch see it, with parsers as for `jaxis serve`."""
     model_type = llm.engine.vllm_config.model_config.hf_config.get("model_type")
     return ServedModel(
         names=tuple(names),
@@ -81,12 +74,7 @@ def served_model(llm: LLM, names: Sequence[str], tool_call_parser: str, reasonin
 
 
 class BatchTask:
-    """Runs the requests of a batch file.
-
-    Args:
-      model: The model.
-      key: Key of the run, from which requests without a seed get one.
-    """
+    """Runs the requests of a batch file; requests without a seed get one from the run's `key`."""
 
     def __init__(self, model: ServedModel, key: str) -> None:
         self._model = model
@@ -120,7 +108,6 @@ class BatchTask:
         return _line(row, status, {"error": error}, {"code": kind, "message": failure.message})
 
     def _request(self, row: Row) -> tuple[_Endpoint, Any]:
-        """Returns the row's endpoint and request."""
         line = row.value
         if unknown := sorted(set(line) - _LINE_KEYS):
             raise RequestError(f"the row has the unknown key {unknown[0]!r}; known: {', '.join(sorted(_LINE_KEYS))}")

@@ -16,9 +16,7 @@ class OumiParams(Protocol):
 class PydanticObject(Protocol):
     """Any pydantic object."""
 
-    def model_dump(self, *, mode: str, exclude_none: bool) -> Any:
-        """Returns the object as plain values."""
-        ...
+    def model_dump(self, *, mode: str, exclude_none: bool) -> Any: ...
 
 
 @runtime_checkable
@@ -26,6 +24,4 @@ class OumiConversation(PydanticObject, Protocol):
     """A conversation: a pydantic object that can be rebuilt."""
 
     @classmethod
-    def model_validate(cls, obj: dict[str, Any], /) -> Self:
-        """Builds an object from plain values."""
-        ...
+    def model_validate(cls, obj: dict[str, Any], /) -> Self: ...

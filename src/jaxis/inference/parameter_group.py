@@ -94,7 +94,6 @@ class ParameterGroup:
 
 
 def _subclasses(group: type[ParameterGroup]) -> list[type[ParameterGroup]]:
-    """Returns all classes below a class."""
     return [each for direct in group.__subclasses__() for each in (direct, *_subclasses(direct))]
 
 

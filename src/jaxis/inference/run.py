@@ -31,19 +31,14 @@ class RowTask(Protocol):
     """Preparation of rows, and conversion of their results."""
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
-        """Returns prompt, parameters, and the compiled grammar (None leaves compiling to the engine).
-
-        An exception fails the row.
+        """Returns prompt, parameters, and the compiled grammar (None: the engine compiles it); an exception fails the
+        row.
         """
         ...
 
-    def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
-        """Returns the line of the output."""
-        ...
+    def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]: ...
 
-    def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
-        """Returns the line of the output for a row that failed."""
-        ...
+    def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]: ...
 
 
 class MemorySink:
@@ -125,11 +120,7 @@ AnswerRows = Callable[[Iterator[Row]], Generator[Answered, None, None]]
 
 
 def answer_rows(engine: LLMEngine, task: RowTask, rows: Iterator[Row]) -> Generator[Answered, None, None]:
-    """Yields finished rows, step by step.
-
-    Raises:
-      EngineError: The engine fails for every row.
-    """
+    """Yields finished rows, step by step. Raises EngineError if the engine fails for every row."""
     with closing(run_rows(engine, rows, task.prepare)) as steps:
         for finished in steps:
             results, num_tokens = [], 0
@@ -179,14 +170,10 @@ _FILES_READ = (".json", ".jinja", ".safetensors", ".txt", ".model", ".gguf")
 
 
 def model_identity(folder: Path, arguments: Mapping[str, Any]) -> list[Any]:
-    """Returns what a model's answers depend on: jaxis, the checkpoint's files, and arguments that change more than
+    """Returns the values that answers depend on: jaxis, the checkpoint's files, and arguments that change more than
     speed.
 
     Weights are identified by size and modification time, not read.
-
-    Args:
-      folder: Folder or file of the checkpoint.
-      arguments: Arguments of `LLM`.
     """
     files = []
     # Files in subfolders too: sentence-transformers stores its last layers there.

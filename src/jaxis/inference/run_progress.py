@@ -25,15 +25,10 @@ class Update(Protocol):
 
 @contextmanager
 def shown_progress(total: int, display: ProgressDisplay, path: Path | None) -> Iterator[Update]:
-    """Shows a run's progress.
+    """Shows a run's progress; a bar is drawn for two or more rows.
 
-    Args:
-      total: Number of rows of the run; a bar is drawn for two or more.
-      display: Display of the bar.
-      path: JSON file {total, completed, failed, updated_at}, replaced about once a second; None: no file.
-
-    Raises:
-      ConfigError: The file cannot be written.
+    `path` is a JSON file {total, completed, failed, updated_at}, replaced about once a second. Raises ConfigError if it
+    cannot be written.
     """
     counts = (0, 0)
     written = -FILE_INTERVAL_SECONDS

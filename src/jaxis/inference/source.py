@@ -28,7 +28,6 @@ class Row:
 
     Attributes:
       index: Index of the row, from 0; blank lines are not counted.
-      value: Content of the row; {} if it is not a JSON object.
       id: The row's own id, or one made from its index and content.
       error: Reason why it cannot be used; None if it can.
       line: Line number, from 1; 0 for a row from memory.
@@ -42,12 +41,7 @@ class Row:
 
 
 class RowSource(Protocol):
-    """A source of rows.
-
-    Attributes:
-      num_rows: Number of rows.
-      digest: A hash of all rows.
-    """
+    """A source of rows, with a hash of all rows."""
 
     num_rows: int
     digest: str
@@ -60,11 +54,8 @@ class RowSource(Protocol):
 class JSONLSource:
     """A JSONL file, read once to check it and once to run it. One line at a time is in memory.
 
-    Args:
-      path: Path of the file.
-      id_key: Key of a row's id: "conversation_id" or "custom_id"; None: rows need no ids.
-      output: Destination of the answers.
-      string_key: Key under which a line that is a JSON string is stored; None: such a line is an error.
+    `id_key` is the key of a row's id ("conversation_id" or "custom_id"); None needs no ids. `string_key` is the key
+    under which a line that is a JSON string is stored; None makes such a line an error.
 
     Raises:
       ConfigError: The file cannot be read, is also the output, or two rows have the same id.
@@ -103,7 +94,7 @@ class JSONLSource:
                 yield row if row.error is None else replace(row, error=RequestError(f"line {number}: {row.error}"))
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yields line number, from 1, and content of each line that is not blank."""
+        """Yields the number, from 1, and the content of each line that is not blank."""
         try:
             with self.path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
@@ -125,11 +116,7 @@ class JSONLSource:
 
 
 class ListSource:
-    """Rows in memory.
-
-    Raises:
-      ConfigError: Two rows have the same id.
-    """
+    """Rows in memory. Raises ConfigError if two rows have the same id."""
 
     def __init__(self, values: Sequence[Mapping[str, Any]], id_key: str) -> None:
         self._values = values
@@ -161,14 +148,7 @@ def spooled_stdin() -> Iterator[Path]:
 
 
 def parse_row(index: int, line: bytes, id_key: str | None, string_key: str | None = None) -> Row:
-    """Parses the row in a line of JSON, which may be invalid.
-
-    Args:
-      index: Index of the row.
-      line: UTF-8 text.
-      id_key: Key of a row's id; None: rows need no ids.
-      string_key: Key under which a line that is a JSON string is stored; see `JSONLSource`.
-    """
+    """Parses the row in a line of JSON, which may be invalid, with the keys of `JSONLSource`."""
     value, error = _parse(line, string_key)
     return Row(index, value, _row_id(value, index, id_key, line), error)
 
