@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from jaxis.cli.client_lines import client_lines
+from jaxis.cli.serve_options import client_lines
 
 URL = "http://127.0.0.1:8123"
 MODEL = "org/it's a model"

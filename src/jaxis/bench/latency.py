@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.bench.cost import DecodeCost, PrefillCost, decode_cost, prefill_cost
-from jaxis.bench.draft_figures import draft_counts, draft_figures
 from jaxis.bench.run import BatchRun, Load, run_batch
+from jaxis.bench.text import draft_counts, draft_figures
 
 if TYPE_CHECKING:
     from jaxis.bench.limits import Limits

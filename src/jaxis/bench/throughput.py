@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxis.bench.draft_figures import draft_counts, draft_figures
 from jaxis.bench.run import random_prompts
+from jaxis.bench.text import draft_counts, draft_figures
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 

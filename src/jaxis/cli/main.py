@@ -22,7 +22,7 @@ from jaxis.cli.plan import plan
 from jaxis.cli.quantize import quantize
 from jaxis.cli.run_batch import run_batch
 from jaxis.cli.serve import serve
-from jaxis.cli.serve_command import ServeCommand
+from jaxis.cli.serve_options import ServeCommand
 from jaxis.cli.train import train
 from jaxis.version import __version__
 

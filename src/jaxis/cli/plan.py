@@ -167,7 +167,7 @@ def plan(
 
 
 def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPlaces:
-    """Computes the room for adapters by request of the layers that `targets` names, with commas."""
+    """Room for adapters by request of the layers that `targets` names, with commas."""
     from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
     from jaxis.planning.plan import WantedPlaces
 
@@ -180,7 +180,7 @@ def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPl
 
 
 def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *, as_json: bool) -> bool:
-    """Prints a training's needs of each device; returns whether it fits on all of them."""
+    """Prints what a training needs of each device; whether it fits on all of them."""
     from jaxis.compilation.targets import parse_target
     from jaxis.errors import ConfigError
     from jaxis.inference.inference_config import read_yaml_mapping

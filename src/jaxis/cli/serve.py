@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxis.cli.client_lines import KEY_VARIABLE, client_lines
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.kv_disk import kv_disk_arguments, kv_disk_line
 from jaxis.cli.lora_options import LoraOptions
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
-from jaxis.cli.serve_options import HostOptions, LimitOptions, ServerOptions, SeveralModelsOptions
+from jaxis.cli.serve_options import (
+    KEY_VARIABLE,
+    HostOptions,
+    LimitOptions,
+    ServerOptions,
+    SeveralModelsOptions,
+    client_lines,
+)
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.worker_start import drop_ahead
 from jaxis.errors import ConfigError
