@@ -11,7 +11,7 @@ _MAX_MESSAGE = 2000
 
 
 def bounded(message: str) -> str:
-    """A message without its middle if that is longer than any line: it may quote what a file or a request says."""
+    """Returns a message without its middle if it is too long for a line: it may quote a file or a request."""
     if len(message) <= _MAX_MESSAGE:
         return message
     head, tail = _MAX_MESSAGE * 3 // 4, _MAX_MESSAGE // 4
@@ -29,7 +29,7 @@ class ConfigError(JaxisError, ValueError):
     """An engine argument, or a key of a checkpoint's configuration, that cannot be honoured.
 
     Attributes:
-      keys: The keys of the checkpoint's config.json that are at fault, nested ones with dots; empty if none is.
+      keys: Keys of the checkpoint's config.json that are at fault, nested ones with dots; empty if none is.
     """
 
     def __init__(self, message: str, *, keys: Iterable[str] = ()) -> None:
@@ -38,7 +38,7 @@ class ConfigError(JaxisError, ValueError):
 
 
 class UnknownArgumentError(ConfigError, TypeError):
-    """An engine argument of a name that there is not. Also a TypeError, as of any function."""
+    """An engine argument with an unknown name. Also a TypeError, as of any function."""
 
 
 class CheckpointError(JaxisError):
@@ -49,13 +49,13 @@ class RequestError(JaxisError, ValueError):
     """A prompt or a parameter of a request that cannot be honoured; only that request fails.
 
     Attributes:
-      param: The parameter at fault, such as "top_p" or "tools[0].function.name"; None if no single one is.
-      message: The error without the parameter's name.
+      param: Parameter at fault, such as "top_p" or "tools[0].function.name"; None if no single one is.
+      message: Error without the parameter's name.
 
     Args:
-      message: What is wrong, and what to do. With `param`, the rest of a sentence that begins with the parameter, such
-        as "must be positive" or "=0 must be positive".
-      param: The parameter at fault.
+      message: Description of the fault, and of its correction. With `param`, the rest of a sentence that begins with
+        the parameter, such as "must be positive" or "=0 must be positive".
+      param: Parameter at fault.
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -65,7 +65,7 @@ class RequestError(JaxisError, ValueError):
         self.param = param
 
     def about(self, param: str) -> RequestError:
-        """The same error about a parameter of another name."""
+        """Returns the same error about a parameter of another name."""
         return RequestError(self.message, param=param)
 
 
@@ -73,14 +73,14 @@ class ContextLengthError(RequestError):
     """A prompt that leaves no room in the model's context.
 
     Attributes:
-      num_prompt_tokens: The prompt's length.
+      num_prompt_tokens: Length of the prompt.
       max_model_len: Most tokens of a request, prompt and output together.
 
     Args:
-      num_prompt_tokens: See above.
-      max_model_len: See above.
-      at_least: The prompt may be longer.
-      may_grow: The model allows a larger max_model_len.
+      num_prompt_tokens: Length of the prompt.
+      max_model_len: Most tokens of a request.
+      at_least: True if the prompt may be longer.
+      may_grow: True if the model allows a larger max_model_len.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class OverloadedError(JaxisError):
     """The queue is full; the request was not taken.
 
     Attributes:
-      retry_after_seconds: When to try again.
+      retry_after_seconds: Time after which to try again.
     """
 
     def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
@@ -113,10 +113,10 @@ class OverloadedError(JaxisError):
 
 
 class RateLimitError(OverloadedError):
-    """The holder of an API key has asked for more than it may in a minute.
+    """The holder of an API key has asked for more than its limit in a minute.
 
     Attributes:
-      limit: What ran out: "requests" or "tokens".
+      limit: Exceeded limit: "requests" or "tokens".
     """
 
     def __init__(self, message: str, retry_after_seconds: int, *, limit: str) -> None:

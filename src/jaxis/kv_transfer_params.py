@@ -1,4 +1,4 @@
-"""What a request says of another engine that computes its prompt, or decodes what follows it."""
+"""A request's parameters for another engine that computes its prompt, or decodes after it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxis.errors import RequestError
 
 @dataclass(frozen=True, kw_only=True)
 class KVTransferParams:
-    """A request's `kv_transfer_params`, those of vLLM that have a meaning here.
+    """A request's `kv_transfer_params`, as far as vLLM's have a meaning here.
 
     Attributes:
-      do_remote_decode: Keep the prompt's blocks for another engine, and say where.
-      do_remote_prefill: Another engine has them.
-      remote_engine_id: Its name, which is not looked at.
-      remote_host, remote_port: Where.
-      transfer_id: The name of a request to each of both engines, which may be sent at the same time.
+      do_remote_decode: Keep the prompt's blocks for another engine, and return their address.
+      do_remote_prefill: Fetch the prompt's blocks from another engine.
+      remote_engine_id: Name of that engine, which is not used.
+      remote_host, remote_port: Address of that engine.
+      transfer_id: Name of a request to each of both engines, which may be sent at the same time.
     """
 
     do_remote_decode: bool = False
@@ -30,10 +30,8 @@ class KVTransferParams:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> KVTransferParams:
-        """The parameters of these values. Others, such as vLLM's ids of blocks, are not needed, and not looked at.
-
-        Raises:
-          RequestError: A value of a wrong type.
+        """Reads these values; others, such as vLLM's ids of blocks, are ignored. Raises RequestError for a value of a
+        wrong type.
         """
         values: dict[str, Any] = {}
         kinds = {"remote_engine_id": str, "remote_host": str, "remote_port": int, "transfer_id": str}

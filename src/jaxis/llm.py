@@ -64,12 +64,12 @@ class StreamOutput:
       text: New text; may be empty while a character or a stop string is incomplete.
       token_ids: New token ids.
       cumulative_logprob: Sum of all the completion's log-probabilities so far, if logprobs were asked for.
-      logprobs: The new tokens', if asked for.
+      logprobs: Log-probabilities of the new tokens, if asked for.
       finish_reason: "stop", "length" or "abort" in the last one, else None.
-      stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
+      stop_reason: Stop string or stop token id that ended it; None for end-of-sequence.
       num_prompt_tokens: Tokens of the prompt.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
-      weight_versions: The new tokens'; see `CompletionOutput`.
+      weight_versions: Versions of the new tokens' weights; see `CompletionOutput`.
     """
 
     text: str
@@ -85,12 +85,12 @@ class StreamOutput:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """The prompt that a conversation becomes.
+    """The prompt of a conversation.
 
     Attributes:
-      prompt: As a string.
-      prompt_token_ids: As token ids, which `LLM.generate` takes.
-      extension: How it goes on from the earlier prompt that it was compared with; None if with none.
+      prompt: The prompt as a string.
+      prompt_token_ids: The prompt as token ids, which `LLM.generate` takes.
+      extension: Relation to the earlier prompt that it was compared with; None without one.
     """
 
     prompt: str
@@ -108,15 +108,15 @@ class LLM(PoolingMethods):
       model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       show_progress: Show loading, compiling and generating on stderr.
       needs_chat_template: Refuse a model without a chat template before its weights are read.
-      runner: "generate" or "pooling", which makes vectors or scores; "auto" is what the checkpoint was made for.
-      **arguments: How the model is loaded and run, such as `dtype="bfloat16"`, `max_model_len=8192` or
-        `quantization="int8"`; `help(jaxis.engine.arguments.EngineArgs)` explains each. Arguments of vLLM's `LLM` are
-        accepted too: those that can change no answer have no effect, which is said once, and others are refused.
+      runner: "generate" or "pooling", which makes vectors or scores; "auto" is the checkpoint's purpose.
+      **arguments: Engine arguments, such as `dtype="bfloat16"`, `max_model_len=8192` or `quantization="int8"`;
+        `help(jaxis.engine.arguments.EngineArgs)` explains each. Arguments of vLLM's `LLM` are accepted too: those that
+        can change no answer have no effect, which is said once, and others are refused.
 
     Raises:
-      ConfigError: An argument or a config key that cannot be honoured.
+      ConfigError: An argument or a config key cannot be honoured.
       CheckpointError: The checkpoint cannot be found or read, or does not match the model.
-      EngineError: Not enough memory.
+      EngineError: Memory is too small.
     """
 
     @shows_engine_arguments
@@ -141,17 +141,18 @@ class LLM(PoolingMethods):
         show_progress: bool = True,
         **arguments: Unpack[EngineKwargs],
     ) -> LLM:
-        """A model that generates with weights of the caller's.
+        """Makes a model that generates with the caller's weights.
 
         Args:
           model: Folder with the model's config.json and, unless another is given, its tokenizer; or a Hub id; None is
             the embedded demonstration model.
-          params: The weights; see `update_weights`.
-          tokenizer: None is the folder's.
-          show_progress: See `LLM`.
-          **arguments: See `LLM`.
+          params: Weights, as for `update_weights`.
+          tokenizer: Tokenizer; None is the folder's.
+          show_progress: Show progress, as for `LLM`.
+          **arguments: Engine arguments, as for `LLM`.
 
-        Raises: See `LLM` and `update_weights`.
+        Raises:
+          ConfigError, CheckpointError, EngineError: A cause of `LLM` or `update_weights`.
         """
         llm = cls.__new__(cls)
         llm._open(model, show_progress, False, "generate", arguments, params, tokenizer)
@@ -217,10 +218,10 @@ class LLM(PoolingMethods):
         return self._engine.tokenizer if self._embedder is None else self._embedder.reader.tokenizer
 
     def tokenizer_of(self, lora_request: LoRARequest | None) -> Tokenizer | None:
-        """The tokenizer, with the chat template that an adapter brings, if it brings one.
+        """Returns the tokenizer, with the chat template that an adapter brings, if it brings one.
 
         Args:
-          lora_request: The adapter; None: the model itself.
+          lora_request: The adapter; None is the model itself.
 
         Raises:
           ConfigError, CheckpointError: The adapter's files cannot be read.
@@ -253,7 +254,7 @@ class LLM(PoolingMethods):
         return self._engine.runner.weight_bytes + self._generator.hosts.weight_bytes
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters that generation_config.json recommends, without a limit on the tokens."""
+        """Returns the sampling parameters that generation_config.json recommends, without a limit on the tokens."""
         return self._generator.default_sampling_params
 
     def generate(
@@ -273,19 +274,19 @@ class LLM(PoolingMethods):
           prompts: One or many; each a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and
             optionally "cache_salt" (only requests with the same salt share cached prefixes) and "multi_modal_data":
             {"image": one, or a list}, one for each placeholder of the prompt (see docs/images.md).
-          sampling_params: For all, or one for each prompt; None is `get_default_sampling_params()`.
+          sampling_params: Parameters for all prompts, or one for each; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
           lora_request: The adapter for all prompts, or one (or None) for each; needs `enable_lora`.
-          priority: One for each prompt; the lower value is served first.
-          tokenization_kwargs: vLLM's; must be empty.
+          priority: One number for each prompt; the lower value is served first.
+          tokenization_kwargs: Argument of vLLM; must be empty.
           progress: Show a progress bar.
 
         Returns:
           One output a prompt, in their order.
 
         Raises:
-          RequestError: A prompt or parameter that cannot be honoured; nothing was generated. Or a completion met the
-            limits of its `structured_outputs`.
+          RequestError: A prompt or parameter cannot be honoured; nothing was generated. Or a completion met the limits
+            of its `structured_outputs`.
           EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
         check_tokenization_kwargs(tokenization_kwargs)
@@ -318,23 +319,24 @@ class LLM(PoolingMethods):
           messages: One conversation, a list of {"role", "content"}, or a list of conversations. Parts of contents may
             be images: {"type": "image", "image": a PIL image, bytes or a path}, `image_pil`, or `image_url` with a data
             URL; and videos as frames: {"type": "video", "video": a list of images, "fps": 2}, or `video_url`.
-          sampling_params: For all, or one for each conversation; None is `get_default_sampling_params()`.
+          sampling_params: Parameters for all conversations, or one for each; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
           lora_request: The adapter for all conversations, or one (or None) for each; needs `enable_lora`.
           tools: Functions that the model may call, as JSON schemas.
           chat_template: A template to use instead of the model's own; see `EngineArgs`.
-          chat_template_content_format: How the template gets a message's content: "string", "openai" (a list of parts),
-            or "auto", as it is given.
+          chat_template_content_format: Format of a message's content for the template: "string", "openai" (a list of
+            parts), or "auto", as it is given.
           add_generation_prompt: End the prompt where the assistant's turn begins.
           continue_final_message: Continue the last message instead of answering it.
           chat_template_kwargs: More variables for the template, such as `enable_thinking`.
-          tokenization_kwargs: vLLM's; must be empty.
-          mm_processor_kwargs: vLLM's; must be empty: images are prepared as the checkpoint's files say.
+          tokenization_kwargs: Argument of vLLM; must be empty.
+          mm_processor_kwargs: Argument of vLLM; must be empty: images are prepared by the checkpoint's files.
           progress: Show a progress bar.
 
         Raises:
           ConfigError: There is no such `chat_template`.
-          RequestError, EngineError: See `generate`; also, the model has no chat template, or it refuses the messages.
+          RequestError, EngineError: A cause of `generate`; also, the model has no chat template, or it refuses the
+            messages.
         """
         if mm_processor_kwargs:
             raise RequestError(f"mm_processor_kwargs={dict(mm_processor_kwargs)!r} is not supported: leave it out")
@@ -368,15 +370,15 @@ class LLM(PoolingMethods):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         previous_token_ids: Sequence[int] | None = None,
     ) -> RenderedChat:
-        """The prompt that one conversation becomes, and whether it extends an earlier one. Generates nothing.
+        """Renders the prompt of one conversation, and compares it with an earlier one; generates nothing.
 
         Args:
-          messages: The conversation.
-          tools: See `chat`.
-          add_generation_prompt: See `chat`.
-          continue_final_message: See `chat`.
-          chat_template_kwargs: See `chat`.
-          previous_token_ids: Of an earlier prompt and of its answer.
+          messages: One conversation.
+          tools: Functions, as for `chat`.
+          add_generation_prompt: End of the prompt, as for `chat`.
+          continue_final_message: End of the prompt, as for `chat`.
+          chat_template_kwargs: More variables for the template.
+          previous_token_ids: Token ids of an earlier prompt and of its answer.
 
         Raises:
           RequestError: The model has no chat template, or it refuses the messages.
@@ -421,11 +423,11 @@ class LLM(PoolingMethods):
         be made in between; their steps advance this stream too.
 
         Args:
-          prompt: One prompt of `generate`, or one conversation of `chat`, or what has become of one.
+          prompt: One prompt of `generate`, one conversation of `chat`, or either after tokenization.
           sampling_params: `n` must be 1; None is `get_default_sampling_params()`.
           lora_request: The adapter; needs `enable_lora`.
-          tools: See `chat`.
-          chat_template_kwargs: See `chat`.
+          tools: Functions, as for `chat`.
+          chat_template_kwargs: More variables for the template, as for `chat`.
 
         Raises:
           RequestError: The prompt or a parameter cannot be honoured.
@@ -449,14 +451,14 @@ class LLM(PoolingMethods):
         return cast(Generator[StreamOutput, None, None], stream)
 
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
-        """Logits of every position of one sequence, float32 [T, V], for verification.
+        """Computes the logits of every position of one sequence, float32 [T, V], for verification.
 
         Args:
           token_ids: T tokens.
           path: "whole" runs the sequence at once without a cache; "paged" runs it as prompts are served.
 
         Raises:
-          RequestError: No tokens, an unknown one, or more than `max_model_len`.
+          RequestError: There are no tokens, an unknown one, or more than `max_model_len`.
           EngineError: A stream is open.
         """
         if path not in ("whole", "paged"):
@@ -469,21 +471,20 @@ class LLM(PoolingMethods):
     def update_weights(self, weights: Weights, version: str | int | None = None) -> None:
         """Gives the model other weights, which are stored, quantized and packed as its own were.
 
-        The new weights are read whole before they take the old ones' place: after an error, nothing has changed, and
-        meanwhile there has to be memory for both, unless `sleep(2)` has dropped the old ones. Nothing that was cached
-        before is found again. Streams that are open go on with the new weights: their tokens so far are read anew, and
-        each further one is what the new weights make of those.
+        The new weights are read whole before they take the old ones' place: after an error, nothing has changed.
+        Meanwhile there has to be memory for both, unless `sleep(2)` has dropped the old ones. The cache of the old
+        weights is not used again. Open streams continue with the new weights, which read their tokens so far anew.
 
         Args:
           weights: A folder of the same model; or arrays by the names of a checkpoint's tensors, in a mapping, nested or
             not, or as pairs; or a `JaxModule` as the engine itself loads it, whose arrays are not copied.
-          version: Of the tokens that follow, for `CompletionOutput.weight_versions`: a string or a positive integer;
-            None: one more than there were updates.
+          version: Version of the tokens that follow, for `CompletionOutput.weight_versions`: a string or a positive
+            integer; None is one more than the number of updates so far.
 
         Raises:
           CheckpointError: A tensor is missing, unknown, or of another shape or type.
           ConfigError: The folder is of another model, or this model's weights cannot be changed.
-          RequestError: A version of another kind.
+          RequestError: The version is of another kind.
         """
         self._check_open()
         with interrupt_deferred():
@@ -493,7 +494,7 @@ class LLM(PoolingMethods):
         """Lets no request run until `resume`.
 
         Args:
-          mode: What becomes of open streams: "keep" lets them go on then, "abort" ends them.
+          mode: Treatment of open streams: "keep" continues them after `resume`, "abort" ends them.
         """
         if mode not in ("keep", "abort"):
             raise RequestError(f"mode={mode!r} must be keep or abort")
@@ -524,7 +525,7 @@ class LLM(PoolingMethods):
         """Ends `sleep`. Weights that it dropped are read again from their folder, unless others were given meanwhile.
 
         Args:
-          tags: Of "weights" and "kv_cache"; None is both.
+          tags: Parts to bring back, "weights" and "kv_cache"; None is both.
 
         Raises:
           EngineError: The dropped weights were given as arrays: give others by `update_weights`.
@@ -660,7 +661,7 @@ class LLM(PoolingMethods):
     ) -> None:
         """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error.
 
-        Those that follow one whose adapter has no room in memory beside those in use are left for another call.
+        Prompts that follow one whose adapter has no room in memory beside those in use are left for another call.
         """
         self._check_open()
         self._check_runs()
@@ -711,18 +712,17 @@ class LLM(PoolingMethods):
         return adapters
 
     def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
-        """The digest of an adapter, as its files are now."""
+        """Returns the digest of an adapter's current files."""
         adapters = adapters_of(self._engine.runner)
         assert adapters is not None
         return adapters.add(adapters.read(folder))
 
     def _ends_of(self, adapter: LoRARequest) -> frozenset[int]:
-        """What ends answers in the chat template that an adapter brings."""
+        """Returns the tokens that end answers in the chat template that an adapter brings."""
         changed = self.tokenizer_of(adapter)
         return frozenset() if changed is self.tokenizer else answer_end_token_ids(changed)
 
     def _abort(self, requests: Iterable[Request]) -> None:
-        """Aborts the unfinished requests."""
         with interrupt_deferred():
             for request in requests:
                 if not request.finished:
@@ -740,7 +740,6 @@ class LLM(PoolingMethods):
 
 
 def _name(index: int, count: int) -> str:
-    """A prompt's name in an error."""
     return f"prompt {index} of {count}" if count > 1 else "the prompt"
 
 

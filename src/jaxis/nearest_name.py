@@ -1,4 +1,4 @@
-"""The name that a misspelt one most likely stands for."""
+"""The known name nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ _SYNONYMS = {
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant; None if none is near.
+    """Returns the known name that was most likely meant; None if none is near.
 
-    Args:
-      name: As written.
-      known: With dots if they are in sections: the same key of another section is near.
+    Names with sections have dots: the same key of another section is near.
     """
     if len(name) > _MAX_CHARACTERS:
         return None
@@ -57,7 +55,9 @@ def most_similar(name: str, known: Iterable[str], number: int = 5, cutoff: float
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name, such as ": did you mean top_p?"; empty if no known name is near."""
+    """Returns the end of an error about an unknown name, such as ": did you mean top_p?"; empty if no known name is
+    near.
+    """
     nearest = nearest_name(name, known)
     return "" if nearest is None else f": did you mean {nearest}?"
 

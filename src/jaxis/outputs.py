@@ -10,12 +10,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability; of which distribution, `SamplingParams.logprobs_mode` says.
+    """A token's log-probability, in the distribution that `SamplingParams.logprobs_mode` names.
 
     Attributes:
       logprob: Natural logarithm of the probability; in the modes of logits, the logit.
       rank: 1 for the most likely token of the vocabulary.
-      decoded_token: The token's text, or None where there is no tokenizer.
+      decoded_token: Text of the token; None without a tokenizer.
     """
 
     logprob: float
@@ -28,26 +28,26 @@ class EmbeddingOutput:
     """An input's vector.
 
     Attributes:
-      embedding: Its numbers.
+      embedding: Elements of the vector.
     """
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """How many they are."""
+        """The number of elements."""
         return len(self.embedding)
 
 
 @dataclass(frozen=True)
 class EmbeddingRequestOutput:
-    """What `LLM.embed` makes of one input.
+    """The result of `LLM.embed` for one input.
 
     Attributes:
-      request_id: Its number in the call.
-      outputs: Its vector.
-      prompt_token_ids: What the model saw.
-      prompt: The text, with what the checkpoint's prompt put before it; None if it was given as token ids.
+      request_id: Number of the input in the call.
+      outputs: Vector of the input.
+      prompt_token_ids: Tokens that the model read.
+      prompt: Text, after the checkpoint's prompt, if there is one; None if it was given as token ids.
       finished: True.
     """
 
@@ -60,23 +60,23 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """What a classifier says of an input.
+    """A classifier's result for one input.
 
     Attributes:
-      probs: The score of each label: probabilities, unless the checkpoint asks for something else.
+      probs: Score of each label: probabilities, unless the checkpoint asks for something else.
     """
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
         return len(self.probs)
 
 
 @dataclass(frozen=True)
 class ClassificationRequestOutput:
-    """What `LLM.classify` makes of one input; see `EmbeddingRequestOutput`."""
+    """The result of `LLM.classify` for one input; its fields are those of `EmbeddingRequestOutput`."""
 
     request_id: str
     outputs: ClassificationOutput
@@ -87,11 +87,11 @@ class ClassificationRequestOutput:
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """How well two texts go together.
+    """The similarity or relevance of two texts.
 
     Attributes:
-      score: The larger the better: of a cross-encoder what its checkpoint asks for, a probability unless it says
-        otherwise; of a model that makes vectors their cosine.
+      score: Score, the larger the better. A cross-encoder's is the one that its checkpoint asks for, a probability by
+        default; a model that makes vectors gives their cosine.
     """
 
     score: float
@@ -99,12 +99,13 @@ class ScoringOutput:
 
 @dataclass(frozen=True)
 class ScoringRequestOutput:
-    """What `LLM.score` makes of one pair.
+    """The result of `LLM.score` for one pair.
 
     Attributes:
-      request_id: Its number in the call.
-      outputs: Its score.
-      prompt_token_ids: What the model saw: the pair, or, of a model that makes vectors, one input after the other.
+      request_id: Number of the pair in the call.
+      outputs: Score of the pair.
+      prompt_token_ids: Tokens that the model read: the pair, or, in a model that makes vectors, one input after the
+        other.
       finished: True.
     """
 
@@ -115,7 +116,7 @@ class ScoringRequestOutput:
 
 
 FIRST_VERSION = 0
-"""Of the weights that an engine begins with."""
+"""Version of the weights that an engine begins with."""
 
 
 @dataclass
@@ -123,23 +124,23 @@ class CompletionOutput:
     """One completion of a prompt.
 
     Attributes:
-      index: Which of the request's `n` completions this is.
-      text: The generated text.
-      token_ids: The generated token ids, the end-of-sequence or stop token included.
+      index: Number of this completion among the request's `n`.
+      text: Generated text.
+      token_ids: Generated token ids, the end-of-sequence or stop token included.
       cumulative_logprob: Sum of the tokens' log-probabilities, if logprobs were asked for.
       logprobs: For each token, token id -> Logprob, the sampled one first, if asked for.
       finish_reason: "stop", "length" or "abort"; None while unfinished.
-      stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
-      num_accepted_predictions: Of its tokens, those that were guessed right from `SamplingParams.prediction`.
-      num_rejected_predictions: Tokens that were guessed wrong from there.
+      stop_reason: Stop string or stop token id that ended it; None for end-of-sequence.
+      num_accepted_predictions: Number of its tokens that were guessed right from `SamplingParams.prediction`.
+      num_rejected_predictions: Number of tokens that were guessed wrong from there.
       kept_mass: For each token, the share of the probability after temperature that top-k, top-p and min-p left to draw
         from; only with logprobs in a processed mode.
-      num_drafts: Tokens that were guessed ahead, by whatever drafts.
-      num_accepted_drafts: Of them, those that were right.
+      num_drafts: Number of tokens that were guessed ahead, by any method.
+      num_accepted_drafts: Number of right ones among them.
       routed_experts: Once finished, if asked for: the experts of each token of prompt and output but the last, which
         the model has not read; uint8 or uint16 [T, layers with experts, k], the best of each layer first.
-      weight_versions: For each token, the version of the weights that it was sampled by, FIRST_VERSION of those that
-        the engine began with; None if the weights have not been updated.
+      weight_versions: For each token, the version of the weights that sampled it, FIRST_VERSION for the engine's first
+        ones; None if the weights have not been updated.
     """
 
     index: int
@@ -159,26 +160,26 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether the completion has ended."""
+        """True if the completion has ended."""
         return self.finish_reason is not None
 
 
 @dataclass
 class RequestOutput:
-    """A request's prompt and its completions so far, or, in a stream, what is new of them.
+    """A request's prompt and its completions so far, or, in a stream, their additions.
 
     Attributes:
-      request_id: The engine's name for the request.
-      prompt: The prompt's text, or None if it was given as token ids.
-      prompt_token_ids: The prompt's token ids.
+      request_id: Name of the request in the engine.
+      prompt: Text of the prompt; None if it was given as token ids.
+      prompt_token_ids: Token ids of the prompt.
       prompt_logprobs: For each prompt token, token id -> Logprob (None for the first token), if asked for.
       outputs: One CompletionOutput for each of `n`.
-      finished: Whether every completion has ended.
+      finished: True if every completion has ended.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
-      first_scheduled_time: When the request's first step began, in seconds of `time.monotonic`; set by AsyncLLMEngine.
-      first_token_time: When its first token was there, on the same clock; set by AsyncLLMEngine.
-      kv_transfer_params: With these, another engine finds the prompt's blocks here, if that was asked for.
-      seed: `SamplingParams.seed`, or what was drawn in its place: with it, the same request gets the same tokens.
+      first_scheduled_time: Start of the request's first step, in seconds of `time.monotonic`; set by AsyncLLMEngine.
+      first_token_time: Time of its first token, on the same clock; set by AsyncLLMEngine.
+      kv_transfer_params: Parameters with which another engine finds the prompt's blocks here, if asked for.
+      seed: `SamplingParams.seed`, or the seed drawn in its place: with it, the same request gets the same tokens.
     """
 
     request_id: str

@@ -20,7 +20,7 @@ _PACKED = "mlp.up_gate_proj.weight"
 
 
 class GteLayer(RotaryBertLayer):
-    """As `RotaryBertLayer`, with biases."""
+    """`RotaryBertLayer` with biases."""
 
     default_theta: ClassVar[float] = 160_000.0
 
@@ -59,7 +59,6 @@ class GteModel(NomicBertModel):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        """See `NomicBertModel.check_config`."""
         for key, expected in (
             ("position_embedding_type", "rope"),
             ("layer_norm_type", "layer_norm"),
@@ -73,7 +72,6 @@ class GteModel(NomicBertModel):
         config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """See `LoadableWithIterator`."""
         return super().load_weights(_unpacked(weights))
 
 
@@ -85,7 +83,7 @@ class GteForSequenceClassification(with_first_token_head(GteModel)):
 
 
 class NewLayer(GteLayer):
-    """As `GteLayer`, with the default of its makers' configuration."""
+    """`GteLayer` with the default theta of its makers' configuration."""
 
     default_theta = 10_000.0
 
@@ -103,7 +101,7 @@ class NewForSequenceClassification(with_first_token_head(NewModel)):
 
 
 def _unpacked(weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-    """The same, with the two matrices that checkpoints have as one, ups before gates."""
+    """Yields the weights with the two matrices that checkpoints have as one, ups before gates."""
     for name, tensor in weights:
         if name.endswith(_PACKED):
             prefix, half = name.removesuffix(_PACKED), len(tensor) // 2

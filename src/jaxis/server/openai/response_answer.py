@@ -206,7 +206,7 @@ class ResponseItems:
       items: The items so far.
 
     Args:
-      tools: What the functions that the model sees stand for, by their names.
+      tools: Tools of the functions that the model sees, by their names.
     """
 
     def __init__(self, tools: Mapping[str, OfferedTool]) -> None:

@@ -1,1 +1,1 @@
-"""What /v1/responses and /v1/conversations keep from one request to the next."""
+"""Stored responses and conversations of /v1/responses and /v1/conversations."""

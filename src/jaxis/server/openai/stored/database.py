@@ -19,7 +19,7 @@ from jaxis.server.http.body import new_id
 
 FILE = "responses.sqlite"
 MAX_CHAIN = 10_000
-"""Responses that one may go back to."""
+"""Most responses that one may go back to."""
 _BUSY_SECONDS = 5.0
 _ROW_BYTES = 200  # of a row, beside its text
 # In the order of tables: what holds items, the items, and which responses' bodies have an output item.
@@ -57,12 +57,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Page:
-    """Which items of a list are wanted.
+    """A range of a list's items.
 
     Attributes:
-      after: The id of the item before the first; None begins with the first.
-      limit: How many, at most.
-      descending: Whether the last come first.
+      after: Id of the item before the first; None begins with the first.
+      limit: Most items.
+      descending: True if the last come first.
     """
 
     after: str | None = None
@@ -73,14 +73,14 @@ class Page:
 class Database:
     """Objects of owners, which hold items. Every method may be called by any thread.
 
-    An object is gone when it was not used for as long as `ttl_seconds`, or when there is no room: those go first that
-    were used least recently. Several servers may share a file.
+    An object is removed when it was not used for `ttl_seconds`, or when there is no room: the least recently used go
+    first. Several servers may share a file.
 
     Args:
-      folder: Where the file is; None keeps all in memory.
-      max_bytes: Of all objects, counted as text.
-      ttl_seconds: How long an object stays after its last use.
-      clock: Seconds since 1970.
+      folder: Folder of the file; None keeps all in memory.
+      max_bytes: Most bytes of all objects, counted as text.
+      ttl_seconds: Time that an object stays after its last use.
+      clock: Function that returns seconds since 1970.
 
     Raises:
       ConfigError: The file cannot be used.
@@ -96,15 +96,10 @@ class Database:
     def put(
         self, owner: str, kind: Kind, object_id: str, body: Json, items: Sequence[Json], previous: str | None = None
     ) -> None:
-        """Adds an object with its items.
+        """Adds an object, under a new id, with its items, each with an `id`.
 
-        Args:
-          owner: Who may ask for it.
-          kind: What it is.
-          object_id: Its id, which is new.
-          body: All of it but the items; a response's has an `output`, of items with an `id` each.
-          items: In their order, each with an `id`.
-          previous: The response that it goes on from.
+        `body` is all of it but the items; a response's has an `output`, of items with an `id` each. `previous` is the
+        response that it continues.
         """
         with self._transaction() as connection:
             text, texts = json.dumps(body), [json.dumps(item) for item in items]
@@ -117,12 +112,12 @@ class Database:
             self._make_room(connection)
 
     def get(self, owner: str, kind: Kind, object_id: str) -> Json | None:
-        """An object without its items; None if this owner has no such object."""
+        """Returns an object without its items; None if this owner has no such object."""
         with self._transaction() as connection:
             return self._find(connection, owner, kind, object_id)
 
     def chain(self, owner: str, object_id: str) -> list[tuple[Json, list[Json]]] | None:
-        """A response and all that it goes on from, the first one first, each with its items; None if one is gone."""
+        """Returns a response and its predecessors, the first one first, each with its items; None if one is gone."""
         found: list[tuple[Json, list[Json]]] = []
         following: str | None = object_id
         with self._transaction() as connection:
@@ -167,14 +162,14 @@ class Database:
             return True
 
     def items(self, owner: str, kind: Kind, object_id: str) -> list[Json] | None:
-        """All items of an object, in their order; None if this owner has no such object."""
+        """Returns all items of an object, in their order; None if this owner has no such object."""
         with self._transaction() as connection:
             if self._find(connection, owner, kind, object_id) is None:
                 return None
             return _items(connection, object_id)
 
     def page(self, owner: str, kind: Kind, object_id: str, page: Page) -> tuple[list[Json], bool] | None:
-        """Some items of an object, and whether more follow; None if this owner has no such object or item."""
+        """Returns some items of an object, and whether more follow; None if this owner has no such object or item."""
         with self._transaction() as connection:
             if self._find(connection, owner, kind, object_id) is None:
                 return None
@@ -191,7 +186,7 @@ class Database:
             return [json.loads(text) for [text] in rows[: page.limit]], len(rows) > page.limit
 
     def item(self, owner: str, object_id: str, item_id: str) -> Json | None:
-        """One item of a conversation; None if this owner has no such conversation or item."""
+        """Returns one item of a conversation; None if this owner has no such conversation or item."""
         with self._transaction() as connection:
             if self._find(connection, owner, "conversation", object_id) is None:
                 return None
@@ -200,7 +195,7 @@ class Database:
             return None if row is None else json.loads(row[0])
 
     def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:
-        """Those of these items that an object of this owner holds or a response has said, by their ids."""
+        """Finds items by their ids in this owner's objects and in the outputs of its responses."""
         found: dict[str, Json] = {}
         with self._transaction() as connection:
             for item_id in item_ids:
@@ -222,7 +217,6 @@ class Database:
             return found > 0
 
     def close(self) -> None:
-        """No call follows."""
         with self._lock:
             self._connection.close()
 
@@ -233,7 +227,7 @@ class Database:
             yield self._connection
 
     def _find(self, connection: sqlite3.Connection, owner: str, kind: Kind, object_id: str) -> Json | None:
-        """An object, which counts as used now."""
+        """Returns an object, and marks it as used now."""
         now = self._clock()
         row = connection.execute(
             "SELECT body FROM held WHERE id = ? AND owner = ? AND kind = ? AND used >= ?",
@@ -274,11 +268,7 @@ def _items(connection: sqlite3.Connection, holder: str) -> list[Json]:
 
 
 def _open(folder: Path | None) -> sqlite3.Connection:
-    """A connection to the file; one that is damaged is put aside.
-
-    Raises:
-      ConfigError: It cannot be used.
-    """
+    """Opens the file, and puts a damaged one aside. Raises ConfigError if it cannot be used."""
     if folder is None:
         return _connect(":memory:")
     path = folder / FILE

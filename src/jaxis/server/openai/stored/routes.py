@@ -1,4 +1,4 @@
-"""/v1/responses/{id} and /v1/conversations: what is stored, for its owner."""
+"""/v1/responses/{id} and /v1/conversations: stored objects, for their owner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ItemPage = Annotated[Page, Depends(_page)]
 
 
 async def _ask(parts: ServerParts, function: Callable[[Database, str], Result]) -> Result:
-    """What a function finds of the current owner's objects."""
+    """Returns a function's result for the current owner's objects."""
     if parts.responses is None:
         raise RequestError(f"this route has nothing to work on: {NOTHING_STORED}")
     owner = current_owner()

@@ -31,8 +31,8 @@ class ConversationRequest(LenientModel):
     """A new conversation.
 
     Attributes:
-      items: What it begins with.
-      metadata: Comes back with it.
+      items: First items.
+      metadata: Data that is returned with it.
     """
 
     items: Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS)] | None = None
@@ -61,7 +61,7 @@ class ConversationObject(BaseModel):
 
 
 class Deleted(BaseModel):
-    """What was deleted."""
+    """The id of a deleted object."""
 
     id: str
     object: Literal["response", "conversation.deleted"]
@@ -79,14 +79,13 @@ class ItemList(BaseModel):
 
     @classmethod
     def of(cls, items: Sequence[Json], *, has_more: bool) -> ItemList:
-        """A list of these items."""
         ids = [item["id"] for item in items]
         first, last = (ids[0], ids[-1]) if ids else (None, None)
         return cls(data=list(items), first_id=first, last_id=last, has_more=has_more)
 
 
 def stored_items(items: Sequence[Any]) -> list[Json]:
-    """These items (`InputItem`) as they are stored and listed: each has an id, and messages have parts.
+    """Converts items (`InputItem`) to their stored and listed form: each has an id, and messages have parts.
 
     Items that have no effect, since only another server has them, are left out.
     """
@@ -110,5 +109,5 @@ def stored_items(items: Sequence[Any]) -> list[Json]:
 
 
 def input_items(stored: Sequence[Json]) -> list[Any]:
-    """Stored items as those (`InputItem`) of a request."""
+    """Converts stored items to those (`InputItem`) of a request."""
     return _ITEMS.validate_python(list(stored))

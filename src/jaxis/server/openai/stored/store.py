@@ -20,12 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ResponseStore:
-    """A database that the event loop does not wait for. One thread does everything, in the order of the calls.
-
-    Args:
-      folder: Where its file is; None keeps all in memory.
-      max_bytes: See `Database`.
-      ttl_seconds: See `Database`.
+    """A `Database` that the event loop does not wait for. One thread does everything, in the order of the calls.
 
     Raises:
       ConfigError: The file cannot be used.
@@ -37,7 +32,7 @@ class ResponseStore:
         self._has_warned = False
 
     async def call(self, function: Callable[[Database], Result]) -> Result:
-        """What a function finds in the database.
+        """Returns a function's result for the database.
 
         Raises:
           EngineError: The database cannot be used, such as on a disk that is full.
@@ -67,7 +62,7 @@ class ResponseStore:
 
 
 def current_owner() -> str:
-    """Whose objects the current request may see: those of its API key, or, without keys, of all."""
+    """Returns the owner of the objects that the current request may see: its API key, or, without keys, everyone."""
     key = current_api_key.get()
     # Not the name: keys that are given as options share one, and another key may get the name of an old one.
     return "" if key is None else key.sha256

@@ -1,4 +1,4 @@
-"""A request of /v1/responses that goes on from what is stored, and whose answer is stored."""
+"""Requests of /v1/responses that continue stored objects, and whose answers are stored."""
 
 from __future__ import annotations
 
@@ -21,27 +21,18 @@ NOTHING_STORED = "nothing is stored here (--response-ttl 0): send the whole conv
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """A request with what it goes on from.
-
-    Attributes:
-      request: The request, whose input begins with the items before it.
-      record: To be called with the answer once it has ended.
-    """
+    """A request whose input begins with the items before it, and the function to call with its answer."""
 
     request: ResponseRequest
     record: Callable[[ResponseObject], None]
 
 
 async def begin_turn(request: ResponseRequest, store: ResponseStore | None) -> Turn:
-    """Looks up what a request goes on from.
-
-    Args:
-      request: As it came.
-      store: None stores nothing.
+    """Looks up the objects that a request continues; a `store` of None stores nothing.
 
     Raises:
       ObjectNotFoundError: There is no such response, conversation or item, or it is another API key's.
-      RequestError: Both of the first are named, or nothing is stored.
+      RequestError: Both a response and a conversation are named, or nothing is stored.
     """
     if store is None:
         for name in ("previous_response_id", "conversation"):
@@ -68,12 +59,12 @@ async def begin_turn(request: ResponseRequest, store: ResponseStore | None) -> T
 async def with_stored_items(
     items: Sequence[Any], store: ResponseStore | None, param: str, known: Container[str | None] = ()
 ) -> list[Any]:
-    """These items (`InputItem`), with stored ones in place of references to them.
+    """Returns these items (`InputItem`), with stored ones in place of references to them.
 
     Args:
-      items: The items.
-      store: None stores nothing.
-      param: The field that has them.
+      items: Items of the request.
+      store: Stored objects; None stores nothing.
+      param: Name of the field with the items.
       known: Ids of items that are there already: references to them are left out.
 
     Raises:
@@ -96,7 +87,7 @@ async def with_stored_items(
 
 
 async def _items_before(request: ResponseRequest, store: ResponseStore) -> list[Any]:
-    """The items (`InputItem`) that a request goes on from."""
+    """Returns the items (`InputItem`) that a request continues."""
     owner = current_owner()
     if (previous := request.previous_response_id) is not None:
         chain = await store.call(lambda database: database.chain(owner, previous))
@@ -114,7 +105,7 @@ async def _items_before(request: ResponseRequest, store: ResponseStore) -> list[
 def _record(
     request: ResponseRequest, new: Sequence[Any], store: ResponseStore, owner: str, response: ResponseObject
 ) -> None:
-    """Has an answer stored, with the request's new items."""
+    """Stores an answer, with the request's new items."""
     conversation = request.conversation_id
     if not request.store and conversation is None:
         return
@@ -131,7 +122,7 @@ def _record(
 
 
 def not_found(kind: str, object_id: str, param: str | None = None) -> ObjectNotFoundError:
-    """The error for an id that is unknown, expired, deleted or another API key's."""
+    """Makes the error for an id that is unknown, expired, deleted or another API key's."""
     return ObjectNotFoundError(
         f"there is no {kind} {object_id[:100]!r}: it was never stored, has expired, or was deleted", param
     )
