@@ -58,8 +58,7 @@ class Limits:
 def measure_limits(num_threads: int) -> Limits:
     """Measures the host's limits with this many threads, in a separate process. Takes a few seconds.
 
-    Raises:
-      EngineError: The process failed, for example for lack of memory.
+    Raises EngineError if the process failed, for example for lack of memory.
     """
     environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(num_threads))}
     command = [sys.executable, "-m", "jaxis.bench.limits", str(num_threads)]

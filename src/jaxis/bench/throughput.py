@@ -75,9 +75,7 @@ def measure_throughput(
 ) -> ThroughputResult:
     """Runs the requests once to compile their programs, then again, with other prompts, to measure them.
 
-    Raises:
-      RequestError: The engine cannot hold one of the requests.
-      EngineError: A step failed.
+    Raises RequestError if the engine cannot hold one of the requests, and EngineError if a step failed.
     """
     _run(engine, requests, rng)
     return _run(engine, requests, rng)

@@ -26,10 +26,7 @@ class DecoderRun:
     Only embedding rows of tokens that occur are kept.
 
     `sequences` are token ids [T], all of one length. Modules of the unquantized decoder outside the layers get their
-    quantized values.
-
-    Raises:
-      CheckpointError: A weight outside the layers cannot be quantized by its scheme.
+    quantized values. Raises CheckpointError if a weight outside the layers cannot be quantized by its scheme.
     """
 
     def __init__(

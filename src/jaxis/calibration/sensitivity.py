@@ -82,10 +82,8 @@ def measure_sensitivity(
 ) -> list[ModuleSensitivity]:
     """Measures the cost of each rule for each module of a model that can be quantized.
 
-    `windows` are token ids of text, of which at most MAX_WINDOWS are used, evenly spaced.
-
-    Raises:
-      ConfigError, CheckpointError: The model cannot be loaded.
+    `windows` are token ids of text, of which at most MAX_WINDOWS are used, evenly spaced. Raises ConfigError or
+    CheckpointError if the model cannot be loaded.
     """
     config = VllmConfig(ModelConfig(str(folder), config_as_stored(folder), dtype=jnp.float32))
     mesh = make_mesh(1)

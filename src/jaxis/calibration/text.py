@@ -19,10 +19,8 @@ def read_windows(path: Path, tokenizer: Tokenizer | None, window_tokens: int = W
     """Reads text as token ids, cut into windows that a model sees one at a time.
 
     Each document is cut separately. If the tokenizer begins a string with a beginning-of-sequence token, every window
-    begins with it. The last window of a document is shorter; a window of a single token is left out.
-
-    Raises:
-      RequestError: The file cannot be used, as in `read_documents`, or the text is shorter than two tokens.
+    begins with it. The last window of a document is shorter; a window of a single token is left out. Raises
+    RequestError if the file cannot be used, as in `read_documents`, or the text is shorter than two tokens.
     """
     windows = []
     for token_ids in read_documents(path, tokenizer):
@@ -36,11 +34,8 @@ def read_documents(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int
     """Yields the token ids of each document in a UTF-8 file.
 
     If its name ends in .jsonl, each line is a JSON object with "text" (a document) or "messages" (a conversation,
-    rendered with the chat template). Otherwise the whole file is one document.
-
-    Raises:
-      RequestError: The file cannot be read, a line has another form, the model has no tokenizer, or it has no chat
-        template for conversations.
+    rendered with the chat template). Otherwise the whole file is one document. Raises RequestError if the file cannot
+    be read, a line has another form, the model has no tokenizer, or it has no chat template for conversations.
     """
     if tokenizer is None:
         raise RequestError(f"{path} is text, and the checkpoint has no tokenizer")

@@ -79,8 +79,7 @@ class WidthChoice:
     def within_bits(self, target_bits: float) -> dict[str, Option]:
         """Returns the option of each module, by name, with at most this many bits per weight on average.
 
-        Raises:
-          ConfigError: Even the smallest allocation has more.
+        Raises ConfigError if even the smallest allocation has more.
         """
         budget = target_bits * self.num_weights / 8
         size = self.num_bytes[0]
@@ -102,10 +101,7 @@ class WidthChoice:
         """Returns the options of the smallest allocation found whose measured divergence is at most `max_kl` nats.
 
         The search assumes that divergence falls along the allocations. It ends once its bounds are within 1% of the
-        bytes of each other.
-
-        Raises:
-          ConfigError: Even the largest allocation diverges more.
+        bytes of each other. Raises ConfigError if even the largest allocation diverges more.
         """
         low, high = -1, len(self) - 1  # the largest known to diverge too much, and the smallest known not to
         least = measure(self.options(high))

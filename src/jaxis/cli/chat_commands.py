@@ -22,9 +22,7 @@ SETTABLE = (
 def run_command(session: ChatSession, line: str) -> None:
     """Runs a line that begins with a slash; its messages go to stderr.
 
-    Raises:
-      RequestError: There is no such command, or it cannot be done.
-      EOFError: The command ends the chat.
+    Raises RequestError if there is no such command, or it cannot be done, and EOFError if the command ends the chat.
     """
     name, _, argument = line.strip().partition(" ")
     if name not in COMMANDS:

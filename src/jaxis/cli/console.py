@@ -48,8 +48,7 @@ def write_answer(text: str, stream: TextIO | None = None) -> None:
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Writes texts by name into a folder, which is created if missing; each ends with a newline.
 
-    Raises:
-      JaxisError: The folder cannot be written.
+    Raises JaxisError if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

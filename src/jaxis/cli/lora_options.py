@@ -98,8 +98,7 @@ def spread_modules(args: Sequence[str]) -> list[str]:
 def read_modules(given: Sequence[str]) -> dict[str, str]:
     """Maps names to folders of adapters from the command line: NAME=FOLDER, or JSON with name and path, as in vLLM.
 
-    Raises:
-      ConfigError: An adapter is neither, or a name is given twice.
+    Raises ConfigError if an adapter is neither, or a name is given twice.
     """
     found: dict[str, str] = {}
     for text in given:

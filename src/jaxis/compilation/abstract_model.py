@@ -25,10 +25,8 @@ from jaxis.parallel.mesh import logical_sharding
 def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModule:
     """Constructs the model of a configuration; its parameters are ShapeDtypeStructs with their shardings on the mesh.
 
-    Quantized weights have the types and shapes that loading gives them. Only config.json is read.
-
-    Raises:
-      ConfigError: An architecture, or a value of config.json, is not supported.
+    Quantized weights have the types and shapes that loading gives them. Only config.json is read. Raises ConfigError if
+    an architecture, or a value of config.json, is not supported.
     """
     model_class = model_class_of(vllm_config.model_config.hf_config)
     graphs: list[nnx.GraphDef[JaxModule]] = []

@@ -80,10 +80,7 @@ class Target:
         """Returns the devices as their compiler describes them: programs can be compiled for them, not run.
 
         A process can compile for any number of TPUs, but for one kind of GPU only. `JAX_PLATFORMS` should be "cpu".
-
-        Raises:
-          ConfigError: The compiler is not installed.
-          EngineError: The compiler does not know the devices.
+        Raises ConfigError if the compiler is not installed, and EngineError if the compiler does not know the devices.
         """
         if (missing := self.missing_compiler()) is not None:
             raise ConfigError(missing)
@@ -120,10 +117,8 @@ def parse_target(text: str) -> Target:
     """Parses the name of a target.
 
     A TPU has Google's name (`v6e-8` has 8 chips; `v5p-8`, `v4-8` and `tpu7x-8` have 8 cores, which are 4 chips) or its
-    grid of chips (`v5e:2x4`). A GPU has a number (`h100x8`, `h100-8`). A name alone is the smallest.
-
-    Raises:
-      ConfigError: The name or number is unknown.
+    grid of chips (`v5e:2x4`). A GPU has a number (`h100x8`, `h100-8`). A name alone is the smallest. Raises ConfigError
+    if the name or number is unknown.
     """
     match = _NAME.fullmatch(text.strip().lower())
     if match is None or match["name"] not in ACCELERATORS:

@@ -13,8 +13,7 @@ from jaxis.errors import ConfigError
 def architectures_of(config: HFConfig) -> list[str]:
     """Returns the names in `architectures`; without them, the reference's class for the `model_type`.
 
-    Raises:
-      ConfigError: `architectures` is no list of names, or is missing and does not follow from `model_type`.
+    Raises ConfigError if `architectures` is no list of names, or is missing and does not follow from `model_type`.
     """
     names = config.get("architectures")
     if not names:

@@ -11,8 +11,7 @@ from jaxis.config.reference import reference_of
 def value_of_either(config: HFConfig, *names: str) -> Any:
     """Returns the value of a key with several names; config.json may have several if their values are equal.
 
-    Raises:
-      ConfigError: None of them is there (the error names the first), or two have different values.
+    Raises ConfigError if none of them is there (the error names the first), or two have different values.
     """
     value = config[next((name for name in names if name in config), names[0])]
     for name in names:
@@ -34,10 +33,8 @@ def trained_context_length(config: HFConfig) -> int | None:
 
     This is `max_position_embeddings`, or `model_max_length` of families whose attention has no positions. If
     config.json has neither, it is the reference's default of `max_position_embeddings`. None for a model without
-    attention, or with ALiBi, whose config.json has neither: its layers use no positions.
-
-    Raises:
-      ConfigError: The config has neither, and the model has attention.
+    attention, or with ALiBi, whose config.json has neither: its layers use no positions. Raises ConfigError if the
+    config has neither, and the model has attention.
     """
     text_config = config.get_text_config()
     length = text_config.get("max_position_embeddings", text_config.get("model_max_length"))

@@ -96,10 +96,8 @@ class HFConfig(Mapping[str, Any]):
     def from_folder(cls, folder: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
         """Reads `folder`/config.json, and the file beside it with the quantization of the weights, if there is one.
 
-        Raises:
-          CheckpointError: There is no such file, or it is not a JSON object.
-          ConfigError: An override's path goes through a key that is not an object, or the two files contradict each
-            other.
+        Raises CheckpointError if there is no such file, or it is not a JSON object, and ConfigError if an override's
+        path goes through a key that is not an object, or the two files contradict each other.
         """
         return cls(read_config(folder), overrides, source=str(config_path(folder)))
 
@@ -157,8 +155,7 @@ class HFConfig(Mapping[str, Any]):
     def expect(self, key: str, *expected: Any) -> None:
         """Reads a key with only one supported set of values; the key may be absent.
 
-        Raises:
-          ConfigError: It has another value.
+        Raises ConfigError if it has another value.
         """
         value = self.get(key, expected[0])
         if value not in expected:
@@ -184,8 +181,7 @@ class HFConfig(Mapping[str, Any]):
     def read_object(self, key: str) -> dict[str, Any] | None:
         """Returns a nested object as a dict, all of it recorded as read; None if it is absent.
 
-        Raises:
-          ConfigError: The key's value is not an object.
+        Raises ConfigError if the key's value is not an object.
         """
         value = self.get(key)
         if value is None:

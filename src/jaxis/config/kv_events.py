@@ -38,8 +38,7 @@ class KVEventsConfig:
     def of(cls, given: Mapping[str, Any] | None) -> KVEventsConfig | None:
         """Returns the configuration of these values; None if they publish nothing.
 
-        Raises:
-          ConfigError: A name or a value is not supported.
+        Raises ConfigError if a name or a value is not supported.
         """
         if given is None:
             return None

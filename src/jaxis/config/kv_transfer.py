@@ -68,11 +68,7 @@ class KVTransferConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> KVTransferConfig | None:
-        """Returns the configuration of these values; None of None.
-
-        Raises:
-          ConfigError: A name or a value is not supported.
-        """
+        """Reads the configuration, which may be None. Raises ConfigError if a name or a value is not supported."""
         if given is None:
             return None
         own = {field.name for field in fields(cls)} - set(_EXTRA_KEYS)

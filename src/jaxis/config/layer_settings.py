@@ -11,10 +11,8 @@ from jaxis.errors import ConfigError
 def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
     """Returns the layer's entry in config.json's list; None without such a list, or if the entry is null.
 
-    The list may be longer than the model: more entries are for layers that predict later tokens.
-
-    Raises:
-      ConfigError: The value is no list, or has fewer entries than the model has layers.
+    The list may be longer than the model: more entries are for layers that predict later tokens. Raises ConfigError if
+    the value is no list, or has fewer entries than the model has layers.
     """
     values = config.get(key)
     if values is None:
@@ -31,10 +29,7 @@ def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
 def settings_of_layer(config: HFConfig, layer_index: int) -> HFConfig:
     """Returns the layer's object in `per_layer_config`, of later versions of the reference; empty without one.
 
-    In config.json, indices may begin with zeros.
-
-    Raises:
-      ConfigError: `per_layer_config` has something else.
+    In config.json, indices may begin with zeros. Raises ConfigError if `per_layer_config` has something else.
     """
     by_layer = config.get("per_layer_config")
     if by_layer is None:

@@ -43,8 +43,7 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
 def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | None:
     """Returns the layer's entry in `layer_types`; None if config.json has no such list.
 
-    Raises:
-      ConfigError: The list is too short, or has another type there.
+    Raises ConfigError if the list is too short, or has another type there.
     """
     types = _layer_types(config)
     if types is None:
@@ -68,8 +67,7 @@ def _layer_types(config: HFConfig) -> list[Any] | None:
 def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
     """Returns the attention span of a family whose layers all have the window of tokens, or (None) all see everything.
 
-    Raises:
-      ConfigError: `layer_types`, which such a family does not need, contradicts this for a layer.
+    Raises ConfigError if `layer_types`, which such a family does not need, contradicts this for a layer.
     """
     expected = FULL_ATTENTION if window is None else SLIDING_ATTENTION
     for kind in _layer_types(config) or ():

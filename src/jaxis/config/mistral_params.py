@@ -64,9 +64,8 @@ def is_mistral_format(folder: Path) -> bool:
 def read_mistral_params(folder: Path) -> dict[str, Any]:
     """Returns the folder's params.json as the values of a config.json.
 
-    Raises:
-      CheckpointError: The file is not a JSON object.
-      ConfigError: The file is Meta's, a key is missing, or one is unknown or has a value that is not supported.
+    Raises CheckpointError if the file is not a JSON object, and ConfigError if the file is Meta's, a key is missing, or
+    one is unknown or has a value that is not supported.
     """
     params = _Params(read_json_object(folder / PARAMS), str(folder / PARAMS))
     if "multiple_of" in params.values:

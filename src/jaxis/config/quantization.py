@@ -43,16 +43,14 @@ class QuantizationConfig(Protocol):
     def get_quant_method(self, layer: Any, prefix: str) -> QuantMethod | None:
         """Returns the method for the layer of this dotted name; None leaves it unquantized.
 
-        Raises:
-          ConfigError: The layer cannot be quantized as asked for.
+        Raises ConfigError if the layer cannot be quantized as asked for.
         """
         ...
 
     def check_all_used(self) -> None:
         """Called once, after the whole model has asked for its methods.
 
-        Raises:
-          ConfigError: A part of the configuration is for no layer of the model.
+        Raises ConfigError if a part of the configuration is for no layer of the model.
         """
         ...
 

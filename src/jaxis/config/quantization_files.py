@@ -58,11 +58,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def with_quantization(values: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
     """Returns a parsed config.json with `quantization_config`, if anything in the folder describes one.
 
-    `folder` is config.json's; None if there is nothing beside it.
-
-    Raises:
-      CheckpointError: A file beside it is not a JSON object.
-      ConfigError: Two descriptions contradict each other.
+    `folder` is config.json's; None if there is nothing beside it. Raises CheckpointError if a file beside it is not a
+    JSON object, and ConfigError if two descriptions contradict each other.
     """
     found = dict(values)
     config_path = Path(CONFIG) if folder is None else folder / CONFIG

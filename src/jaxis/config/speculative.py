@@ -94,10 +94,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:
     """Checks the configuration; None if there is none, so that the engine's default holds.
 
-    Without a method, `num_speculative_tokens=0` is enough: nothing is guessed.
-
-    Raises:
-      ConfigError: A key is unknown, or a value out of range.
+    Without a method, `num_speculative_tokens=0` is enough: nothing is guessed. Raises ConfigError if a key is unknown,
+    or a value out of range.
     """
     if given is None:
         return None

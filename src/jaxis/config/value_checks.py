@@ -53,10 +53,8 @@ _MAX_STRING_CHARACTERS = 1000
 def check_values(config: HFConfig) -> None:
     """Checks a config, and its `text_config` if it has one; does not count as reading.
 
-    Types are those of the values that the reference assumes without the key. A null counts as no value.
-
-    Raises:
-      ConfigError: A value is of the wrong type, too small or too large.
+    Types are those of the values that the reference assumes without the key. A null counts as no value. Raises
+    ConfigError if a value is of the wrong type, too small or too large.
     """
     values = config.to_dict()
     _check(values, _reference(values), config.source, "")

@@ -103,8 +103,7 @@ class TensorChanger(Protocol):
     def changed(self, name: str, tensor: np.ndarray) -> np.ndarray:
         """Returns the model's tensor in place of the checkpoint's.
 
-        Raises:
-          ConfigError, CheckpointError: The tensor cannot be changed as asked for.
+        Raises ConfigError or CheckpointError if the tensor cannot be changed as asked for.
         """
         ...
 

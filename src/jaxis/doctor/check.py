@@ -60,8 +60,7 @@ _LONGEST_DETAIL = 500
 def compare(actual: object, expected: np.ndarray, tolerance: float) -> str:
     """Returns the largest error relative to the largest expected value.
 
-    Raises:
-      CheckFailed: The error is above the tolerance, or a value is not finite.
+    Raises CheckFailed if the error is above the tolerance, or a value is not finite.
     """
     found = np.asarray(actual, np.float64)
     if found.shape != expected.shape:

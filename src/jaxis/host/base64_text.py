@@ -17,8 +17,7 @@ _IN_BASE64 = re.compile(r"; *base64 *$", re.IGNORECASE)
 def decode_base64(text: str | bytes) -> bytes:
     """Decodes base64; white space is skipped, and padding may be left out.
 
-    Raises:
-      ValueError: The string has other characters, or is cut off.
+    Raises ValueError if the string has other characters, or is cut off.
     """
     data = (text.encode("ascii") if isinstance(text, str) else text).translate(None, _WHITE_SPACE)
     if len(data) % 4 == 0:

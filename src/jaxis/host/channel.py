@@ -117,9 +117,8 @@ class Channel(Generic[Message]):
     def send(self, message: msgspec.Struct, timeout_seconds: float | None = None) -> None:
         """Sends a message within `timeout_seconds`, for channels of one thread; None is any time.
 
-        Raises:
-          TimeoutError: It took longer; the channel is of no more use.
-          ChannelClosedError: The other side has ended.
+        Raises TimeoutError if it took longer, and then the channel is of no more use; ChannelClosedError if the other
+        side has ended.
         """
         self.send_data(to_frame(message), timeout_seconds)
 
@@ -138,9 +137,8 @@ class Channel(Generic[Message]):
     def receive(self, timeout_seconds: float | None = None) -> Message:
         """Returns the next message; `timeout_seconds` of None waits for any time.
 
-        Raises:
-          TimeoutError: No whole message arrived in time; received parts are kept for the next call.
-          ChannelClosedError: No more messages will come.
+        Raises TimeoutError if no whole message arrived in time, and keeps received parts for the next call;
+        ChannelClosedError if no more messages will come.
         """
         end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:

@@ -43,8 +43,7 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
 def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Reads a file of at most `max_bytes` as `parse_json_object` does.
 
-    Raises:
-      CheckpointError: It is no file, as a pipe or a device is not, is too large, or cannot be read or parsed.
+    Raises CheckpointError if it is no file, as a pipe or a device is not, is too large, or cannot be read or parsed.
     """
     try:
         status = path.stat()  # before anything is opened: to open a pipe may wait for ever

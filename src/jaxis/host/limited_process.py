@@ -134,8 +134,7 @@ class LimitedProcesses:
     ) -> tuple[dict[str, Any], bytearray]:
         """Returns the worker's answer to a request of JSON values, and the data beside it.
 
-        Raises:
-          LimitExceededError: The request exceeds a limit, or its process has ended.
+        Raises LimitExceededError if the request exceeds a limit, or its process has ended.
         """
         with self._lock:
             self._check_fork()

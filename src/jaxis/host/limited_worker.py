@@ -51,8 +51,7 @@ def send(connection: socket.socket, message: object, num_bytes: int = 0, parts: 
 def receive(connection: socket.socket, max_bytes: int | None = None) -> Received | None:
     """Returns the next message; None at the end of the connection.
 
-    Raises:
-      MessageTooLongError: The message and its data have more than `max_bytes`.
+    Raises MessageTooLongError if the message and its data have more than `max_bytes`.
     """
     head = _receive_bytes(connection, _LENGTHS.size)
     if head is None:

@@ -53,9 +53,8 @@ class EmbedOptions:
 def open_texts(path: Path, output: Path | BinaryIO) -> JSONLSource:
     """Opens a JSONL file of strings, or of objects with a `text` or `input`, and checks that each row has one.
 
-    Raises:
-      ConfigError: The file cannot be read, or is also the output.
-      RequestError: A row is broken; the error names file and line.
+    Raises ConfigError if the file cannot be read, or is also the output, and RequestError, with file and line, if a row
+    is broken.
     """
     source = JSONLSource(path, None, output=output, string_key=TEXT_KEYS[0])
     for row in source.rows(lambda _: True):

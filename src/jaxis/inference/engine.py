@@ -205,10 +205,8 @@ def conversations_key(identity: list[Any], generation: GenerationParams, source:
 class ConversationTask:
     """Renders conversations and adds answers to them.
 
-    Rows get seeds from the run's `key`; None leaves seeds to the engine.
-
-    Raises:
-      ConfigError: The model cannot honour a parameter.
+    Rows get seeds from the run's `key`; None leaves seeds to the engine. Raises ConfigError if the model cannot honour
+    a parameter.
     """
 
     def __init__(self, engine: JAXInferenceEngine, generation: GenerationParams, *, key: str | None) -> None:

@@ -144,11 +144,7 @@ class GenerationParams(ParameterGroup):
 
 
 def to_sampling_params(params: GenerationParams) -> SamplingParams:
-    """Converts the parameters to sampling parameters of each row.
-
-    Raises:
-      ConfigError: A value is out of range.
-    """
+    """Converts the parameters to sampling parameters of each row. Raises ConfigError if a value is out of range."""
     guided = params.guided_decoding
     try:
         return SamplingParams(
@@ -173,8 +169,7 @@ def to_sampling_params(params: GenerationParams) -> SamplingParams:
 def to_logit_bias(bias: dict[Any, float]) -> dict[int, float]:
     """Returns the bias by token id. In JSON and YAML, the ids may be strings.
 
-    Raises:
-      RequestError: A key is not a token id.
+    Raises RequestError if a key is not a token id.
     """
     try:
         return {int(token_id): value for token_id, value in bias.items()}

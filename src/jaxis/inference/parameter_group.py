@@ -31,8 +31,7 @@ class ParameterGroup:
     def of(cls, value: object) -> Self:
         """Converts an object of this class, a mapping, or one of Oumi's objects with the same fields.
 
-        Raises:
-          ConfigError: The value is something else, or sets a field that jaxis does not know.
+        Raises ConfigError if the value is something else, or sets a field that jaxis does not know.
         """
         if isinstance(value, cls):
             return value

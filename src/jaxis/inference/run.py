@@ -141,8 +141,7 @@ def run(
 ) -> RunSummary:
     """Runs every row that the sink does not have yet.
 
-    Raises:
-      ConfigError, EngineError: A file cannot be written, or the engine fails for every row.
+    Raises ConfigError or EngineError if a file cannot be written, or the engine fails for every row.
     """
     num_tokens = 0
     rows = source.rows(lambda index: not sink.is_done(index))

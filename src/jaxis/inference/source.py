@@ -55,10 +55,8 @@ class JSONLSource:
     """A JSONL file, read once to check it and once to run it. One line at a time is in memory.
 
     `id_key` is the key of a row's id ("conversation_id" or "custom_id"); None needs no ids. `string_key` is the key
-    under which a line that is a JSON string is stored; None makes such a line an error.
-
-    Raises:
-      ConfigError: The file cannot be read, is also the output, or two rows have the same id.
+    under which a line that is a JSON string is stored; None makes such a line an error. Raises ConfigError if the file
+    cannot be read, is also the output, or two rows have the same id.
     """
 
     def __init__(

@@ -15,8 +15,7 @@ from jaxis.tokenizer.template_choice import chat_template_source
 def template_arguments(model: ModelParams, generation: GenerationParams, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Returns keyword arguments for rendering every conversation.
 
-    Raises:
-      ConfigError: The template does not exist, or does not read one of the arguments.
+    Raises ConfigError if the template does not exist, or does not read one of the arguments.
     """
     arguments: dict[str, Any] = dict(model.chat_template_kwargs or {})
     if (reserved := reserved_variable(arguments, tokenizer)) is not None:

@@ -93,8 +93,7 @@ def construct(
 def construct_once(values: Mapping[str, Any]) -> tuple[JaxModule, list[str]]:
     """Constructs the family abstractly; returns the model and the keys that it does not know.
 
-    Raises:
-      ConfigError: It refuses the config.
+    Raises ConfigError if it refuses the config.
     """
     config = HFConfig(values)
     model, _ = _construct(config, config.source, None, None, [], {})

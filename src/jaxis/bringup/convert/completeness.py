@@ -16,9 +16,7 @@ from jaxis.models.tied_tables import config_as_stored
 def check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> JaxModule:
     """Checks from names and shapes that the model takes every tensor and lacks none; returns the abstract model.
 
-    Raises:
-      ConfigError: jaxis does not support the model, so it cannot tell.
-      CheckpointError: The model would not load.
+    Raises ConfigError if jaxis does not support the model, and CheckpointError if the model would not load.
     """
     tensors = {name: checkpoint.info(name) for name in checkpoint.names()}
     construction = construct(config_as_stored(source).to_dict(), str(source / "config.json"), tensors=tensors)

@@ -39,10 +39,7 @@ class GGUFFileWriter:
     """A GGUF file being written. A context manager; leaving it with an error removes the file.
 
     `keys` take their types from Python's: integers u32 and floats f32; empty values are left out. `tensors` are in the
-    order of writing. An existing file is replaced.
-
-    Raises:
-      ConfigError: The `gguf` package is not installed.
+    order of writing. An existing file is replaced. Raises ConfigError if the `gguf` package is not installed.
     """
 
     def __init__(
@@ -78,9 +75,8 @@ class GGUFFileWriter:
     def write(self, name: str, tensor: np.ndarray) -> None:
         """Appends the next tensor, converted to its type.
 
-        Raises:
-          ValueError: The tensor is not the expected one.
-          CheckpointError: A value is too large for float16.
+        Raises ValueError if the tensor is not the expected one, and CheckpointError if a value is too large for
+        float16.
         """
         expected, spec = self._missing.pop(0)
         if (name, tensor.shape) != (expected, spec.shape):

@@ -47,11 +47,7 @@ class ModelKeys:
 
 
 def model_keys(config: HFConfig) -> ModelKeys:
-    """Describes a text model with GGUF's keys.
-
-    Raises:
-      ConfigError: llama.cpp's files cannot describe it.
-    """
+    """Describes a text model with GGUF's keys. Raises ConfigError if llama.cpp's files cannot describe it."""
     model_type = config["model_type"]
     if model_type not in _FAMILIES:
         raise ConfigError(

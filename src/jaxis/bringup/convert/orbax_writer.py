@@ -29,8 +29,7 @@ PIECE_BYTES = 64 << 20  # held in memory at once, besides the mapped tensor
 class OrbaxWriter:
     """Writes one Orbax checkpoint into a folder whose existing contents, if any, are from the same layout.
 
-    Raises:
-      CheckpointError: A tensor has a type that Orbax does not support.
+    Raises CheckpointError if a tensor has a type that Orbax does not support.
     """
 
     def __init__(self, folder: Path, layout: TensorLayout) -> None:

@@ -52,10 +52,8 @@ class TensorSource(Protocol):
 def partial_folder(destination: Path, fingerprint: str) -> Iterator[Path]:
     """Yields the folder `.NAME.partial` beside the destination, which becomes the destination when the block ends.
 
-    After an error it stays, and the next conversion with the same fingerprint continues with its contents.
-
-    Raises:
-      CheckpointError: The folder is of another conversion, or something cannot be written.
+    After an error it stays, and the next conversion with the same fingerprint continues with its contents. Raises
+    CheckpointError if the folder is of another conversion, or something cannot be written.
     """
     partial = destination.absolute().with_name(f".{destination.name}.partial")
     try:

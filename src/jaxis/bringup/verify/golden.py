@@ -72,11 +72,7 @@ class Golden:
 
     @classmethod
     def load(cls, path: Path) -> Golden:
-        """Reads a file that `save` wrote.
-
-        Raises:
-          CheckpointError: It cannot be read, or was not written by `save`.
-        """
+        """Reads a file that `save` wrote. Raises CheckpointError if it cannot be read, or was not written by `save`."""
         if not path.is_file():
             raise CheckpointError(f"there is no file {path}: make it with --save-golden where the reference runs")
         with SafetensorsFile(path) as file:

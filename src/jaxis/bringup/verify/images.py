@@ -62,8 +62,7 @@ class ImageAnswer:
 def ask_about_image(reference: Reference, folder: Path, config: Mapping[str, Any]) -> ImageAnswer | None:
     """Asks the reference about a prompt with an image; returns None if jaxis has no image processor for the checkpoint.
 
-    Raises:
-      ConfigError: The reference cannot read the image.
+    Raises ConfigError if the reference cannot read the image.
     """
     tokenizer = Tokenizer.from_path(folder) if (folder / "tokenizer.json").exists() else None
     processor = read_processor(folder, tokenizer)
@@ -91,10 +90,8 @@ def _image() -> Image:
 def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
     """Compares the answer of an idle engine with the reference's.
 
-    `gates.module_error` applies to embeddings, the other limits to logits.
-
-    Raises:
-      ConfigError: The engine takes no images.
+    `gates.module_error` applies to embeddings, the other limits to logits. Raises ConfigError if the engine takes no
+    images.
     """
     runner, items = llm._engine.runner, answer.prompt.inputs
     if (feature := runner.feature("inputs")) is None:

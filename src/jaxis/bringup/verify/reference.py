@@ -71,10 +71,8 @@ class Reference:
         """Makes a model of this config.json whose every parameter and saved buffer is random.
 
         Norm weights are around 1, so that a missing norm shows and activations keep their size. All values are exact in
-        bfloat16, so that no data type changes the model.
-
-        Raises:
-          ConfigError: The libraries are missing, or transformers does not know the architecture.
+        bfloat16, so that no data type changes the model. Raises ConfigError if the libraries are missing, or
+        transformers does not know the architecture.
         """
         torch, _ = _libraries()
         with _one_line_errors("construct the model"):
@@ -276,8 +274,7 @@ def _spread(name: str) -> float:
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Completes a config.json with the values that transformers assumes for missing keys.
 
-    Raises:
-      ConfigError: The libraries are missing, or transformers does not know the architecture.
+    Raises ConfigError if the libraries are missing, or transformers does not know the architecture.
     """
     with _one_line_errors("read the config"):
         return _config(config).to_dict()

@@ -28,8 +28,7 @@ class Source:
 def find_source(model: str, *, revision: str | None = None) -> Source:
     """Finds a folder, a config.json, or a Hub id, whose weights are used only if they are already cached.
 
-    Raises:
-      CheckpointError: There is no such model.
+    Raises CheckpointError if there is no such model.
     """
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
