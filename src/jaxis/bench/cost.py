@@ -33,12 +33,11 @@ EXPERTS = ".experts."
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """The bytes that a decode step reads.
+    """The bytes that a decode step reads: all of `weight_bytes`, and of the experts those that its tokens are routed
+    to.
 
     Attributes:
-      weight_bytes: Bytes in memory of the weights that every step reads.
       kv_bytes_per_token: Bytes of keys and values of one token of one request, in all layers.
-      expert_bytes: Bytes of all experts; a step reads those that its tokens are routed to.
       expert_share: Share of a layer's experts that one token is routed to.
       state_bytes: Bytes of recurrent states of one request, in all layers; a step reads and writes them.
     """

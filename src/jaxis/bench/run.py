@@ -89,14 +89,8 @@ def check_load(engine: LLMEngine, load: Load) -> None:
 def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchRun:
     """Runs random prompts concurrently until all have their output, or with drafts the first one has; then drops them.
 
-    Args:
-      engine: An idle engine.
-      load: Requests to run.
-      rng: Draws the prompts; each call gets new ones, so that the prefix cache cannot hold them.
-
-    Raises:
-      RequestError: The engine cannot run the load.
-      EngineError: A step failed.
+    The engine is idle. Each call draws new prompts, so that the prefix cache cannot hold them. Raises RequestError if
+    the engine cannot run the load, and EngineError if a step failed.
     """
     check_load(engine, load)
     params = SamplingParams(

@@ -26,12 +26,8 @@ BLOCK_SIZE = EngineArgs.block_size
 
 @dataclass(frozen=True)
 class Session:
-    """A running engine.
-
-    Attributes:
-      seconds_to_first_token: Time from the start of this process to the engine's first token.
-      start_peak_memory_bytes: Peak memory of the process until then.
-      start_compile: Programs compiled or loaded until then.
+    """A running engine, with the time from the start of this process to its first token, and memory and programs until
+    then.
     """
 
     engine: LLMEngine
@@ -70,19 +66,10 @@ def open_session(
     rng: np.random.Generator,
     progress: ProgressDisplay,
 ) -> Iterator[Session]:
-    """Starts an engine and generates one token.
+    """Starts an engine and generates one token; raises as `LLM` and its `generate` do.
 
-    Args:
-      model: Folder or Hub id; None is the embedded model.
-      arguments: Arguments of `LLM`; they take precedence over the sizes given here.
-      max_num_seqs: Sequences that the KV cache must hold.
-      max_model_len: Tokens of each of them.
-      input_len: Tokens of the first prompt.
-      rng: Draws that prompt.
-      progress: Shows loading and compiling.
-
-    Raises:
-      ConfigError, CheckpointError, RequestError, EngineError: A cause of `LLM` or its `generate`.
+    The KV cache holds `max_num_seqs` sequences of `max_model_len` tokens; `arguments` of `LLM` take precedence. A
+    `model` of None is the embedded one. `rng` draws the first prompt.
     """
     with compile_stats() as compiled:
         engine = build_sized_engine(

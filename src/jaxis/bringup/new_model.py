@@ -27,12 +27,7 @@ _PARITY = Path("tests/data/families.yaml")
 
 @dataclass(frozen=True)
 class CopiedModel:
-    """The created files; `next_steps` are what else the new family needs, one line each.
-
-    Attributes:
-      architecture: Entry of `architectures` in config.json that selects the new class.
-      check: Command that runs its tests.
-    """
+    """The created files, the command that checks them, and what else the new family needs, one line each."""
 
     architecture: str
     files: list[Path]
@@ -50,10 +45,8 @@ class _Source:
 def new_model(name: str, like: str, root: Path) -> CopiedModel:
     """Writes a family into a checkout of jaxis.
 
-    Args:
-      name: Prefix of its classes: "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`.
-      like: Family to start from, by its file ("qwen3") or architecture ("Qwen3ForCausalLM").
-      root: Folder of the checkout.
+    "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`. `like` is a file ("qwen3") or architecture
+    ("Qwen3ForCausalLM").
 
     Raises:
       ConfigError: There is no such family, the name is taken or invalid, or `root` is not a checkout.

@@ -43,13 +43,10 @@ class AffineGrid:
 
 @functools.partial(jax.jit, static_argnames=("bits", "group_size"))
 def fit_grid(weight: jax.Array, importance: jax.Array, *, bits: int, group_size: int) -> AffineGrid:
-    """Returns the grid with the least squared error of a weight, where each column counts by its importance.
+    """Returns the grid with the least squared error of a weight, float32 [out, in], where columns count by importance.
 
-    Args:
-      weight: float32 [out, in].
-      importance: float32 [in], positive: the mean square of each input.
-      bits: Bits of a code.
-      group_size: Number of columns that share a scale and a minimum; divides `in`.
+    The importance, float32 [in], is positive: the mean square of each input. A group's columns share a scale and a
+    minimum; `group_size` divides `in`.
     """
     x = weight.reshape(weight.shape[0], -1, group_size)
     columns = (importance / importance.mean()).reshape(1, -1, group_size)

@@ -54,12 +54,7 @@ def calibrate(
     Memory holds the model in its checkpoint's type, one decoder layer in float32 with its inputs' second moments, the
     hidden states (and other layer inputs) of all tokens in float32, and the quantized weights so far.
 
-    Args:
-      source: An unquantized checkpoint in Hugging Face format.
-      text: File to calibrate on; see `read_documents`.
-      rules: Rules for the format of each module.
-      num_tokens: Most tokens to use.
-      on_progress: Receives (layers done, layers in all).
+    At most `num_tokens` of the text are used. `on_progress` gets (layers done, layers in all).
 
     Raises:
       RequestError: The text cannot be used, or is too short.

@@ -63,15 +63,10 @@ def round_in_order(
     *,
     largest: int,
 ) -> jax.Array:
-    """Rounds a weight to codes uint8 [out, in], column by column with feedback of the errors.
+    """Rounds a weight, float32 [out, in], to codes uint8, column by column with feedback of the errors.
 
-    Args:
-      weight: float32 [out, in].
-      scale: float32 [out, groups], not 0; a code means `scale * code + minimum`.
-      minimum: float32 [out, groups].
-      order: Columns in the order of rounding, as in `ErrorFeedback`.
-      factors: Shares of errors, as in `ErrorFeedback`.
-      largest: The largest code.
+    A code means `scale * code + minimum`, both float32 [out, groups], the scale not 0. Order and factors are those of
+    `ErrorFeedback`; `largest` is the largest code.
     """
     rows, columns = weight.shape
     size = math.gcd(columns, _BLOCK)

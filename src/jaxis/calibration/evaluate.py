@@ -41,7 +41,6 @@ class Evaluation:
 
     Attributes:
       num_tokens: Number of compared predictions: every token of a window except the first is predicted.
-      source_bytes, quantized_bytes: Size of the weights in memory.
       source_perplexity, perplexity: exp of the mean negative log-probability of the text's tokens.
       kl_mean, kl_p99: Mean and 99th percentile, over predictions, of KL(source || quantized) in nats.
       top1: Share of predictions with the same most likely token as the source's.
@@ -59,11 +58,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TokenDivergences:
-    """Terms of an Evaluation from each of N predictions.
-
-    Attributes:
-      kl: float64 [N], KL(source || quantized) in nats.
-      source_logprobs, logprobs: float64 [N], log-probability of the next token of the text.
+    """Terms of an Evaluation, float64, from each of N predictions: KL(source || quantized) in nats, equality of the
+    most likely token, and log-probabilities of the text's next token.
     """
 
     kl: np.ndarray
@@ -75,16 +71,11 @@ class TokenDivergences:
 class SourcePredictions:
     """A source model's predictions on text, for comparisons with any number of quantized models.
 
-    Use it as a context manager, or call `close`, which deletes the temporary file of the predictions.
-
-    Args:
-      source: Folder, GGUF file or Hub id of the model.
-      texts: Text files; see `read_documents`.
-      revision: Revision of a Hub id.
-      on_progress: Receives (tokens done, tokens in all).
+    Use it as a context manager, or call `close`, which deletes the temporary file of the predictions. `on_progress`
+    gets (tokens done, tokens in all).
 
     Raises:
-      RequestError: A text file cannot be used.
+      RequestError: A text file cannot be used, as in `read_documents`.
       CheckpointError, ConfigError: The source cannot be loaded.
       EngineError: The disk has no space for the predictions.
     """
@@ -119,12 +110,7 @@ class SourcePredictions:
     def evaluate(
         self, model: str | Path, *, quantization: Any = None, on_progress: OnProgress | None = None
     ) -> Evaluation:
-        """Compares a model with the source.
-
-        Args:
-          model: Folder, GGUF file or Hub id: a quantized model, or the source itself with `quantization`.
-          quantization: Quantization, as for `LLM`.
-          on_progress: Receives (tokens done, tokens in all).
+        """Compares a quantized model, or the source itself with `quantization`, with the source.
 
         Raises:
           RequestError: The vocabulary of the model differs from the source's.

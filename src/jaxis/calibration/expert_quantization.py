@@ -24,10 +24,8 @@ def quantize_experts(experts: JaxExperts, calls: Sequence[tuple[np.ndarray, ...]
     An expert's down projection is quantized for the outputs of its quantized gate and up projections. A token counts by
     the square of its weight for the expert, as its errors do in the output.
 
-    Args:
-      experts: The module, with float32 stacks.
-      calls: Arguments of the module for each sequence: x [T, E], expert ids [T, k], expert weights [T, k].
-      quantize: Function that quantizes one weight.
+    The module has float32 stacks. `calls` are its arguments for each sequence: x [T, E], expert ids [T, k], weights [T,
+    k].
     """
     x, expert_ids, expert_weights = (np.concatenate(arrays) for arrays in zip(*calls, strict=True))
     stacks = {name: np.array(getattr(experts, name).get_value(), np.float32) for name in experts.stack_names}

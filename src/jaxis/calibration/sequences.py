@@ -13,15 +13,10 @@ MIN_SEQUENCES = 4
 
 
 def cut_sequences(documents: Iterable[Sequence[int]], bos: int | None, num_tokens: int) -> list[np.ndarray]:
-    """Cuts joined documents into sequences, and takes some that are evenly spread.
+    """Cuts joined documents into sequences int32 [SEQUENCE_TOKENS], and takes some that are evenly spread.
 
-    `bos` begins every sequence, if documents begin with it. All sequences together have at most `num_tokens`.
-
-    Returns:
-      int32 [SEQUENCE_TOKENS] each.
-
-    Raises:
-      RequestError: The documents have fewer than MIN_SEQUENCES.
+    `bos` begins every sequence, if documents begin with it. All sequences together have at most `num_tokens`. Raises
+    RequestError if the documents have fewer than MIN_SEQUENCES.
     """
     tokens = [token for document in documents for token in document]
     opening = [bos] if bos is not None and tokens[:1] == [bos] else []

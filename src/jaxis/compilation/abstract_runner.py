@@ -30,29 +30,19 @@ def target_mesh(devices: Sequence[Any], data_parallel_size: int = 1) -> Mesh:
 
 
 class AbstractRunner:
-    """A Runner's programs without its arrays.
+    """A Runner's programs without its arrays; the model's parameters are ShapeDtypeStructs.
 
     Attributes:
-      model: Model whose parameters are ShapeDtypeStructs.
       weights: All of the model's arrays, as the programs take them.
       layer_weights: Weights that a step reads whole: all but experts, of which it reads those that tokens are routed
         to, and embedding tables, of which it reads rows.
-      expert_weights: Stacks of experts.
-      head_weights: Weights that the sampler's programs take.
-      vocab_size: V.
-      hidden_size: E.
       max_model_len: The configured length, shortened if the cache cannot hold a sequence that long.
     """
 
     def __init__(self, vllm_config: VllmConfig, mesh: Mesh) -> None:
-        """Constructs the model and sizes the caches.
+        """Constructs the model and sizes the caches; raises as `Runner` does.
 
-        Args:
-          vllm_config: Configuration of the engine, with the caches' memory: absent devices cannot be asked for theirs.
-          mesh: Devices of a topology, or real ones.
-
-        Raises:
-          ConfigError, EngineError: A cause of `Runner`.
+        The configuration has the caches' memory: absent devices cannot be asked for theirs.
         """
         self.model = abstract_model(vllm_config, mesh)
         caches = plan_kv_caches(self.model, vllm_config, mesh)

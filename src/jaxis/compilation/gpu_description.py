@@ -11,14 +11,9 @@ from jaxis.compilation.accelerators import Accelerator
 class _Chip:
     """Properties of a GPU for a compiler, from NVIDIA's architecture papers and XLA's own descriptions of these chips.
 
-    Attributes:
-      major, minor: Compute capability.
-      has_accelerated_features: True if code may use features of only this architecture (`sm_90a`).
-      cores: Streaming multiprocessors.
-      lanes: Float32 units of a multiprocessor.
-      core_shared_memory: Bytes of shared memory of a multiprocessor.
-      block_shared_memory: Bytes of it that one block can have.
-      clock_ghz: Boost clock.
+    `major` and `minor` are the compute capability, and accelerated features are those of only this architecture
+    (`sm_90a`). There are so many streaming multiprocessors (`cores`), each with float32 units (`lanes`) and bytes of
+    shared memory. The clock is the boost clock.
     """
 
     major: int

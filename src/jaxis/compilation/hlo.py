@@ -116,11 +116,9 @@ class HloModule:
     entry: str
 
     def running(self) -> Iterator[tuple[Computation, Instruction, bool]]:
-        """Yields each instruction of the entry and of the computations that it calls, except for the insides of
-        fusions.
+        """Yields each instruction of the entry and of the computations that it calls, without the insides of fusions.
 
-        Yields:
-          The computation, the instruction, and True if it is in a loop, and may run any number of times.
+        Each comes with its computation, and True if it is in a loop, and may run any number of times.
         """
         waiting, seen = [(self.entry, False)], set()
         while waiting:

@@ -22,9 +22,7 @@ _ONLY_MOVES = frozenset({"parameter", "bitcast", "reshape", "copy", "transpose",
 class Copy:
     """An instruction that moves an array from one place or layout in HBM to another, or arrays into one.
 
-    Attributes:
-      op_name: Its purpose in the traced program, as far as XLA knows.
-      is_in_loop: True if it may run any number of times.
+    `op_name` is its purpose in the traced program, as far as XLA knows.
     """
 
     nbytes: int
@@ -35,12 +33,9 @@ class Copy:
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange between the devices.
+    """An exchange between the devices, with the bytes of its result on each.
 
-    Attributes:
-      nbytes: Bytes of its result on each device.
-      is_in_loop: True if it may run any number of times.
-      group: Places of the first group of devices that exchange; () if all do.
+    `group` has the places of the first group of devices that exchange; () if all do.
     """
 
     opcode: str
@@ -51,12 +46,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of one of our own kernels.
-
-    Attributes:
-      nbytes: Bytes that it declares to move; None if it declares none.
-      is_in_loop: True if it may run any number of times.
-    """
+    """A call of one of our own kernels, with the bytes that it declares to move; None if it declares none."""
 
     name: str
     nbytes: int | None

@@ -24,14 +24,7 @@ def bytes_per_device(arrays: Iterable[Any]) -> int:
 
 @dataclass(frozen=True)
 class WeightReads:
-    """Bytes of weights on each device.
-
-    Attributes:
-      layers: Bytes that every step reads.
-      experts: Bytes of all experts.
-      num_experts: Experts of a layer; 0 without experts.
-      head: Bytes that every sampler reads.
-    """
+    """Bytes of weights on each device: read by every step, of all experts, and read by every sampler."""
 
     layers: int
     experts: int
@@ -58,12 +51,8 @@ class StepCosts:
 
 
 class StepCompiler:
-    """Compiles a model's programs for devices, and reads their costs.
-
-    Attributes:
-      reads: Weights that the programs have to read.
-      cache_bytes: Bytes of each layer's KV cache on each device.
-      num_devices: Devices that share each layer.
+    """Compiles a model's programs for devices, and reads their costs; `cache_bytes` is each layer's KV cache on each
+    device.
     """
 
     def __init__(self, vllm_config: VllmConfig, devices: Sequence[Any]) -> None:

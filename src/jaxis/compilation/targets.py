@@ -43,11 +43,8 @@ _NO_TPU_HERE = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices of one kind, connected with each other.
-
-    Attributes:
-      num_devices: Number of devices that JAX sees.
-      grid: Grid of a TPU's chips; () for GPUs.
+    """Devices of one kind, connected with each other, as JAX counts them; the grid is that of a TPU's chips, () for
+    GPUs.
     """
 
     accelerator: Accelerator

@@ -71,13 +71,10 @@ class AttentionSpan:
         return min(max_blocks, (k - 2) // block_size + 2)
 
     def max_held_blocks(self, num_seqs: int, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """The number of blocks that always suffices for `num_seqs` sequences.
+        """The number of blocks that always suffices for `num_seqs` sequences that grow side by side to `num_tokens`
+        each.
 
-        Args:
-          num_seqs: Sequences that grow side by side.
-          num_tokens: Tokens that each grows to.
-          block_size: B.
-          max_step_tokens: Tokens that a step computes of all of them together.
+        A step computes `max_step_tokens` of all of them together.
         """
         whole = num_seqs * -(-num_tokens // block_size)
         if self.reach is None:

@@ -20,12 +20,9 @@ _TYPES_OF_GENERATION: dict[str, tuple[type, ...]] = {"do_sample": (bool,), "stop
 def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the sampling settings that a checkpoint's makers recommend, from `folder`/generation_config.json.
 
-    Returns:
-      The settings among GENERATION_KEYS as the file has them (`eos_token_id` may be one id or a list, and
-        `stop_strings` one string or a list); empty if there is no such file.
-
-    Raises:
-      CheckpointError: The file is not a JSON object, or a setting has the wrong type.
+    Returns the settings among GENERATION_KEYS as the file has them (`eos_token_id` may be one id or a list, and
+    `stop_strings` one string or a list); none without the file. Raises CheckpointError if the file is not a JSON
+    object, or a setting has the wrong type.
     """
     path = Path(folder) / "generation_config.json"
     if not path.exists():

@@ -51,9 +51,6 @@ class HFConfig(Mapping[str, Any]):
     `config.hidden_size`, `config["hidden_size"]` and `config.get("hidden_size", default)` read a key. A nested object
     is an HFConfig too. A required key that is null counts as absent; `get` says what others are. `key in config` and
     iterating over keys are not reading.
-
-    Attributes:
-      source: Origin of the config, for error messages.
     """
 
     __slots__ = ("_ignored", "_path", "_read", "_spellings", "_values", "source")
@@ -66,16 +63,11 @@ class HFConfig(Mapping[str, Any]):
         source: str = "the model's config",
         _path: str = "",
     ) -> None:
-        """Wraps a parsed config.
+        """Wraps a parsed config, named `source` in errors.
 
-        Args:
-          values: The config.
-          overrides: Key -> value to set before anything reads the config; None removes the key. A key of a nested
-            object is written with dots, e.g. `text_config.hidden_size`.
-          source: Origin of the config.
-
-        Raises:
-          ConfigError: An override's path goes through a key that is not an object.
+        `overrides` are set before anything reads the config; None removes the key. A key of a nested object is written
+        with dots, e.g. `text_config.hidden_size`. Raises ConfigError if a path goes through a key that is not an
+        object.
         """
         self.source = source
         self._path = _path

@@ -53,13 +53,9 @@ NEUTRAL, IGNORED = Verdict("neutral"), Verdict("ignored")
 
 
 def judge(key: str, value: Any, model_type: object, get: Callable[[str], Any]) -> Verdict:
-    """Returns the verdict on a key that the model did not read.
+    """Returns the verdict on a key, and its value (not null; an object as a dict), that the model did not read.
 
-    Args:
-      key: Name of the key, without the objects around it.
-      value: Value, not null; an object as a dict.
-      model_type: Model type of the object that has the key.
-      get: Function that returns another value of that object; None if there is none.
+    `model_type` is that of the object that has the key; `get` returns another value of it, or None.
     """
     words = _words(key)
     if (verdict := _of_any_model(key, value, words)) is not None:

@@ -18,14 +18,9 @@ CONVOLUTION = "conv"
 def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
     """Returns FULL_ATTENTION or SLIDING_ATTENTION, by config.json's `layer_types` or its pattern.
 
-    Args:
-      config: Config of the model.
-      layer_index: Index from 0.
-      full_every: Pattern of a config.json with neither `layer_types` nor `sliding_window_pattern`: layers full_every -
-        1, 2 * full_every - 1, ... are full, the others have the window.
-
-    Raises:
-      ConfigError: `layer_types` does not have a known type for the layer, or the pattern is not a number.
+    A config.json with neither has the layers full_every - 1, 2 * full_every - 1, ... full, and the window in the
+    others. Raises ConfigError if `layer_types` does not have a known type for the layer, or the pattern is not a
+    number.
     """
     if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
@@ -82,10 +77,7 @@ def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
 def layer_span(config: HFConfig, kind: str, *, default_window: int | None = None) -> AttentionSpan:
     """Returns the attention span of a layer of this type: everything, or config.json's `sliding_window` of tokens.
 
-    Args:
-      config: Config of the model.
-      kind: FULL_ATTENTION or SLIDING_ATTENTION.
-      default_window: The family's window if config.json does not have the key; null there is no window.
+    `default_window` is the family's window if config.json does not have the key; null there is no window.
     """
     if kind == FULL_ATTENTION:
         config.ignore("sliding_window", because="this layer sees everything")

@@ -40,8 +40,7 @@ def config_path(folder: str | os.PathLike[str]) -> Path:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `folder`/config.json, or Mistral's params.json, with the quantization that other files or `text_config`
-    describe.
+    """Reads the folder's config.json, or Mistral's params.json, with the quantization in other files or `text_config`.
 
     Raises:
       CheckpointError: There is no config.json, or a file is not a JSON object.

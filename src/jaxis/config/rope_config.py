@@ -28,7 +28,6 @@ class RopeConfig:
     """Settings of a rotary embedding. Those that its `rope_type` does not use are None (or the default here).
 
     Attributes:
-      rope_type: One of ROPE_TYPES.
       theta: Base of the frequencies.
       partial_rotary_factor: Share of the head dimension that is rotated (proportional: by angles other than 0).
       max_position_embeddings: The context length that the config declares, in tokens.

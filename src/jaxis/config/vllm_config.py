@@ -22,14 +22,10 @@ class ModelConfig:
     """The model to run.
 
     Attributes:
-      model: Folder of the checkpoint.
-      hf_config: The checkpoint's config.json.
-      dtype: Data type of weights and activations.
       max_model_len: Most tokens of a request, prompt and output together.
       seed: Seed of requests that bring none, and of random weights.
       logprobs_mode: Meaning of log-probabilities, unless a request says: see `SamplingParams` and docs/rl.md.
-      enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
-        docs/rl.md.
+      enable_return_routed_experts: Return the experts of each token, unless a request says, as above.
     """
 
     model: str
@@ -54,7 +50,6 @@ class CacheConfig:
     Attributes:
       cache_dtype: Data type of keys and values; None is the model's.
       kv_cache_memory_bytes: Memory for all blocks; None sizes it from what is free.
-      enable_prefix_caching: Compute equal prompt prefixes only once.
       block_size: Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.
     """
 
@@ -66,12 +61,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of one step.
-
-    Attributes:
-      max_num_seqs: Most requests that run at once.
-      max_num_batched_tokens: Most tokens of a step, prefill chunks and decodes together.
-    """
+    """Limits of one step: requests that run at once, and tokens, prefill chunks and decodes together."""
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
@@ -116,11 +106,9 @@ class TensorChanges(Protocol):
     """Changes a checkpoint's tensors as they are read, before they are cast, quantized or packed."""
 
     def begin(self, name_here: Callable[[str], str], *, is_tied: bool) -> TensorChanger:
-        """Called before a checkpoint is read.
+        """Called before a checkpoint is read, whose head is its embeddings if it `is_tied`.
 
-        Args:
-          name_here: Converts a name in checkpoints to the model's own, for modules and tensors.
-          is_tied: True if the checkpoint's head is its embeddings.
+        `name_here` converts a name in checkpoints to the model's own, for modules and tensors.
         """
         ...
 
@@ -135,7 +123,6 @@ class LoadConfig:
 
     Attributes:
       prediction_layer: True also loads the layer that predicts the token after the next one, to draft tokens.
-      tensor_changes: Changes to the checkpoint's tensors before a model gets them; None: no changes.
       splits_tied: True if these changes make two tables of the checkpoint's embeddings and head, which are one.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
     """

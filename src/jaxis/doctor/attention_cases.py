@@ -119,12 +119,8 @@ def _run_steps(
 ) -> str:
     """Writes and attends in each step; compares every request's rows with those expected of its tokens so far.
 
-    Args:
-      attend: (cache, q [T, H, D], k, v [T, K, D], operands) -> the cache and [T, H, D]; one program for all steps.
-      cache: An empty cache.
-      draw_step: Makes q, k and v.
-      expect: (q [n, H, D], keys, values [S, K, D], position of the first query) -> [n, H, D].
-      tolerance: Largest relative error, see `compare`.
+    `attend` maps (cache, q [T, H, D], k, v [T, K, D], operands) to the cache and [T, H, D], in one program for all
+    steps. `expect` maps (q [n, H, D], keys, values [S, K, D], position of the first query) to [n, H, D].
     """
     program = jax.jit(attend, donate_argnums=0)
     num_requests = len(_STEPS[0])

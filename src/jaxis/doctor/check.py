@@ -11,12 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check.
-
-    Attributes:
-      area: "devices", "kernels", "model" or "speed".
-      detail: Finding or error, in one line.
-    """
+    """The result of a check of "devices", "kernels", "model" or "speed"; `detail` is a finding or error in one line."""
 
     area: str
     name: str

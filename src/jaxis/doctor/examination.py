@@ -27,13 +27,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Examination:
-    """The result of `jaxis doctor`.
-
-    Attributes:
-      made_at: Time in UTC, to the second.
-      subject: Devices that were checked, in one sentence.
-      environment: Versions, devices and the like, from `jaxis env`.
-    """
+    """The result of `jaxis doctor`: time in UTC, the checked devices in one sentence, and the facts of `jaxis env`."""
 
     made_at: str
     subject: str
@@ -72,10 +66,7 @@ def examine(
 ) -> Examination:
     """Runs every check on this machine's first device, and the model's on several devices too.
 
-    Args:
-      environment: Versions and devices for the report.
-      on_start: Called before each check.
-      on_check: Called after each check.
+    `environment` is for the report; `on_start` and `on_check` are called before and after each check.
     """
     made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     checks = [run_case(Case("devices", "JAX starts", _describe_devices))]

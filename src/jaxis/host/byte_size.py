@@ -10,14 +10,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 def parse_bytes(size: int | str, name: str) -> int:
-    """Parses a number of bytes from an integer, or from a string such as "512MiB" or "2G" (powers of 1024).
+    """Parses a number of bytes from an integer, or from a string such as "512MiB" or "2G"; K, M, G, T are powers of
+    1024.
 
-    Args:
-      size: The size; K, M, G and T are units.
-      name: Argument or option that it was given as, for the error.
-
-    Raises:
-      ConfigError: The size is invalid, or less than one byte.
+    Raises ConfigError, with the `name` of the argument or option, if the size is invalid, or less than one byte.
     """
     num_bytes = 0
     if isinstance(size, str):

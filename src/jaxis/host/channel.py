@@ -75,9 +75,8 @@ class MessageReader(Generic[Message]):
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yields each message that is complete now.
 
-        Raises:
-          FrameTooLargeError: A message is longer than `max_bytes`; nothing of it is kept.
-          msgspec.DecodeError: Data is no message of these types.
+        Raises FrameTooLargeError if a message is longer than `max_bytes`, and keeps nothing of it; msgspec.DecodeError
+        if data is no message of these types.
         """
         self._buffer += data
         start = 0
@@ -95,12 +94,9 @@ class MessageReader(Generic[Message]):
 
 
 class Channel(Generic[Message]):
-    """Sends and receives whole messages, in order. Several threads may send, one receives.
+    """Sends and receives whole messages, in order, with TLS or without. Several threads may send, one receives.
 
-    Args:
-      connection: A connected socket, with TLS or without.
-      decoder: Decoder of the received types.
-      max_bytes: Most bytes of a received message.
+    A received message has one of the decoder's types, and at most `max_bytes`.
     """
 
     def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Message], max_bytes: int) -> None:

@@ -15,12 +15,7 @@ MAX_JSON_BYTES = 64 << 20  # the index of the largest checkpoints has some 20 MB
 def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
     """Parses UTF-8 JSON whose top level is an object and whose objects repeat no key.
 
-    Args:
-      text: The JSON.
-      source: Name of the text for the error's first words, e.g. `/models/a/config.json`.
-
-    Raises:
-      CheckpointError: The text is anything else.
+    Raises CheckpointError for anything else; `source` names the JSON, e.g. `/models/a/config.json`.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -35,13 +35,7 @@ class LimitExceededError(Exception):
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Limits of a request.
-
-    Attributes:
-      seconds: Processor time.
-      memory_bytes: All address space of its process.
-      answer_bytes: Bytes of the answer with its data.
-    """
+    """Limits of a request: processor time, address space of its process, and bytes of the answer with its data."""
 
     seconds: int
     memory_bytes: int

@@ -20,16 +20,12 @@ class _Task:
 
 
 class SizedExecutor:
-    """Runs tasks in threads, each of which takes tasks up to a size of its own.
+    """Runs tasks in threads; `largest` has the size of the largest task of each, at least one of them infinite.
 
     A thread with a limit takes the smallest waiting task, so a task waits only for smaller ones and those that run. A
     thread without a limit takes the oldest task, so none waits for ever.
 
     The threads are daemons: a task that does not end does not keep the process alive.
-
-    Args:
-      largest: Size of the largest task that each thread takes; at least one must be infinite.
-      name: Name of the threads.
     """
 
     def __init__(self, largest: Sequence[float], name: str) -> None:

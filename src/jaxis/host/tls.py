@@ -10,16 +10,10 @@ from jaxis.errors import ConfigError
 
 
 def load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path, names: tuple[str, str]) -> None:
-    """Loads a certificate into a context.
+    """Loads a certificate, with those that it needs, and its key from PEM files into a server's or client's context.
 
-    Args:
-      context: Context of a server or a client.
-      certfile: PEM file of the certificate, and of those that it needs.
-      keyfile: PEM file of its key.
-      names: Names of the two options, for errors.
-
-    Raises:
-      ConfigError: A file cannot be read or is none of this kind, or the key is encrypted, or another certificate's.
+    Raises ConfigError, with the `names` of the options, if a file cannot be read or is none of this kind, or the key is
+    encrypted, or another certificate's.
     """
     cert_name, key_name = names
     check_pem(cert_name, certfile, "CERTIFICATE")
@@ -41,17 +35,8 @@ def load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path, nam
 def mutual_context(*, is_server: bool, certfile: Path, keyfile: Path, ca_certs: Path, name: str) -> ssl.SSLContext:
     """Makes a TLS 1.3 context for processes whose certificates are all signed by one CA.
 
-    Names in certificates are not compared with addresses: the CA must sign those of this group alone.
-
-    Args:
-      is_server: True if this side accepts connections.
-      certfile: Certificate of this side.
-      keyfile: Key of the certificate.
-      ca_certs: PEM certificates of the CAs that the other side's is checked with.
-      name: Option that holds all three, for errors.
-
-    Raises:
-      ConfigError: A cause of `load_certificate`.
+    Names in certificates are not compared with addresses: the CA must sign those of this group alone. `ca_certs` check
+    the other side. Raises ConfigError, with the `name` of the option that holds all files, as `load_certificate` does.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -58,13 +58,8 @@ def run_rows(engine: LLMEngine, rows: Iterator[Row], prepare: Prepare) -> Genera
     Rows are taken from the iterator when the engine has room; at most two engines full are held. Closing the generator
     aborts running rows.
 
-    Args:
-      engine: Engine; nothing else may step it meanwhile.
-      rows: Rows to run.
-      prepare: Function that reads a row; an exception fails that row.
-
-    Raises:
-      EngineError: Several steps with one row each failed consecutively.
+    Nothing else may step the engine meanwhile. An exception of `prepare`, which reads a row, fails that row. Raises
+    EngineError if several steps with one row each failed consecutively.
     """
     batch = _Batch(engine, rows, prepare)
     try:

@@ -77,14 +77,8 @@ def embed_file(
     A file whose name ends in .npy gets one array float32 [rows, E]. Any other output gets the rows of the input, with
     `embedding` in place of the text.
 
-    Args:
-      model: Folder, file or Hub id.
-      arguments: Arguments of `EngineArgs`.
-      source: Source from `open_texts`.
-      output: File, which appears complete at the end, or stream.
-      options: Options for reading texts and cutting vectors.
-      runner: "pooling" also accepts a model that was made to generate text.
-      display: Display of progress.
+    The output file appears complete at the end. The source is from `open_texts`. The runner "pooling" also accepts a
+    model that was made to generate text.
 
     Raises:
       ConfigError: An unfinished run with the same output had another input, model or options; or opening the model

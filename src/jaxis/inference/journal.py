@@ -63,16 +63,10 @@ def scratch_files(output_path: Path) -> list[Path]:
 
 
 class Journal:
-    """The finished rows of a run with one output file.
+    """The finished rows of a run with one output file; `key` is from `run_key`, and `formatted` turns lines into its
+    bytes.
 
-    Args:
-      output_path: Path of the output.
-      key: Key of the run, from `run_key`.
-      num_rows: Number of rows of the input.
-      formatted: Function from lines to the output's bytes; None keeps the lines.
-
-    Raises:
-      ConfigError: The scratch file cannot be written, or another process is working on the same run.
+    Raises ConfigError if the scratch file cannot be written, or another process is working on the same run.
     """
 
     def __init__(self, output_path: Path, key: str, num_rows: int, formatted: Formatted | None = None) -> None:

@@ -37,14 +37,9 @@ def capacity(
     context_len: int,
     place_bytes: int = 0,
 ) -> Capacity:
-    """Computes the room that an engine has.
+    """Computes the room that an engine has for requests that each grow to `context_len` tokens.
 
-    Args:
-      stages: A device's part of the model, for each pipeline stage.
-      vllm_config: Sizes; `max_model_len` is the model's longest context.
-      accelerator: The devices.
-      context_len: Tokens that each request grows to.
-      place_bytes: Bytes of each device for adapters' places.
+    There is one part of the model for each pipeline stage; `place_bytes` are each device's for adapters' places.
     """
     usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE) - place_bytes
     least = usable - max(part.held_bytes for part in stages)

@@ -27,10 +27,7 @@ def with_compiled_steps(plan: Plan, planner: Planner, on_stage: Callable[[str], 
     Facts that the compiler cannot tell stay arithmetic: the context that a step reads, the experts that it hits, and
     its operations, since kernels of jaxis hide theirs.
 
-    Args:
-      plan: A plan for one target.
-      planner: Planner that made it.
-      on_stage: Called with a short description of each step before it is compiled.
+    `on_stage` is called with a short description of each step before it is compiled.
 
     Raises:
       ConfigError: The compiler is not installed, or nothing fits.
@@ -111,13 +108,7 @@ def _with_costs(
 ) -> Step:
     """Returns the step with the costs of its compiled programs.
 
-    Args:
-      step: Step by arithmetic.
-      costs: Costs of its programs.
-      needed_bytes: Most bytes of the weights that they read: kernels count the experts of tokens that share none.
-      cache_bytes: Bytes of all caches.
-      plan: Plan of the step.
-      option: Option of the plan.
+    `needed_bytes` are the most bytes of weights that they read: kernels count the experts of tokens that share none.
     """
     programs = (costs.forward, costs.sampler)
     texts = [program.text for program in programs]

@@ -56,15 +56,10 @@ class DeviceModel:
     """One device's part of a model; all devices, or all of a pipeline stage, have equal parts.
 
     Attributes:
-      held_bytes: Bytes of its weights.
-      reads: Its weights as a step reads them.
       layer_flops: Operations of products for one token of the device's own data rank, without experts.
       expert_flops: Operations of the experts on the device, of which a token is routed to some.
       head_flops: Operations of the head for one token that is sampled from.
-      caches: One entry for each layer with a cache.
       state_bytes: Bytes of a request's recurrent states in all layers.
-      hidden_bytes: Bytes of one token's hidden state.
-      logits_bytes: Bytes of one token's logits.
       num_layers: Layers, each of which sums its attention's or its state's output over the devices.
       num_feed_forwards: Layers that do the same with a feed-forward block's output.
       num_divided_contexts: Layers whose context the devices share.
@@ -177,19 +172,9 @@ def device_model(
 ) -> DeviceModel:
     """Computes one device's part of a model.
 
-    Args:
-      specs: Caches of its layers, from `cache_specs`.
-      layers_per_cache: Number of layers that use each of them.
-      num_feed_forwards: Its layers with a feed-forward block.
-      weights: Its weights on each device of the layout.
-      vllm_config: Configuration that it was constructed from.
-      accelerator: The devices; the shape of a cache depends on their kernels.
-      layout: Layout of the model over them.
-      cache_dtype: Type of the cache.
-      stage: Pipeline stage of these layers and weights.
-
-    Raises:
-      ConfigError: The model, or its context, cannot be spread over so many devices.
+    `specs` are the caches of its layers, from `cache_specs`, each used by a number of layers; their shapes depend on
+    the accelerator's kernels. `weights` are each device's. Raises ConfigError if the model, or its context, cannot be
+    spread over so many devices.
     """
     block_size = vllm_config.cache_config.block_size
     if layout.decode_context_parallel_size > 1:

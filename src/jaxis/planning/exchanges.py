@@ -19,11 +19,8 @@ class Exchange:
     """Exchanges of one kind in a step.
 
     Attributes:
-      name: The exchanged arrays, for people.
-      opcode: XLA's name, such as "all-reduce".
       axes: Mesh axes along which devices form a group that exchanges, or STAGE_AXIS.
       nbytes: Bytes of the whole array: before it is summed or scattered, or after it was gathered.
-      count: Number of them in a step.
     """
 
     name: str

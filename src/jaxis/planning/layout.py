@@ -96,15 +96,8 @@ ANY_LAYOUT = WantedLayout()
 def layouts(target: Target, wanted: WantedLayout, num_experts: int) -> list[Layout]:
     """Lists the ways to lay a model out on a target, as far as its experts allow; its heads may not.
 
-    Data ranks have only experts in common. Without any, they are servers of their own.
-
-    Args:
-      target: The devices.
-      wanted: Requirements.
-      num_experts: Experts of a layer; 0 without experts.
-
-    Raises:
-      ConfigError: No layout meets the requirements.
+    Data ranks have only experts in common. Without any, they are servers of their own. Raises ConfigError if no layout
+    meets the requirements.
     """
     _check(target, wanted, num_experts)
     found = [layout for layout in _candidates(target, wanted, num_experts) if _fits_hosts(target, layout)]

@@ -33,10 +33,7 @@ class CompiledStep:
     Attributes:
       hbm_bytes: Bytes read from and written to memory, without jaxis's own kernels and without loops.
       loop_hbm_bytes: Bytes of the bodies of loops, each once.
-      temporary_bytes: Memory besides weights, caches and results.
-      num_collectives: Exchanges between devices.
       num_loops: Loops of unknown length.
-      caches_are_aliased: True if the caches are updated in place.
       largest_copy_bytes: Bytes of the largest array that is only moved; 0 if none is.
     """
 
@@ -54,11 +51,9 @@ class Step:
     """A step and its bound.
 
     Attributes:
-      name: "decode" or "prefill".
       num_requests: Requests that take part, on the devices of one server.
       context_len: Tokens that each request has at its end.
       cost: Work of a device; with several pipeline stages, of the stage that takes longest.
-      bound: Least time for it.
       seconds: Least time of the step, through all stages.
       tokens_per_second: Most tokens of all servers together, with as many steps at once as there are stages.
       compiled: The compiler's figures; None if the cost is arithmetic.
@@ -81,10 +76,6 @@ class PlanOption:
 
     Attributes:
       quantization: Value for `--quantization`; None leaves weights as stored.
-      weights: Their format, for people.
-      kv_cache_dtype: Value for `--kv-cache-dtype`.
-      num_servers: Servers that the target has devices for; they share nothing.
-      hosts_of_server: Hosts whose devices one server needs.
       device_weight_bytes: Bytes of the weights on each device; with several stages, on a device that has most.
       device_place_bytes: Bytes on each device for adapters' places.
       device_cache_bytes: Bytes that are left for the cache on each device; see `Capacity`.
@@ -134,11 +125,9 @@ class PlanOption:
 
 @dataclass(frozen=True)
 class WantedPlaces:
-    """Room for adapters' places.
+    """Room for adapters' places, and the options of `jaxis serve` that ask for it.
 
-    Attributes:
-      bytes_of: Computes its bytes on each device from an abstract model and the type in which it computes.
-      options: Options of `jaxis serve` that ask for it.
+    `bytes_of` computes its bytes on each device from an abstract model and the type in which it computes.
     """
 
     bytes_of: Callable[[JaxModule, DTypeLike], int]
@@ -149,12 +138,12 @@ class WantedPlaces:
 class Wanted:
     """Requirements for a plan.
 
+    None leaves a choice to the plan.
+
     Attributes:
       context_len: Tokens that each request grows to; None is 4,096, or the model's longest.
-      quantization: Value of `--quantization`: int8, int4, dequantize, or none; None leaves the choice to the plan.
-      kv_cache_dtype: A key of CACHE_DTYPES; None leaves the choice to the plan.
+      quantization: Value of `--quantization`: int8, int4, dequantize, or none.
       dtype: Type of activations and of weights in floats; None is the checkpoint's.
-      places: Room that each device has beside the weights; None is none.
     """
 
     context_len: int | None = None
@@ -170,9 +159,6 @@ class Plan:
     """A plan to serve a model on a target.
 
     Attributes:
-      context_len: Tokens that each request grows to.
-      max_model_len: Longest context of the model.
-      prefill_tokens: Most tokens of a step.
       options: Options, best first: those that fit on one host, then those that need several hosts, then those that do
         not fit.
     """
@@ -213,14 +199,10 @@ class Planner:
         return Plan(target, self._wanted, self.context_len, self._longest, prefill_tokens, tuple(options))
 
     def device_model(self, target: Target, layout: Layout | None = None) -> DeviceModel:
-        """Computes a device's part of the model as it is stored.
+        """Computes a device's part of the stored model. By default, all devices share each layer, without pipeline
+        stages.
 
-        Args:
-          target: The devices.
-          layout: Layout without pipeline stages; None shares each layer among all devices.
-
-        Raises:
-          ConfigError: The model cannot be spread over so many devices.
+        Raises ConfigError if the model cannot be spread over so many devices.
         """
         [part] = self._stages(target, self.widths[0], "auto", layout or Layout(target.num_devices))
         return part

@@ -21,10 +21,8 @@ class StepCost:
 
     Attributes:
       weight_bytes: Bytes of weights read, with the experts that tokens are expected to be routed to.
-      context_bytes: Bytes of the cache read and written.
       flops: Operations of matrix units, two for each multiplication and addition. They compute in bfloat16: weights of
         lower precision are dequantized on the chip.
-      exchanges: Exchanges with other devices.
     """
 
     weight_bytes: float
@@ -73,10 +71,8 @@ def bound(cost: StepCost, target: Target, layout: Layout) -> Bound:
 class PipelineBound(NamedTuple):
     """The bound of a step that goes through one or more pipeline stages.
 
-    Attributes:
-      cost: Cost of the stage that takes longest.
-      slowest: Bound of that stage. At most one step can leave the stages in this time.
-      seconds: Least time until the step has been through all.
+    `cost` and `slowest` are the stage's that takes longest: at most one step can leave the stages in this time.
+    `seconds` pass until the step has been through all.
     """
 
     cost: StepCost

@@ -30,12 +30,7 @@ _EXAMPLE_ROWS = (128, 256)
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A parameter, as every device of a mesh holds it.
-
-    Attributes:
-      device_bytes: Bytes on each device, scales included.
-      device_elements: Elements of the matrix, or the stack of matrices, that each device multiplies by; 0 for vectors.
-    """
+    """A parameter's bytes on each device, scales included, and the elements of its matrices; 0 for vectors."""
 
     name: str
     device_bytes: int
@@ -49,12 +44,8 @@ _Arrays = tuple[jax.ShapeDtypeStruct, ...]
 def stored_weights(model: JaxModule, layout: Layout) -> list[StoredWeight]:
     """Lists every parameter of a model as each device would hold it; shared ones count once.
 
-    Args:
-      model: An abstract model with its quantization, but without packing for the native kernels.
-      layout: Layout of the model over devices.
-
-    Raises:
-      ConfigError: The devices cannot share the model's heads equally.
+    The abstract model has its quantization, but no packing for the native kernels. Raises ConfigError if the devices
+    cannot share its heads equally.
     """
     mesh = layout.mesh()
     # Its matrices multiply heads one by one, and are kept in floats.

@@ -80,8 +80,7 @@ def plan_html(report: PlanReport) -> str:
 
 
 def shown_options(plan: Plan) -> list[PlanOption]:
-    """Returns the options with the chosen type of cache, widest weights and most devices first; JSON has the others
-    too.
+    """Returns options with the chosen type of cache, widest weights and most devices first; JSON has the others too.
 
     Among options that share as many devices in different ways, only the best is shown. Among those that do not fit, the
     first is, and of a width that never fits, only that on the most devices.

@@ -45,13 +45,10 @@ ANY_LENGTH = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Width:
-    """A model with its weights stored in one way.
+    """An abstract model, or a pipeline stage's part of it, with its weights stored in one way.
 
-    Attributes:
-      quantization: Value for `--quantization`; None leaves weights as stored.
-      name: Type or format for people, such as "bfloat16", "fp8" or "int4".
-      model: An abstract model.
-      of_stage: Pipeline stage of this part of the model.
+    `quantization` is the value for `--quantization`; None leaves weights as stored. `name` is a type or format for
+    people, such as "bfloat16", "fp8" or "int4".
     """
 
     quantization: str | None
@@ -103,15 +100,10 @@ class Width:
 
 
 def widths(source: ModelSource, quantization: str | None = None, dtype: str | None = None) -> list[Width]:
-    """Constructs the widths of a checkpoint, the stored one first.
+    """Constructs the widths of a checkpoint, the stored one first, or only that of a value of `--quantization`.
 
-    Args:
-      source: Its config.json and, if it has weights, their headers.
-      quantization: Value of `--quantization`, to construct its width only.
-      dtype: Type of activations, and of weights in floats; None is the checkpoint's.
-
-    Raises:
-      ConfigError: jaxis cannot run the model, or not with this quantization.
+    `dtype` is the type of activations, and of weights in floats; None is the checkpoint's. Raises ConfigError if jaxis
+    cannot run the model, or not with this quantization.
     """
     if dtype is not None:
         source = dataclasses.replace(source, config=_with_dtype(source.config, dtype))

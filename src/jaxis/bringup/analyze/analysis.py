@@ -65,11 +65,8 @@ class KeyStatus:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory for weights and cache.
-
-    Attributes:
-      name: "RAM", a device's name, or "given".
-      fits: One entry for each precision of the weights.
+    """Memory for weights and cache: its name ("RAM", a device's, or "given"), and an entry for each precision of the
+    weights.
     """
 
     name: str
@@ -138,13 +135,10 @@ def analyze(
     kv_cache_dtype: str = "bfloat16",
     revision: str | None = None,
 ) -> Analysis:
-    """Analyses a model without reading its weights.
+    """Analyses a model, of which only config.json and headers are downloaded.
 
-    Args:
-      model: A folder, a config.json, or a Hub id, of which only config.json and headers are downloaded.
-      memory: Memory for weights and cache, in bytes or as "80GiB"; None is this machine's.
-      kv_cache_dtype: Type of the cache that the sizes assume.
-      revision: Branch, tag or commit on the hub.
+    `memory` is for weights and cache, in bytes or as "80GiB"; None is this machine's. The sizes assume a cache of
+    `kv_cache_dtype`.
 
     Raises:
       CheckpointError: There is no such model, or a file is broken.

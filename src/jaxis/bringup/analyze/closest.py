@@ -25,13 +25,12 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 
 @dataclass(frozen=True)
 class ClosestFamily:
-    """A family, and its differences from the checkpoint in the first layers.
+    """A family for `jaxis new-model --like`, and its differences in the first layers; `by` names the things that were
+    compared.
 
     Attributes:
-      like: Name of the family for `jaxis new-model --like`.
       unknown_tensors: Kinds of tensors that the family does not take, layers as "*".
       missing_tensors: Kinds of parameters that the checkpoint has no tensors for.
-      by: The things that were compared.
     """
 
     like: str

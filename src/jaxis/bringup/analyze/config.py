@@ -32,7 +32,6 @@ class Construction:
     Attributes:
       model: The model with shapes and types for parameters; None if the family is missing or refuses the config.
       refusals: Reasons why it cannot be constructed as configured, one line each.
-      refused_keys: Keys that the refusals name.
     """
 
     model: JaxModule | None
@@ -51,11 +50,7 @@ def construct(
 ) -> Construction:
     """Constructs the family abstractly; removes a refused key and tries again, to find all of them.
 
-    Args:
-      values: Parsed config.json.
-      source: Name of the values' source, for error messages.
-      rules: Quantization of an unquantized checkpoint; None leaves it unquantized.
-      tensors: Name -> header of the checkpoint's tensors; None without weights.
+    `source` names the values for error messages. `rules` quantize an unquantized checkpoint.
     """
     config = HFConfig(values, source=source)
     try:

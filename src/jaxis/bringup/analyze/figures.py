@@ -70,10 +70,8 @@ class CacheKind:
 class Fit:
     """Weights of one precision in a memory, and the context that fits beside them.
 
-    Attributes:
-      weights: "as published", "bfloat16", "int8" or "int4".
-      fits: True if they fit together with one block of cache.
-      context_tokens: Longest single sequence that fits beside them, at most the model's limit; 0 if none fits.
+    They fit if there is room for one block of cache. The context is the longest single sequence, at most the model's
+    limit.
     """
 
     weights: str
@@ -147,12 +145,8 @@ def fit(
 ) -> Fit:
     """Computes the context that fits beside weights in `MEMORY_SHARE` of a memory.
 
-    Args:
-      weights: Name of the weights.
-      nbytes: Bytes of the weights.
-      vllm_config: Sizes; `max_model_len` is the longest context.
-      units: Bytes of a block and of a slot, from `unit_bytes`.
-      memory_bytes: Total bytes of the memory.
+    `units` are the bytes of a block and of a slot, from `unit_bytes`. The model's `max_model_len` is the longest
+    context.
     """
     most = vllm_config.model_config.max_model_len
     context = longest_context(vllm_config, units, int(memory_bytes * MEMORY_SHARE) - nbytes, most)

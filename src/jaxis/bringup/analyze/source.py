@@ -20,13 +20,11 @@ from jaxis.loading.safetensors import TensorInfo
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model to analyse: its parsed config and tensor headers.
+    """A model to analyse, with the quantization that files beside config.json describe, and the reason for missing
+    weights.
 
     Attributes:
-      config_path: Path of its config.json.
-      config: Parsed config.json, with the quantization that files beside it describe.
       tensors: Tensor name -> header, in the checkpoint's order; None without weights.
-      no_tensors_reason: Reason why there are no weights; empty if there are.
     """
 
     name: str
@@ -37,14 +35,9 @@ class ModelSource:
 
 
 def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -> ModelSource:
-    """Reads config.json and the safetensors headers of a folder, a hub repository, a GGUF file, or config.json alone.
+    """Reads config.json and the safetensors headers of a folder, a Hub id, a GGUF file, or config.json alone.
 
-    Args:
-      model: A folder, a GGUF file, a config.json, or a Hub id, of which only config.json and headers are downloaded.
-      revision: Branch, tag or commit on the hub.
-
-    Raises:
-      CheckpointError: There is no such model, or a file is broken.
+    From the Hub, only these are downloaded. Raises CheckpointError if there is no such model, or a file is broken.
     """
     name = os.fspath(model)
     path = Path(name).expanduser()

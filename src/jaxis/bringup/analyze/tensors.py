@@ -39,11 +39,8 @@ def check_tensors(
 ) -> list[TensorProblem]:
     """Runs the model's `load_weights` on headers; collects everything that it refuses or leaves unfilled.
 
-    Returns:
-      Every problem, similar ones merged; empty if the checkpoint would load.
-
-    Raises:
-      ConfigError: The model's class has no `load_weights`.
+    Similar problems are merged; there are none if the checkpoint would load. Raises ConfigError if the model's class
+    has no `load_weights`.
     """
     load_weights = loader_of(model).load_weights
     names = {name: name_of_tensor(quant_config, name) for name in tensors}

@@ -39,12 +39,7 @@ class ChecklistItem:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `jaxis report`.
-
-    Attributes:
-      made_at: Time in UTC, to the second.
-      analysis, verifications, conversions: Evidence; the tiny twin was converted.
-    """
+    """The result of `jaxis report`, with its evidence; the tiny twin was converted. `made_at` is in UTC."""
 
     model: str
     made_at: str
@@ -75,11 +70,8 @@ class Report:
 def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[str], None] = lambda _: None) -> Report:
     """Analyses, verifies and converts a model.
 
-    Args:
-      model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is verified. The twin, which has a
-        tensor of every kind, is converted to Orbax and back.
-      revision: Branch, tag or commit on the hub.
-      on_stage: Called with a short description of each stage as it begins.
+    Without weights, its tiny twin is verified. The twin, which has a tensor of every kind, is converted to Orbax and
+    back. `on_stage` is called with a short description of each stage as it begins.
 
     Raises:
       ConfigError: jaxis cannot run the model, or transformers is missing or does not know it.

@@ -14,12 +14,7 @@ LAYOUTS = {"unscanned": False, "scanned": True}
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """The result of one conversion to Orbax and back.
-
-    Attributes:
-      num_tensors, num_arrays: Tensors of the checkpoint, and the Orbax arrays that held them.
-      different: Names of tensors that changed.
-    """
+    """The result of one conversion to Orbax, into `num_arrays`, and back; `different` names tensors that changed."""
 
     layout: str
     num_tensors: int

@@ -23,11 +23,9 @@ _OTHER_NAMES = {"num_local_experts": "num_experts"}
 
 
 def first_difference(original: HFConfig, other: Mapping[str, Any], source: str) -> str | None:
-    """Returns the first key, with both values, in which `other` differs from a text model's config; None if there is
-    none.
+    """Returns the first key, with both values, in which two text models' configs differ; None if there is none.
 
-    Raises:
-      ConfigError: jaxis refuses `other`.
+    Raises ConfigError if jaxis refuses `other`.
     """
     there = HFConfig(other, source=source)
     # The config of a multimodal checkpoint's text model does not name its class.

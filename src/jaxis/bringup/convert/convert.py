@@ -43,15 +43,11 @@ def convert_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     on_progress: OnProgress | None = None,
 ) -> Conversion:
-    """Writes the checkpoint `source` in another format; config, tokenizer and model card are copied.
+    """Writes the checkpoint `source` in the format "orbax" or "hf"; config, tokenizer and model card are copied.
 
-    Args:
-      source: A folder in either format.
-      destination: A folder that does not exist yet.
-      to: "orbax" or "hf" (safetensors files).
-      scanned: With "orbax": stack layers with the same tensors in one array `[layers, ...]`, experts on another axis.
-      max_shard_bytes: With "hf": most bytes of a file, unless a single tensor is larger.
-      on_progress: Called with (bytes done, bytes in all).
+    For "orbax", `scanned` stacks layers with the same tensors in one array `[layers, ...]`, experts on another axis.
+    For "hf", a file has at most `max_shard_bytes`, unless a single tensor is larger. `on_progress` gets (bytes done,
+    bytes in all).
 
     Raises:
       ConfigError: jaxis does not support the model, so it cannot tell whether the source is complete.

@@ -45,12 +45,9 @@ def convert_from_gguf(
 ) -> Conversion:
     """Writes the GGUF model `source` as config.json, generation_config.json, tokenizer and safetensors files.
 
-    Args:
-      source: Any of the model's files.
-      destination: A folder that does not exist yet.
-      dtype: Type of the weights: a name in DTYPES; "auto" loses nothing, see `DequantizedTensors`.
-      on_note: Called, before anything is written, with the tensors that take more bytes and the config's assumptions.
-      on_progress: Called with (bytes done, bytes in all).
+    `dtype` is a name in DTYPES; "auto" loses nothing, see `DequantizedTensors`. `on_note` gets, before anything is
+    written, the tensors that take more bytes and the config's assumptions; `on_progress` gets (bytes done, bytes in
+    all).
 
     Raises:
       ConfigError: The model is not supported.

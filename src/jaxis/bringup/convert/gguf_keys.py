@@ -29,14 +29,11 @@ WITH_BIASES = {"llama", "granite", "qwen2", "glm4", "glm4moe", "starcoder2", "gp
 
 @dataclass(frozen=True)
 class ModelKeys:
-    """A model's description in a GGUF file.
+    """A model's description in a GGUF file, under llama.cpp's name of its architecture, with notes for the user.
 
     Attributes:
-      architecture: llama.cpp's name of the architecture.
       names: Entry of `jaxis.loading.gguf.architecture_names.NAMES`.
-      keys: Keys below `{architecture}.`.
       tensors: Float32 tensors that describe what no key can.
-      notes: Differences in llama.cpp's behaviour, for the user.
     """
 
     architecture: str

@@ -51,8 +51,6 @@ class ModelSizes:
 
     Attributes:
       num_layers: Layers of the model itself, without prediction layers.
-      num_heads: H.
-      num_kv_heads: K.
       nope_dim: Dimensions of a head's key that latent attention does not rotate.
     """
 
@@ -65,16 +63,9 @@ class ModelSizes:
 def gguf_tensors(
     shapes: Mapping[str, tuple[int, ...]], architecture: str, sizes: ModelSizes, source: str
 ) -> list[FileTensor]:
-    """Returns the file's tensors, in the order of the layers.
+    """Returns the file's tensors, in the order of the layers, for the tensors that the checkpoint's model uses.
 
-    Args:
-      shapes: Name -> shape of the checkpoint's tensors that its model uses.
-      architecture: llama.cpp's name of the architecture.
-      sizes: Sizes of the model.
-      source: Name of the checkpoint, for errors.
-
-    Raises:
-      CheckpointError: A tensor has no place in a file of this architecture.
+    Raises CheckpointError, with the name `source`, if a tensor has no place in a file of llama.cpp's `architecture`.
     """
     inverse = _Inverse(shapes, architecture, sizes)
     found = [tensor for name in shapes for tensor in inverse.tensors_of(name)]

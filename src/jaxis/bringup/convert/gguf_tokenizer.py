@@ -45,13 +45,7 @@ def gguf_tokenizer_keys(
     """Describes a tokenizer with GGUF's keys, and reads it back to see that it is the same.
 
     If the two differ on some string, the file gets tokenizer.json as well, which jaxis reads and llama.cpp does not.
-
-    Args:
-      tokenizer: Tokenizer of the checkpoint.
-      num_tokens: Rows of the embedding; rows without a token get one that is never used.
-      eos_token_ids: Tokens that end an answer.
-      architecture: llama.cpp's name of the architecture.
-      source: Name of the checkpoint, for errors.
+    Each of the embedding's `num_tokens` rows without a token gets one that is never used.
 
     Raises:
       CheckpointError: GGUF cannot describe such a tokenizer, or llama.cpp does not know its way to split text.

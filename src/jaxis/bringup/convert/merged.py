@@ -18,9 +18,7 @@ from jaxis.lora.merged_checkpoint import write_merged
 def merged_beside(source: Path, adapter: Path, destination: Path) -> Iterator[Path]:
     """Yields a temporary folder beside the destination with the merged model in Hugging Face format.
 
-    Raises:
-      CheckpointError: The destination exists or cannot be written, or a cause of `write_merged`.
-      ConfigError: A cause of `write_merged`.
+    Raises CheckpointError if the destination exists or cannot be written, and the errors of `write_merged`.
     """
     check_destination(destination)
     try:

@@ -22,12 +22,8 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion.
-
-    Attributes:
-      num_tensors: Tensors of the source.
-      resumed_bytes: Bytes that an earlier, interrupted run had written.
-      num_arrays: Arrays or files that now hold the tensors.
+    """Sizes of a conversion: tensors, their bytes and those of an earlier, interrupted run, and arrays or files
+    written.
     """
 
     num_tensors: int

@@ -48,13 +48,9 @@ def convert_to_gguf(
 
     Vectors and routers are float32, as llama.cpp needs them. The file appears when it is complete.
 
-    Args:
-      source: A folder in Hugging Face or Orbax format, not quantized.
-      destination: The file, which does not exist yet.
-      outtype: Type of the weights: "f32", "f16", "bf16", "q8_0" (rows that blocks do not divide become f16), or "auto"
-        for each tensor's type in the checkpoint.
-      on_note: Called with each fact that the file cannot express or llama.cpp handles otherwise.
-      on_progress: Called with (bytes done, bytes in all) of the file.
+    `outtype` is "f32", "f16", "bf16", "q8_0" (rows that blocks do not divide become f16), or "auto" for each tensor's
+    type in the checkpoint. `on_note` gets each fact that the file cannot express or llama.cpp handles otherwise;
+    `on_progress` gets (bytes done, bytes in all).
 
     Raises:
       ConfigError: The model is not supported, or cannot be described by a GGUF file; or the `gguf` package is missing.
@@ -78,14 +74,7 @@ def convert_to_gguf(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything about the file but the weights.
-
-    Attributes:
-      tensors: Tensors made from the checkpoint's.
-      constants: Tensors that are part of the description.
-      headers: Headers of both kinds, in the order of the file.
-      original_names: Name in `tensors` -> name in the checkpoint.
-    """
+    """Everything about the file but the weights; `original_names` maps names in `tensors` to the checkpoint's."""
 
     architecture: str
     keys: dict[str, GGUFValue]

@@ -117,11 +117,7 @@ class LayersCheck:
 def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recording, gates: Gates) -> LayersCheck:
     """Compares every module of one run without a cache with the reference's calls for the same sequence.
 
-    Args:
-      model: Model with the reference's weights.
-      token_ids: One sequence.
-      reference: The reference's calls.
-      gates: Limits, of which `module_error` and `module_tokens` apply.
+    The model has the reference's weights. Of the gates, `module_error` and `module_tokens` apply.
     """
     token_ids = list(token_ids)
     calls = record(model, token_ids)

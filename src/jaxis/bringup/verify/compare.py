@@ -85,13 +85,10 @@ def compare_logits(actual: np.ndarray, expected: np.ndarray) -> LogitsComparison
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray, tokens: float = 1.0) -> float:
-    """Returns the largest difference over the largest expected magnitude; infinite if shapes differ or a value is not
-    finite.
+    """Returns the largest difference of [T, ...] over the largest expected magnitude, for a share of the closest
+    tokens.
 
-    Args:
-      actual: [T, ...].
-      expected: [T, ...].
-      tokens: Share of the tokens whose differences count, the closest first.
+    It is infinite if shapes differ or a value is not finite.
     """
     if actual.shape != expected.shape or not np.isfinite(actual).all():
         return float("inf")

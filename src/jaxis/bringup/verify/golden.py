@@ -25,12 +25,7 @@ _HASHED_BYTES = 4096  # of each tensor
 
 @dataclass(frozen=True)
 class PromptLogits:
-    """The reference's logits for one prompt.
-
-    Attributes:
-      rows: int32 [N], positions whose logits were kept.
-      logits: float32 [N, V].
-    """
+    """The reference's logits [N, V], float32, for one prompt, at the positions `rows`, int32 [N]."""
 
     token_ids: np.ndarray
     rows: np.ndarray

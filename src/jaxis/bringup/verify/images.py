@@ -31,12 +31,9 @@ _MAX_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class ImagesCheck:
-    """A prompt with an image compared with the reference.
+    """A prompt with an image compared with the reference: its embeddings, and the logits of the whole prompt.
 
-    Attributes:
-      num_embeddings: Number of the image's embeddings.
-      embeddings_error: Largest difference of the embeddings, relative to the largest of them.
-      comparison: Comparison of the logits of the whole prompt.
+    `embeddings_error` is the largest difference, relative to the largest embedding.
     """
 
     num_embeddings: int
@@ -47,12 +44,7 @@ class ImagesCheck:
 
 @dataclass(frozen=True)
 class ImageAnswer:
-    """The reference's result for a prompt with an image.
-
-    Attributes:
-      embeddings: float32 [N, E], embeddings of the image.
-      logits: float32 [T, V].
-    """
+    """The reference's embeddings [N, E] and logits [T, V], both float32, for a prompt with an image."""
 
     prompt: TokenizedPrompt
     embeddings: np.ndarray

@@ -35,14 +35,9 @@ class _Computed:
 def check_paths(
     llm: LLM, prompt: Sequence[int], others: Sequence[Sequence[int]], num_tokens: int, gates: Gates
 ) -> list[PathCheck]:
-    """Runs prompts through the engine on each of its paths.
+    """Runs prompts of several blocks through an idle engine on each of its paths, and empties its prefix cache.
 
-    Args:
-      llm: An idle engine; its prefix cache is emptied.
-      prompt: A prompt of several blocks.
-      others: Prompts to run alongside; none is a prefix of another.
-      num_tokens: Tokens to generate after each prompt.
-      gates: Limits, of which those for logits apply.
+    No prompt is a prefix of another. `num_tokens` are generated after each.
     """
     engine = llm._engine
     checks = []

@@ -51,13 +51,8 @@ def record(model: JaxModule, token_ids: list[int]) -> Recording:
 def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens: float = 1.0) -> list[Event]:
     """Runs one sequence like `record`, but gives each module the reference's input and continues with its output.
 
-    An error within a module is then its own. An error between two modules belongs to the module that contains them.
-
-    Args:
-      model: Model to run.
-      token_ids: One sequence.
-      reference: The reference's calls for it, its logits among them, by the names of this model's calls.
-      tokens: Share of the tokens that count, see `relative_error`.
+    An error within a module is then its own. An error between two modules belongs to the module that contains them. The
+    `reference` has the names of this model's calls, and its logits; `tokens` is the share for `relative_error`.
     """
     events: list[Event] = []
 

@@ -13,12 +13,7 @@ LOGITS = "compute_logits"
 
 @dataclass(frozen=True)
 class ChosenExperts:
-    """The experts that a router chose.
-
-    Attributes:
-      expert_ids: int [T, k].
-      expert_weights: float32 [T, k].
-    """
+    """The ids, int [T, k], and weights, float32 [T, k], of the experts that a router chose."""
 
     expert_ids: np.ndarray
     expert_weights: np.ndarray
@@ -26,11 +21,8 @@ class ChosenExperts:
 
 @dataclass(frozen=True)
 class Values:
-    """The comparable arrays of a module's inputs or outputs.
-
-    Attributes:
-      hidden: float32, the first floating-point array: hidden states [T, ...].
-      routing: A router's choice; None if there is none.
+    """The comparable arrays of a module's inputs or outputs: the first floating-point array, float32 [T, ...], and a
+    routing.
     """
 
     hidden: np.ndarray | None = None
@@ -77,11 +69,8 @@ def module_of(call: str) -> str:
 
 
 def as_shape(expected: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Returns the reference's array in jaxis's shape [T, ...]; None if the two cannot be the same value.
-
-    Args:
-      expected: One sequence without the batch dimension: [T, ...] or [heads, T, D].
-      shape: Shape of jaxis's array.
+    """Returns the reference's array, [T, ...] or [heads, T, D], in the shape [T, ...] of jaxis's; None if they cannot
+    match.
     """
     if expected is None or expected.size != np.prod(shape):
         return None

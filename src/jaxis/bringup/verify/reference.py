@@ -146,14 +146,8 @@ class Reference:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Computes a sequence with an image: embeddings float32 [N, E] of these rows, and logits float32 [T, V].
 
-        Args:
-          folder: The checkpoint, whose image processor is used as it is with Pillow.
-          image: Image of PIL.
-          token_ids: Tokens of the sequence, with the image's.
-          rows: Positions of the image's embeddings.
-
-        Raises:
-          ConfigError: transformers has no such processor, or the model refuses its output.
+        The checkpoint's image processor is used as it is with Pillow. `rows` are the positions of the image's
+        embeddings. Raises ConfigError if transformers has no such processor, or the model refuses its output.
         """
         torch = self._torch
         inputs = self._pixels(folder, image)

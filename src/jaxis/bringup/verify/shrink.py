@@ -77,13 +77,8 @@ _DROPPED = ("quantization_config", "auto_map", "_name_or_path", "_commit_hash")
 def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Makes the config.json of the model's tiny twin, with the same keys: unquantized, without names of special tokens.
 
-    Args:
-      config: A parsed config.json. If it has a `text_config`, the twin is of that.
-      complete: The same, completed with the reference's values for missing keys, such as layer types; None uses only
-        the keys that are there.
-
-    Raises:
-      ConfigError: It does not give the number of layers or heads.
+    If the config has a `text_config`, the twin is of that. `complete` has the reference's values for missing keys, such
+    as layer types. Raises ConfigError if the config does not give the number of layers or heads.
     """
     try:
         family = family_of(architectures_of(HFConfig(config))[0])

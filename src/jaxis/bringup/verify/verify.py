@@ -88,10 +88,7 @@ class VerifyResult:
     """Results of all checks.
 
     Attributes:
-      weights: "tiny twin", or "checkpoint".
       reference: Name of the reference's precision and device, or the file that replaced it.
-      dtype: Type in which jaxis computes; the reference uses float32.
-      layers: None if stored logits replace the reference.
       images: None if stored logits replace the reference, or the model takes no images.
       logits, paths, decode: Results of the other parts; empty or None if `only` leaves them out.
       versions: Versions of the libraries that computed.
@@ -165,11 +162,11 @@ def verify(
     only: Collection[str] = (),
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> VerifyResult:
-    """Compares a model with the reference.
+    """Compares a model with the reference; without weights, its tiny twin.
 
     Args:
-      model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is compared.
-      dtype: "float32" or "bfloat16".
+      model: A folder, a config.json, or a Hub id.
+      dtype: Type in which jaxis computes, "float32" or "bfloat16".
       prompt_lengths: Lengths of the prompts to compare; empty means PROMPT_LENGTHS and one longer than any window.
       golden: A file of the reference's logits to use instead of running it, so that torch is not needed.
       save_golden: Path of such a file to write.
