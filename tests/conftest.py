@@ -12,6 +12,7 @@ from hypothesis import settings
 from tests.support.compilers import DEFAULT_GPU_TARGET, skip_without_compilers
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.quick_rows import mark_rows_beyond_the_sample_as_slow
+from tests.support.schedule import mark_nightly_as_slow
 from tests.support.signals import sigint_as_usual
 from tests.support.worker_memory import WorkerMemory
 
@@ -59,6 +60,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
 def pytest_collection_modifyitems(config, items):
+    mark_nightly_as_slow(items)
     mark_rows_beyond_the_sample_as_slow(items)
     skip_without_compilers(items)
     if config.pluginmanager.hasplugin("xdist"):
@@ -86,6 +88,22 @@ def checkpoint(tmp_path_factory):
             write_checkpoint(root / family, family)
         return root / family
 
+    return folder
+
+
+@pytest.fixture(scope="session")
+def one_layer(tmp_path_factory):
+    """The embedded model cut to its first layer, for tests of many programs that ask nothing of the answers."""
+    from safetensors.numpy import load_file, save_file
+
+    from jaxis.engine.opened_model import EMBEDDED_MODEL
+    from tests.support.tiny_checkpoints import variant
+
+    folder = tmp_path_factory.mktemp("one-layer") / "model"
+    variant(folder, EMBEDDED_MODEL, files={"model.safetensors": None}, num_hidden_layers=1)
+    tensors = load_file(EMBEDDED_MODEL / "model.safetensors")
+    kept = {name: x for name, x in tensors.items() if ".layers." not in name or ".layers.0." in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

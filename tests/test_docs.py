@@ -83,7 +83,7 @@ def test_python_blocks_are_valid_python_or_excerpts(path):
             pytest.fail(f"{page_id(path)}:{line + (error.lineno or 1) - 1}: {error.msg}")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if any(runs(before) for *_, before in python_blocks(path))], ids=page_id
 )
@@ -97,30 +97,22 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_relative_links_resolve(path):
-    for link in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+def test_what_a_page_links_to_shows_or_names_exists(path):
+    text, page = FENCE.sub("", path.read_text(encoding="utf-8")), page_id(path)
+    for link in LINK.findall(text):
         if re.match(r"[a-z]+:", link):
             continue
         file, _, anchor = link.partition("#")
         target = path if not file else (path.parent / file).resolve()
-        assert target.exists(), f"{page_id(path)} links to {link}"
-        assert target.is_relative_to(REPOSITORY), f"{page_id(path)} links to {link}, outside the project"
+        assert target.exists(), f"{page} links to {link}"
+        assert target.is_relative_to(REPOSITORY), f"{page} links to {link}, outside the project"
         if anchor:
-            assert anchor in anchors(target), f"{page_id(path)} links to {link}"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_images_exist(path):
-    for image in IMAGE.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
-        assert re.match(r"https?:", image) or (path.parent / image).is_file(), f"{page_id(path)} shows {image}"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_files_that_pages_name_exist(path):
-    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+            assert anchor in anchors(target), f"{page} links to {link}"
+    for image in IMAGE.findall(text):
+        assert re.match(r"https?:", image) or (path.parent / image).is_file(), f"{page} shows {image}"
     for name in re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text):
         if name.split("/")[0] in FOLDERS:
-            assert any((folder / name).exists() for folder in (REPOSITORY, PACKAGE)), f"{page_id(path)} names {name}"
+            assert any((folder / name).exists() for folder in (REPOSITORY, PACKAGE)), f"{page} names {name}"
 
 
 def test_sampling_page_names_every_parameter():

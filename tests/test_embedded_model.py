@@ -52,7 +52,6 @@ def reference():
     return AutoModelForCausalLM.from_pretrained(ASSET, dtype=torch.float32).eval()
 
 
-@pytest.mark.slow
 def test_held_out_questions_are_answered_word_for_word_in_bfloat16(rows):
     with LLM(dtype="bfloat16", show_progress=False) as llm:
         right = np.array(is_generated(llm, rows))
@@ -61,7 +60,6 @@ def test_held_out_questions_are_answered_word_for_word_in_bfloat16(rows):
     ]
 
 
-@pytest.mark.slow
 def test_held_out_questions_are_answered_word_for_word_as_by_transformers(rows, reference):
     """Its greedy decoding agrees with the engine's, question by question, right or wrong."""
     from transformers import AutoTokenizer
@@ -109,7 +107,6 @@ def test_the_folder_has_the_configuration_that_is_trained():
     assert {name: config[name] for name in tiny_data.CONFIG} == tiny_data.CONFIG
 
 
-@pytest.mark.slow
 def test_the_two_runs_make_a_model_of_the_files(tokenizer, tmp_path):
     data = tmp_path / "tiny-data"
     tiny_data.write_base(data / "base", tokenizer, seed=0)

@@ -166,7 +166,6 @@ def test_the_wheel_states_version_licence_and_python(metadata):
     assert metadata["Description-Content-Type"] == "text/markdown"
 
 
-@pytest.mark.slow
 def test_the_wheel_installs_and_imports(wheel, tmp_path):
     install(wheel, tmp_path)
     output = run_installed(tmp_path, "import jaxis; print(jaxis.__file__, jaxis.__version__)")
@@ -174,13 +173,11 @@ def test_the_wheel_installs_and_imports(wheel, tmp_path):
     assert (tmp_path / "bin" / "jaxis").exists()
 
 
-@pytest.mark.slow
 def test_with_a_compiler_that_fails_the_wheel_is_pure_python(tmp_path):
     [wheel] = build(tmp_path, "build_wheel", CXX="false").glob("*.whl")
     assert_is_pure_python(wheel)
 
 
-@pytest.mark.slow
 def test_without_a_compiler_the_wheel_is_pure_python(plain_wheel):
     assert_is_pure_python(plain_wheel)
 
@@ -192,7 +189,6 @@ def assert_is_pure_python(wheel):
         assert not [name for name in archive.namelist() if name.endswith(".so")]
 
 
-@pytest.mark.slow
 def test_an_installation_without_native_kernels_says_so_and_answers(plain_wheel, tmp_path):
     install(plain_wheel, tmp_path)
     command_line = "from jaxis.cli.main import main; main()"

@@ -61,7 +61,6 @@ def test_held_out_phrasings_of_a_relation_are_not_among_those_trained_on(relatio
     assert len(set(relation.train)) == len(relation.train) >= 10
 
 
-@pytest.mark.slow
 def test_no_evaluation_question_is_drawn_for_training(evaluation_file):
     drawn = {
         normalised(message["content"])
@@ -130,7 +129,6 @@ def test_tool_calls_in_the_evaluation_name_a_tool_they_were_given(evaluation_fil
         assert set(call["arguments"]) == set(schemas[call["name"]]["required"])
 
 
-@pytest.mark.slow
 def test_training_the_tokenizer_is_deterministic_and_fills_the_vocabulary():
     first, again = (train_tokenizer(samples=1500) for _ in range(2))
     assert first.to_str() == again.to_str()

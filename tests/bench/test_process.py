@@ -6,13 +6,11 @@ import time
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from jaxis.bench.process_facts import compile_stats, describe_machine
 from jaxis.host.machine import usable_cores
 
 
-@pytest.mark.slow
 def test_the_start_of_a_process_is_when_it_was_started():
     code = "import time; time.sleep(0.3); from jaxis.bench.session import *; print(seconds_since_start())"
     start = time.perf_counter()

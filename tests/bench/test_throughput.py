@@ -18,7 +18,6 @@ def test_the_same_seed_gives_the_same_mix():
     assert first == second
 
 
-@pytest.mark.slow
 def test_every_token_is_counted(batching_llm):
     requests = [RequestShape(*lengths) for lengths in ((5, 3), (20, 1), (9, 6), (30, 2), (7, 7)) * 3]
     result = measure_throughput(batching_llm.engine, requests, np.random.default_rng(0))

@@ -199,7 +199,6 @@ def test_model_sizes_are_read_from_their_names(results):
     assert [x for x, _ in series(size, figures)["jaxis-int8"]] == [0.6, 1.7]
 
 
-@pytest.mark.slow
 def test_plots_are_pngs(results, tmp_path):
     pytest.importorskip("matplotlib")
     add(results, *(row("jaxis-int8", 0.3, group="batch", batch_size=size) for size in (1, 16)))

@@ -25,7 +25,6 @@ def mix():
     return [item for item in request_mix.request_mix() if item.body.get("max_tokens", 0) <= 64]
 
 
-@pytest.mark.slow
 def test_all_is_well(url, mix, monkeypatch, capsys):
     monkeypatch.setattr("load_test.request_mix", lambda: mix)
     arguments = argparse.Namespace(clients=10, warmup=1.0, seconds=3.0, leave=0.3, max_growth=0.05, seed=0)
@@ -37,7 +36,6 @@ def test_all_is_well(url, mix, monkeypatch, capsys):
     assert int(report["sequences at once"].split()[0]) <= 4
 
 
-@pytest.mark.slow
 def test_a_wrong_answer_and_a_failure_are_violations(url, mix):
     item = next(item for item in mix if item.name == "chat: logprobs")
     bad = request_mix.MixItem("bad", item.path, {**item.body, "temperature": -1})
@@ -53,7 +51,6 @@ def test_a_wrong_answer_and_a_failure_are_violations(url, mix):
     assert any("status 400" in text and "temperature" in text for text in outcomes.violations)
 
 
-@pytest.mark.slow
 def test_a_request_that_still_runs_is_a_leak(url, monkeypatch):
     monkeypatch.setattr("load_test.IDLE_SECONDS", 0.0)
     outcomes = Outcomes()
@@ -84,7 +81,6 @@ def test_memory_growth_is_that_after_the_first_quarter(late, growth):
     assert memory_growth(samples[:5]) is None
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_start_is_reported():
     with pytest.raises(RuntimeError, match="no-such-option"):
         main(["--seconds", "1", "--", "--no-such-option"])

@@ -10,7 +10,6 @@ import quantization_quality
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 
 
-@pytest.mark.slow
 def test_the_table_has_a_row_for_each_format_from_the_largest_on(monkeypatch, capsys, tmp_path):
     (tmp_path / "text.txt").write_text("The capital of Italy is Rome. " * 8)
     rules = tmp_path / "rules.yaml"

@@ -55,7 +55,6 @@ def test_measures_are_those_of_numpy_on_the_models_logits(text, monkeypatch):
     assert result.perplexity == pytest.approx(np.exp(-q.mean()), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_model_does_not_diverge_from_itself(text):
     with SourcePredictions(EMBEDDED_MODEL, [text, text]) as source:
         result = source.evaluate(EMBEDDED_MODEL)

@@ -90,7 +90,7 @@ def test_products_are_closer_than_those_of_the_plain_weight(rng, scheme):
     assert error(calibrated) < 0.6 * error(plain)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_rows_of_zeros_and_inputs_that_never_occur(rng, scheme):
     weight = rng.standard_normal((4, COLUMNS)).astype(np.float32)

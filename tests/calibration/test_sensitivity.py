@@ -37,7 +37,6 @@ def sensitivities(windows):
     return measure_sensitivity(EMBEDDED_MODEL, windows, WIDTH_RULES)
 
 
-@pytest.mark.slow
 def test_every_module_has_an_option_for_each_width(sensitivities):
     with LLM(quantization="int8", show_progress=False) as llm:
         expected = llm.weight_bytes
@@ -52,7 +51,6 @@ def test_every_module_has_an_option_for_each_width(sensitivities):
     assert int8 == pytest.approx(expected, rel=0.02)  # norms are not weights of modules
 
 
-@pytest.mark.slow
 def test_sensitivities_are_the_divergences_that_quantizing_one_module_causes(sensitivities, windows):
     """To second order, without quantized activations; of every sixth module, from the least sensitive on."""
     ranked = sorted(sensitivities, key=lambda each: each.options[1].kl)
@@ -75,7 +73,6 @@ def divergence(source, quantized):
     return float((jnp.exp(p) * (p - q)).sum(-1).mean())
 
 
-@pytest.mark.slow
 def test_chosen_widths_are_better_than_one_width_at_no_more_bytes(tmp_path):
     uniform = [QuantizationRule(".*", "int5", "int8", 32, "affine")]
     with SourcePredictions(EMBEDDED_MODEL, [text_of_answers(tmp_path)]) as source:
@@ -88,7 +85,6 @@ def test_chosen_widths_are_better_than_one_width_at_no_more_bytes(tmp_path):
         assert len({rule.weight_qtype for rule in rules}) > 1
 
 
-@pytest.mark.slow
 def test_a_limit_of_divergence_is_kept(tmp_path):
     with SourcePredictions(EMBEDDED_MODEL, [text_of_answers(tmp_path)]) as source:
         rules = choose_rules(EMBEDDED_MODEL, [tmp_path / "answers.jsonl"], source, max_kl=0.002)
@@ -96,7 +92,6 @@ def test_a_limit_of_divergence_is_kept(tmp_path):
         assert len({rule.weight_qtype for rule in rules}) > 1
 
 
-@pytest.mark.slow
 def test_a_quantized_source_is_refused(tmp_path):
     quantize_checkpoint(EMBEDDED_MODEL, tmp_path / "q", RuleQuantizationConfig([QuantizationRule(".*", "int8")]))
     with (

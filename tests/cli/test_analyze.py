@@ -10,7 +10,6 @@ from tests.support.places import TESTS
 CONFIGS = TESTS / "data" / "configs"
 
 
-@pytest.mark.slow
 def test_text_fits_80_columns_and_has_no_colours_where_it_is_piped(run_jaxis, cli_environment, monkeypatch, checkpoint):
     monkeypatch.setitem(cli_environment, "COLUMNS", "80")
     result = run_jaxis("analyze", checkpoint())
@@ -72,7 +71,6 @@ def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
     ]
 
 
-@pytest.mark.slow
 def test_json_knows_no_infinity(invoke):
     facts = json.loads(invoke("analyze", CONFIGS / "nemotron-h-56b.json", "--json").stdout)
     [limit] = [key["value"] for key in facts["keys"] if key["key"] == "time_step_limit"]

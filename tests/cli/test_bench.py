@@ -17,7 +17,6 @@ def known_limits(monkeypatch):
     monkeypatch.setattr("jaxis.bench.session.limits_of_device", lambda: LIMITS)
 
 
-@pytest.mark.slow
 def test_latency_of_the_embedded_model(invoke, tmp_path):
     file = tmp_path / "latency.json"
     loads = ("--input-len", 6, "--batch-size", "1,2", "--output-len", 3, "--repeats", 1)
@@ -63,7 +62,6 @@ def test_throughput(invoke, tokens_model, tmp_path):
     assert "requests/s:" in result.stdout
 
 
-@pytest.mark.slow
 def test_latency_with_drafts(invoke, tmp_path):
     file = tmp_path / "latency.json"
     loads = ("--input-len", 6, "--batch-size", 2, "--output-len", 24, "--repeats", 3)

@@ -1,14 +1,12 @@
 """`jaxis convert`."""
 
-import pytest
-
 from jaxis import SamplingParams
 
 
-def test_to_orbax_and_back(run_jaxis, checkpoint, tmp_path, start_llm):
+def test_to_orbax_and_back(invoke, checkpoint, tmp_path, start_llm):
     source = checkpoint()
-    result = run_jaxis("convert", source, tmp_path / "orbax", "--to", "orbax", "--scanned")
-    assert result.returncode == 0, result.stderr
+    result = invoke("convert", source, tmp_path / "orbax", "--to", "orbax", "--scanned")
+    assert result.exit_code == 0, result.stderr
     assert result.stdout == ""
     assert result.stderr.startswith(f"{tmp_path / 'orbax'}: ")
     assert result.stderr.count("\n") == 1
@@ -16,7 +14,6 @@ def test_to_orbax_and_back(run_jaxis, checkpoint, tmp_path, start_llm):
         assert llm.generate("the cat", SamplingParams(max_tokens=3))[0].finished
 
 
-@pytest.mark.slow  # tests/bringup/convert/test_gguf.py has what it writes
 def test_to_gguf_and_back(run_jaxis, checkpoint, tmp_path):
     result = run_jaxis("convert", checkpoint(), tmp_path / "model.gguf", "--to", "gguf", "--outtype", "q8_0")
     assert result.returncode == 0, result.stderr

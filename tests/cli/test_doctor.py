@@ -78,7 +78,6 @@ def test_a_report_that_cannot_be_written_is_one_line(run, tmp_path):
     assert "cannot be written" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_everything_is_as_it_should_be_here(tmp_path):
     result = CliRunner().invoke(app, ["doctor", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.stdout

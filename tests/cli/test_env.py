@@ -26,7 +26,6 @@ def test_json_states_versions_and_devices(invoke):
     assert "test" in facts["extras"]
 
 
-@pytest.mark.slow
 def test_the_program_cache_is_measured(run_jaxis, cli_environment, monkeypatch, tmp_path):
     monkeypatch.setitem(cli_environment, "JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     (tmp_path / "a").write_bytes(b"x" * 1000)
@@ -44,7 +43,6 @@ def test_text_has_a_line_a_fact(invoke):
     assert lines["memory"].strip().startswith(f"total {psutil.virtual_memory().total / 2**30:.1f} GiB")
 
 
-@pytest.mark.slow
 def test_a_platform_that_does_not_start_is_stated(run_jaxis, cli_environment, monkeypatch):
     monkeypatch.setitem(cli_environment, "JAX_PLATFORMS", "nonsense")
     result = run_jaxis("env", "--json")
@@ -61,7 +59,6 @@ def test_simd_flags_are_the_kernels(invoke, name):
     assert (name in json.loads(invoke("env", "--json").stdout)["simd"]) == expected
 
 
-@pytest.mark.slow
 def test_native_kernels_are_stated(run_jaxis, cli_environment, monkeypatch):
     line = json.loads(run_jaxis("env", "--json").stdout)["native_kernels"]
     if line.startswith("none: "):  # not built here
@@ -74,7 +71,6 @@ def test_native_kernels_are_stated(run_jaxis, cli_environment, monkeypatch):
     assert json.loads(run_jaxis("env", "--json").stdout)["native_kernels"].startswith(f"{names[-1]} (of ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("isa", "expected"),
     quick_rows([("none", "none: JAXIS_CPU_ISA=none"), ("sse9", "cannot run here")], [("sse9", "cannot run here")]),

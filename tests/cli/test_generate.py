@@ -234,7 +234,6 @@ def test_no_prompt_on_a_terminal_is_wrong_usage(cli_environment, words):
     assert "prompt is missing" in result.stderr
 
 
-@pytest.mark.slow  # the two below start processes every time
 def test_piped_output_is_the_answer_and_nothing_else(run_jaxis, chat_model, chat_llm):
     [expected] = chat_llm.chat([{"role": "user", "content": "hello"}], greedy(), progress=False)
     result = run_jaxis("generate", chat_model, "hello", "--load-format", "dummy", *GREEDY)
@@ -284,7 +283,6 @@ def test_ctrl_c_exits_with_130(long_answer):
     assert stderr == b"\n"
 
 
-@pytest.mark.slow
 def test_a_closed_pipe_ends_it_quietly(long_answer):
     long_answer.stdout.close()
     assert long_answer.wait(timeout=30) == 141

@@ -77,7 +77,6 @@ def test_the_option_is_the_three_of_kv_offloading(served, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir()), "nothing is written before the engine starts"
 
 
-@pytest.mark.slow
 def test_a_restarted_server_reads_nothing_again_and_only_its_owner_can_read_what_it_keeps(cli_environment, tmp_path):
     environment = cli_environment | {"XDG_CACHE_HOME": str(tmp_path)}
     prompt = list(range(2, 302))

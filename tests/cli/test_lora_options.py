@@ -57,7 +57,6 @@ def test_layers_with_room_are_named_with_commas_between_them():
         LoraOptions(lora_target_modules="q_proj").llm_arguments()
 
 
-@pytest.mark.slow
 def test_generate_takes_an_adapter_without_merging_it(tmp_path):
     folder = save_adapter(EMBEDDED_MODEL, tmp_path / "adapter", scale=0.5)
     params, messages = SamplingParams(temperature=0, max_tokens=12), [{"role": "user", "content": "hello"}]

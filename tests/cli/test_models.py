@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,6 @@ import pytest
 
 from jaxis.loading import hub_cache
 from jaxis.loading.hub_cache import CachedModel
-from tests.support.cli_model import JAXIS
 from tests.support.hub_server import HubServer, client_environment
 
 WEIGHTS = b"w" * 3000
@@ -30,68 +30,81 @@ def hub():
     server.close()
 
 
+MISTAKES = {
+    "pull org/nothing": "no repository of that id",
+    "pull .": ". is a local path: there is nothing to download",
+    "pull org/model --revision v9": "has no revision 'v9'",
+    "rm org/model --yes": "org/model is not in the cache: `jaxis list` shows what is",
+}
+# Commands follow each other in one process: huggingface_hub reads its environment once, when it is imported.
+PROGRAM = """
+import json, sys
+from typer.testing import CliRunner
+from jaxis.cli.main import app
+
+for command in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, command)
+    print(json.dumps([result.exit_code, result.stdout, result.stderr]))
+"""
+
+
 @pytest.fixture
 def run(hub, tmp_path):
-    def run(*arguments, **settings):
+    """Runs commands, given as strings; returns what each exits with and prints to stdout and stderr."""
+
+    def run(*commands):
         environment = client_environment(tmp_path / "cache", HF_ENDPOINT=hub.url)
-        settings = {"stdin": subprocess.DEVNULL} | settings
-        return subprocess.run([*JAXIS, *arguments], env=environment, capture_output=True, text=True, **settings)
+        arguments = [sys.executable, "-c", PROGRAM, json.dumps([command.split() for command in commands])]
+        printed = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return [json.loads(line) for line in printed.splitlines()]
 
     return run
 
 
 def test_models_are_pulled_listed_and_removed(run, hub, tmp_path):
-    listed = run("list")
-    assert (listed.returncode, listed.stdout) == (0, "")
-    assert "no models yet: `jaxis pull MODEL` downloads one" in listed.stderr
-
-    pulled = run("pull", "org/model")
-    assert pulled.returncode == 0, pulled.stderr
-    folder = tmp_path / "cache" / "hub" / "models--org--model" / "snapshots" / hub.commit("main")
-    assert pulled.stdout == f"{folder}\n"
+    main, v2 = hub.commit("main"), hub.commit("v2")
+    *mistakes, nothing, pulled, pinned, gguf, listed, as_json, asked = run(
+        *MISTAKES,
+        "list",
+        "pull org/model",
+        f"pull org/model --revision {v2}",
+        "pull org/gguf:Q4_K_M",
+        "list",
+        "list --json",
+        "rm org/model",
+    )
+    for (exit_code, stdout, stderr), message in zip(mistakes, MISTAKES.values(), strict=True):
+        [line] = stderr.strip().splitlines()
+        assert (exit_code, stdout) == (1, "")
+        assert line.startswith("jaxis: error: ")
+        assert message in line
+    assert nothing[:2] == [0, ""]
+    assert "no models yet: `jaxis pull MODEL` downloads one" in nothing[2]
+    folder = tmp_path / "cache" / "hub" / "models--org--model" / "snapshots" / main
+    assert pulled[:2] == [0, f"{folder}\n"], pulled
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
-    assert f"org/model at commit {hub.commit('main')}, 2.9 KiB in 2 files" in pulled.stderr
-    pinned = run("pull", "org/model", "--revision", hub.commit("v2"))
-    assert json.loads((folder.parent / hub.commit("v2") / "config.json").read_text()) == {"v": 2}
-    assert pinned.returncode == 0
-    assert run("pull", "org/gguf:Q4_K_M").stdout.endswith("/x-Q4_K_M.gguf\n")
+    assert f"org/model at commit {main}, 2.9 KiB in 2 files" in pulled[2]
+    assert pinned[0] == 0
+    assert json.loads((folder.parent / v2 / "config.json").read_text()) == {"v": 2}
+    assert gguf[1].endswith("/x-Q4_K_M.gguf\n")
 
-    rows = [line.split() for line in run("list").stdout.splitlines()]
+    rows = [line.split() for line in listed[1].splitlines()]
     assert rows[0] == ["model", "revision", "commit", "size", "last", "used"]
     assert [row[0] for row in rows[1:]] == ["org/gguf", "org/model", "org/model"]
-    assert sorted(row[1:3] for row in rows[2:]) == [["-", hub.commit("v2")[:12]], ["main", hub.commit("main")[:12]]]
-    [gguf] = [line for line in map(json.loads, run("list", "--json").stdout.splitlines()) if line["name"] == "org/gguf"]
-    assert (gguf["nbytes"], gguf["num_files"], gguf["refs"]) == (5, 1, ["main"])
+    assert sorted(row[1:3] for row in rows[2:]) == [["-", v2[:12]], ["main", main[:12]]]
+    [found] = [line for line in map(json.loads, as_json[1].splitlines()) if line["name"] == "org/gguf"]
+    assert (found["nbytes"], found["num_files"], found["refs"]) == (5, 1, ["main"])
 
-    asked = run("rm", "org/model")
-    assert asked.returncode == 1
-    assert "nothing was deleted: stdin is no terminal to ask on, so give --yes" in asked.stderr
-    assert folder.exists()
-    removed = run("rm", "org/model", "--revision", hub.commit("v2")[:8], "--yes")
-    assert removed.returncode == 0
-    assert removed.stderr.endswith("\n8 B freed\n")  # its weights are those of main, which stays
+    assert asked[0] == 1
+    assert "nothing was deleted: stdin is no terminal to ask on, so give --yes" in asked[2]
+    [removed] = run(f"rm org/model --revision {v2[:8]} --yes")
+    assert removed[0] == 0
+    assert removed[2].endswith("\n8 B freed\n")  # its weights are those of main, which stays
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert "2.9 KiB freed" in run("rm", "org/model", "--yes").stderr
+    rest, left = run("rm org/model --yes", "list")
+    assert "2.9 KiB freed" in rest[2]
     assert not folder.parent.parent.exists()
-    assert [line.split()[0] for line in run("list").stdout.splitlines()[1:]] == ["org/gguf"]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("pull", "org/nothing"), "no repository of that id"),
-        (("pull", "."), ". is a local path: there is nothing to download"),
-        (("pull", "org/model", "--revision", "v9"), "has no revision 'v9'"),
-        (("rm", "org/model", "--yes"), "org/model is not in the cache: `jaxis list` shows what is"),
-    ],
-)
-def test_mistakes_are_one_line(run, arguments, message):
-    result = run(*arguments)
-    assert (result.returncode, result.stdout) == (1, "")
-    [line] = result.stderr.strip().splitlines()
-    assert line.startswith("jaxis: error: ")
-    assert message in line
+    assert [line.split()[0] for line in left[1].splitlines()[1:]] == ["org/gguf"]
 
 
 def test_it_asks_on_a_terminal_and_no_leaves_everything(invoke, monkeypatch):

@@ -26,7 +26,6 @@ def run(monkeypatch):
     return lambda *args: CliRunner().invoke(app, ["plan", *map(str, args)])
 
 
-@pytest.mark.slow
 def test_text_says_what_fits_and_fits_80_columns(run):
     result = run(QWEN, "--on", "v6e-1")
     assert result.exit_code == 0, result.output
@@ -43,7 +42,6 @@ def test_text_says_what_fits_and_fits_80_columns(run):
     assert "…" not in result.stdout
 
 
-@pytest.mark.slow
 def test_data_ranks_over_many_hosts_fit_80_columns(run):
     result = run(TESTS / "data" / "configs" / "deepseek-v3.json", "--on", "v5e-64", "--data-parallel-size", "8")
     assert result.exit_code == 0, result.output

@@ -9,9 +9,9 @@ from jaxis import SamplingParams
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 
 
-def test_writes_a_folder_that_answers(run_jaxis, checkpoint, tmp_path, start_llm):
-    result = run_jaxis("quantize", checkpoint(), tmp_path / "q", "--quantization", "int4")
-    assert result.returncode == 0, result.stderr
+def test_writes_a_folder_that_answers(invoke, checkpoint, tmp_path, start_llm):
+    result = invoke("quantize", checkpoint(), tmp_path / "q", "--quantization", "int4")
+    assert result.exit_code == 0, result.stderr
     assert result.stdout == ""
     sizes, advice = result.stderr.splitlines()
     assert re.fullmatch(rf"{tmp_path / 'q'}: [\d.]+ MB of files -> 0\.1 MB", sizes)
@@ -71,7 +71,6 @@ def table_of(output):
     return {row[:20].strip(): row[20:].split() for row in rows}
 
 
-@pytest.mark.slow
 def test_evaluate_without_a_destination_writes_nothing(run_jaxis, text, tmp_path):
     result = run_jaxis("quantize", EMBEDDED_MODEL, "--quantization", "int4", "--evaluate", text)
     assert result.returncode == 0, result.stderr
@@ -81,7 +80,6 @@ def test_evaluate_without_a_destination_writes_nothing(run_jaxis, text, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_what_is_written_is_evaluated_and_can_be_again(run_jaxis, text, tmp_path):
     made = run_jaxis("quantize", EMBEDDED_MODEL, tmp_path / "q", "--quantization", "int4", "--evaluate", text)
     again = run_jaxis("quantize", EMBEDDED_MODEL, tmp_path / "q", "--evaluate", text)
@@ -91,7 +89,6 @@ def test_what_is_written_is_evaluated_and_can_be_again(run_jaxis, text, tmp_path
     assert again.stderr == ""
 
 
-@pytest.mark.slow
 def test_widths_are_chosen_for_a_number_of_bits(run_jaxis, text, tmp_path):
     result = run_jaxis("quantize", EMBEDDED_MODEL, tmp_path / "q", "--target-bits", "6", "--evaluate", text)
     assert result.returncode == 0, result.stderr

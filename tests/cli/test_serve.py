@@ -78,7 +78,6 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     assert log[-1] == "stopped\n"
 
 
-@pytest.mark.slow
 def test_sigkill_closes_connections_and_the_same_address_serves_again(start, tmp_path):
     process, lines = start()
     url = lines[2].split()[1]
@@ -121,7 +120,6 @@ def check_that_sighup_reloads(start, url, tmp_path):
     assert json.loads((tmp_path / "old-log").read_text().splitlines()[0])["key"] == "old"
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fails(cli_environment):
     code = (
         "import jaxis.engine.client.engine_process as process; process.MAX_RESTARTS = 1\n"

@@ -73,7 +73,6 @@ def test_a_window_that_is_off_by_one_is_seen(monkeypatch):
     assert not run_case(kernel_cases()["paged attention, head size 128, window"]).passed
 
 
-@pytest.mark.slow
 def test_the_embedded_model_answers_and_a_wrong_answer_is_named(monkeypatch):
     [case] = model_cases.model_cases()
     check = run_case(case)

@@ -58,7 +58,6 @@ def _logprobs(output: object) -> list[dict[int, str]]:
     return [{token: value.logprob.hex() for token, value in entry.items()} for entry in output.outputs[0].logprobs]
 
 
-@pytest.mark.slow  # test_batch_invariance.py has a dense model and one with states every time
 @pytest.mark.parametrize(
     ("dtype", "names"), [("float32", NAMES), ("bfloat16", BFLOAT16_NAMES)], ids=["float32", "bfloat16"]
 )

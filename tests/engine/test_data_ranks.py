@@ -7,7 +7,6 @@ import pytest
 from jaxis import LLM
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
-from tests.support.quick_rows import quick_rows
 from tests.support.simulated_devices import run_on_devices
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, LATENT_SIZES, write_checkpoint
 
@@ -37,13 +36,11 @@ def sized(tmp_path):
     return lambda family: write_checkpoint(tmp_path / family, family, **SIZES.get(family, {}))
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_two_ranks_share_experts(checkpoint):
     compare(checkpoint("qwen3_moe"), "2x1", '{"enable_expert_parallel": true}', "quick")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("row", FEATURE_ROWS)
 def test_ranks_of_every_size_share_a_store_draft_and_tell_what_they_hold(sized, row):
@@ -51,27 +48,23 @@ def test_ranks_of_every_size_share_a_store_draft_and_tell_what_they_hold(sized, 
     compare(sized(family), sizes, arguments, kinds, "rank_features_script")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("size", ["2x1", "2x2", "4x1"])
 def test_ranks_of_every_size_in_every_situation(checkpoint, size):
     compare(checkpoint(), size)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(("family", "kinds"), [("qwen3_moe", "all"), ("deepseek_v3", "quick"), ("gpt_oss", "quick")])
 def test_ranks_of_every_size_share_experts(sized, family, kinds):
     compare(sized(family), "2x1,2x2,4x1", '{"enable_expert_parallel": true}', kinds)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_ranks_of_layers_with_a_window(checkpoint):
     compare(checkpoint("mistral"), "2x1,2x2", '{"hf_overrides": {"sliding_window": 20}}', "quick")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_ranks_of_recurrent_states(sized):
     compare(sized("qwen3_5_text"), "2x1,2x2", kinds="quick")
@@ -98,9 +91,3 @@ def test_devices_that_hosts_cannot_share_are_refused(data, tensor, hosts):
     message = f"data_parallel_size={data} times tensor_parallel_size={tensor} cannot be shared by nnodes={hosts}"
     with pytest.raises(ConfigError, match=message):
         EngineArgs(data_parallel_size=data, tensor_parallel_size=tensor, nnodes=hosts)
-
-
-@pytest.mark.parametrize("size", quick_rows([0, -1, True, "2"], [0]))
-def test_a_number_of_ranks_is_a_positive_integer(size):
-    with pytest.raises(ConfigError, match=r"data_parallel_size=.* must be an integer of at least 1"):
-        EngineArgs(data_parallel_size=size)

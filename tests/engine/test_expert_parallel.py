@@ -59,7 +59,6 @@ def run(name: str, folder: Path, *arguments: str) -> None:
     run_on_devices("-m", "tests.support.expert_parallel", name, str(folder), *arguments, num_devices=8)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("family", ["DeepSeek V3", "Qwen3 MoE", "GPT-OSS", "Llama 4"])
 def test_every_number_of_devices_answers_as_one(family):
@@ -67,21 +66,18 @@ def test_every_number_of_devices_answers_as_one(family):
     run("answers", checkpoint(family), "2,4,8")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("rule", [{"weight_qtype": "int8"}, {"weight_qtype": "int4", "tile_size": 32}])
 def test_experts_quantized_while_loading(rule):
     run("answers", checkpoint("Qwen3 MoE"), "4,8", json.dumps([{"module_path": ".*experts.*", **rule}]))
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("write", [fp8, mxfp4, compressed_int4, gguf_blocks])
 def test_stored_formats(write, tmp_path):
     run("answers", write(tmp_path), "2,8")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_padding_goes_to_no_expert():
     run("padding", checkpoint("Qwen3 MoE"))

@@ -51,7 +51,6 @@ def test_nan_fails_its_own_request_only(damaged_llm, llm):
     assert [a + b for a, b in zip(first, rest, strict=True)] == expected
 
 
-@pytest.mark.slow
 def test_nan_fails_a_stream_and_a_request_of_several_completions(damaged_llm):
     with no_blocks_leaked(damaged_llm):
         with pytest.raises(EngineError, match="not finite"):

@@ -38,7 +38,6 @@ def generate(model, **arguments):
     return list(output.outputs[0].token_ids)
 
 
-@pytest.mark.slow
 def test_a_file_and_its_folder_answer_as_the_checkpoint_does(path):
     expected = parity.reference_greedy_tokens(LLAMA, parity.prompt(17))[:8]
     assert generate(path) == generate(path.parent) == generate(parity.checkpoint_folder(LLAMA)) == expected

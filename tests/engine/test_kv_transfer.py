@@ -75,7 +75,7 @@ def alone(llm, tokens):
 class TestAnswers:
     def test_full_blocks_of_a_prompt_are_found_and_its_answer_has_the_same_bits(self, start_llm, llm):
         with engines(start_llm, "kv_producer", "kv_consumer") as (producer, consumer):
-            for length in (15, 16, 17, 64, 65, 150):
+            for length in (16, 17, 150):
                 tokens = prompt(length, length)
                 [params] = prefill(producer, tokens)
                 found = (length - 1) // 16 * 16
@@ -85,7 +85,6 @@ class TestAnswers:
             assert sent.saved_bytes == fetched.loaded_bytes == fetched.loaded_blocks * BLOCK_BYTES > 0
             assert (fetched.missed_blocks, fetched.failed_blocks, sent.failed_blocks) == (0, 0, 0)
 
-    @pytest.mark.slow
     def test_what_the_decoding_engine_has_is_not_sent_again(self, start_llm, llm):
         with engines(start_llm, "kv_both", "kv_both") as (one, other):
             first, second = prompt(0), prompt(0) + prompt(1)
@@ -97,7 +96,6 @@ class TestAnswers:
             [params] = prefill(other, prompt(2))
             assert decode(one, prompt(2), params)[1] == 48
 
-    @pytest.mark.slow
     def test_engines_of_other_sizes_share_blocks_and_other_salts_find_nothing(self, start_llm, llm):
         sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 32, "kv_cache_memory": "4MiB"}
         with (
@@ -110,11 +108,9 @@ class TestAnswers:
             assert decode(consumer, prompt(0), params) == (expected, 0)
             assert decode(consumer, salted, params) == (expected, 48)
 
-    @pytest.mark.slow
     def test_windows_are_found(self, start_llm, checkpoint, tmp_path):
         check_family(start_llm, variant(tmp_path / "window", checkpoint("mistral"), sliding_window=21), [100])
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["Gemma 3", "Qwen3.5", "Falcon-H1", "Nemotron 3", "DeepSeek V3", "DeepSeek V3.2"])
     def test_windows_states_and_latents_are_found(self, start_llm, name):
         from tests.support import parity  # imports torch
@@ -122,7 +118,6 @@ class TestAnswers:
         [family] = [family for family in parity.FAMILIES if family.name == name]
         check_family(start_llm, parity.checkpoint_folder(family), [17, 48, 49, 100], dtype="float32")
 
-    @pytest.mark.slow
     def test_many_prompts_at_once_in_few_blocks(self, start_llm, llm):
         sizes = {"max_num_seqs": 4, "kv_cache_memory": 16 * BLOCK_BYTES, "max_model_len": 128}
         prompts = [prompt(number, 40 + 5 * number) for number in range(8)]
@@ -153,7 +148,6 @@ def check_family(start_llm, folder, lengths, **arguments):
 
 @same_bits
 class TestFaults:
-    @pytest.mark.slow
     def test_blocks_whose_lease_is_over_make_room_and_are_computed(self, start_llm, llm):
         config = {"kv_role": "kv_producer", "kv_port": 0, "kv_buffer_size": 6 * BLOCK_BYTES}
         with (
@@ -187,7 +181,6 @@ class TestFaults:
             assert time.monotonic() - started < 2
             assert consumer.engine.connector.stats["peer"].failed_blocks == 2
 
-    @pytest.mark.slow
     def test_a_part_that_an_engine_does_not_have_is_left_out(self, start_llm, llm):
         expected = alone(llm, prompt(0))
         with engines(start_llm, "kv_producer", "kv_producer", "kv_consumer") as (producer, other, consumer):

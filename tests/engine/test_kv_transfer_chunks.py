@@ -140,7 +140,6 @@ class TestChunks:
         assert consumer.engine.connector.stats["peer"].loaded_bytes == NUM_BLOCKS * BLOCK_BYTES
         check_nothing_is_left(producer, consumer)
 
-    @pytest.mark.slow
     def test_two_prompts_with_one_beginning_and_a_preempted_one(self, start_llm, llm):
         sizes = {"max_num_seqs": 2, "kv_cache_memory": 40 * BLOCK_BYTES, "max_model_len": 512}
         other = LONG[:300] + prompt(6, 50)
@@ -243,7 +242,6 @@ class TestFaults:
             assert prefill(producer, LONG)[0] is not None
             check_nothing_is_left(producer)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("is_computed", [True, False])
     def test_a_request_that_is_aborted_while_it_fetches_leaves_nothing(self, pair, is_computed):
         producer, consumer = pair

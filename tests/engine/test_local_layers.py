@@ -20,9 +20,7 @@ from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, LATENT_SIZES, write_checkpoint
 
 NUM_TOKENS = 30
-PROMPTS = [
-    np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 20, 47, 64, 150, 200])
-]
+PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 20, 47, 64, 200])]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 LAYERS = [
     {"span": AttentionSpan(20)},
@@ -120,7 +118,7 @@ def test_together_then_found_in_the_prefix_cache(served, chunk):
 @pytest.mark.sampled(4)
 def test_a_next_turn_finds_all_of_the_one_before(served):
     llm, expected = served
-    turns = [prompt + tokens + [5, 6] for prompt, tokens in zip(PROMPTS, expected, strict=True)][:5]
+    turns = [prompt + tokens + [5, 6] for prompt, tokens in zip(PROMPTS, expected, strict=True)][:3]
     alone = []
     for turn in turns:
         llm.engine.reset()

@@ -10,37 +10,39 @@ from tests.support.drafters import drafters, drafting
 
 PROMPT = "One two three four. One two three four. One two three"
 SAMPLED = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "logit_bias": {40: 1.5}, "ignore_eos": True}
-NUM_TOKENS = 24
+NUM_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def sampled():
-    """By mode and by whether drafts were made, what a request got; and how many drafts there were."""
+def sampled(one_layer):
+    """By mode and seed, what a request got; and the same requests with drafts, once that is called."""
     params = [
         SamplingParams(logprobs=3, logprobs_mode=mode, seed=seed, max_tokens=NUM_TOKENS, **how)
         for mode in LOGPROBS_MODES
         for seed, how in ((5, SAMPLED), (6, {**SAMPLED, "temperature": 0.0}))
     ]
     names = [(each.logprobs_mode, each.seed) for each in params]
-    with LLM(show_progress=False, kv_cache_memory="16MiB", max_num_seqs=8) as llm:
+    with LLM(one_layer, show_progress=False, kv_cache_memory="16MiB", max_num_seqs=8) as llm:
         with drafting(llm.engine, drafters({}, 256)["random"], 0):
             plain = llm.generate([PROMPT] * len(params), params)
-        answers = {}
-        for output in plain:
-            answers.setdefault(tuple(output.prompt_token_ids), []).append(output.outputs[0].token_ids)
-        with drafting(llm.engine, drafters(answers, 256)["changing"], 5):
-            drafted = llm.generate([PROMPT] * len(params), params)
-    return dict(zip(names, plain, strict=True)), dict(zip(names, drafted, strict=True))
+
+        def drafted():
+            answers = {}
+            for output in plain:
+                answers.setdefault(tuple(output.prompt_token_ids), []).append(output.outputs[0].token_ids)
+            with drafting(llm.engine, drafters(answers, 256)["changing"], 5):
+                return dict(zip(names, llm.generate([PROMPT] * len(params), params), strict=True))
+
+        yield dict(zip(names, plain, strict=True)), drafted
 
 
 def bits(entries):
     return [{token: (value.logprob.hex(), value.rank) for token, value in entry.items()} for entry in entries]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 def test_drafts_change_no_bit_in_any_mode(sampled):
-    without, with_drafts = sampled
+    without, with_drafts = sampled[0], sampled[1]()
     for name, output in without.items():
         [plain], [drafted] = output.outputs, with_drafts[name].outputs
         assert plain.num_drafts == 0
@@ -53,9 +55,15 @@ def test_drafts_change_no_bit_in_any_mode(sampled):
 @pytest.mark.sampled(6)
 @pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 @pytest.mark.parametrize("mode", LOGPROBS_MODES)
-def test_sampled_is_scored_in_another_engine(sampled, mode):
+def test_sampled_is_scored_in_another_engine(one_layer, sampled, mode):
     # The engine's own mode, in place of the request's.
-    with LLM(show_progress=False, kv_cache_memory="16MiB", max_num_batched_tokens=32, logprobs_mode=mode) as other:
+    with LLM(
+        one_layer,
+        show_progress=False,
+        kv_cache_memory="16MiB",
+        max_num_batched_tokens=32,
+        logprobs_mode=mode,
+    ) as other:
         for seed, temperature in ((5, 0.8), (6, 0.0)):
             output = sampled[0][mode, seed]
             tokens = output.prompt_token_ids + output.outputs[0].token_ids
@@ -72,8 +80,8 @@ def test_the_kept_mass_leads_from_one_distribution_to_the_other(sampled):
     assert sampled[0]["processed_logits", 6].outputs[0].kept_mass == [1.0] * NUM_TOKENS  # greedy: no filters
 
 
-def test_what_cannot_be_scored_is_refused_by_name(sampled):
-    with LLM(show_progress=False, kv_cache_memory="16MiB") as llm:
+def test_what_cannot_be_scored_is_refused_by_name(one_layer):
+    with LLM(one_layer, show_progress=False, kv_cache_memory="16MiB") as llm:
         params = SamplingParams(prompt_logprobs=0, logprobs_mode="processed_logprobs", frequency_penalty=0.5)
         with pytest.raises(RequestError, match="frequency_penalty"):
             llm.generate("x", params)

@@ -237,7 +237,6 @@ def planned_on_devices(folder, nbytes, **arguments):
     return json.loads(printed.splitlines()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_stages_are_counted_as_they_lie_on_devices(folder):
     """The second of two stages has the table of embeddings again, as its head."""
@@ -247,7 +246,6 @@ def test_stages_are_counted_as_they_lie_on_devices(folder):
     assert found["context"] == pytest.approx(left * 0.75 / CACHE_BYTES_A_TOKEN, rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
     """Each rank has all but the experts, and a cache of its own."""
@@ -265,7 +263,6 @@ def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
     assert found["context"] == pytest.approx(10_000, rel=0.02)
 
 
-@pytest.mark.slow
 def test_places_for_adapters_are_planned_beside_the_weights(folder, plan):
     # Of rank 16, in float32, as the model computes: in and out of each matrix.
     pairs = [(HIDDEN, 32), (HIDDEN, 16), (HIDDEN, 16), (32, HIDDEN), *[(HIDDEN, FFN)] * 3]

@@ -23,13 +23,11 @@ def compare(folder, sizes, kinds="few", arguments="{}"):
     assert run_on_devices(*command, xla_flags=flags).count(" is as ") == len(sizes.split(","))
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_four_devices(tmp_path):
     compare(write_checkpoint(tmp_path / "model", vocab_size=VOCAB_SIZE), "1x1x4")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("config", "sizes", "kinds", "arguments"),

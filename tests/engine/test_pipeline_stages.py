@@ -8,7 +8,6 @@ from jaxis import LLM
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.parallel.stages import Stage
-from tests.support.quick_rows import quick_rows
 from tests.support.simulated_devices import run_on_devices
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
 
@@ -26,13 +25,11 @@ def test_two_stages(checkpoint):
     compare(checkpoint(), "2x1", "quick", num_devices=2)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_drafts_and_blocks_beyond_the_devices_of_two_stages(checkpoint):
     compare(checkpoint(), "2x1", None, num_devices=2, script="stage_features_script")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("family", "config", "sizes"),
@@ -43,14 +40,12 @@ def test_drafts_and_blocks_beyond_the_devices_of_stages(tmp_path, family, config
     compare(folder, sizes, None, script="stage_features_script")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("sizes", ["2x1", "4x1", "2x2"])
 def test_stages_of_every_size_in_every_situation(tmp_path, sizes):
     compare(write_checkpoint(tmp_path / "model", num_hidden_layers=5), sizes)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("family", "config", "sizes", "kinds"),
@@ -101,9 +96,3 @@ def test_what_stages_cannot_do_is_refused(arguments):
 def test_stages_that_hosts_cannot_share_are_refused():
     with pytest.raises(ConfigError, match=r"pipeline_parallel_size=3 and nnodes=2: give a multiple of nnodes"):
         EngineArgs(pipeline_parallel_size=3, nnodes=2)
-
-
-@pytest.mark.parametrize("size", quick_rows([0, -1, True, "2"], [0]))
-def test_a_number_of_stages_is_a_positive_integer(size):
-    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=.* must be an integer of at least 1"):
-        EngineArgs(pipeline_parallel_size=size)

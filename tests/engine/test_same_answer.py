@@ -12,22 +12,22 @@ from tests.support.simulated_devices import run_on_devices
 
 PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 9, 30, 47, 100])]
 MIXED_PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=24),
-    SamplingParams(temperature=0.0, max_tokens=14, logprobs=2),
-    SamplingParams(temperature=0.9, seed=1, max_tokens=24),
-    SamplingParams(temperature=1.5, seed=2, max_tokens=15, top_p=0.8),
-    SamplingParams(temperature=1.5, seed=3, max_tokens=16, top_k=20),
-    SamplingParams(temperature=1.5, seed=4, max_tokens=15, min_p=0.02, top_p=0.9, top_k=40),
-    SamplingParams(temperature=0.0, max_tokens=15, repetition_penalty=1.5),
+    SamplingParams(temperature=0.0, max_tokens=16),
+    SamplingParams(temperature=0.0, max_tokens=9, logprobs=2),
+    SamplingParams(temperature=0.9, seed=1, max_tokens=16),
+    SamplingParams(temperature=1.5, seed=2, max_tokens=10, top_p=0.8),
+    SamplingParams(temperature=1.5, seed=3, max_tokens=10, top_k=20),
+    SamplingParams(temperature=1.5, seed=4, max_tokens=10, min_p=0.02, top_p=0.9, top_k=40),
+    SamplingParams(temperature=0.0, max_tokens=10, repetition_penalty=1.5),
     SamplingParams(
-        temperature=1.0, seed=5, max_tokens=15, frequency_penalty=0.5, presence_penalty=-0.3, repetition_penalty=0.8
+        temperature=1.0, seed=5, max_tokens=10, frequency_penalty=0.5, presence_penalty=-0.3, repetition_penalty=0.8
     ),
-    SamplingParams(temperature=0.0, max_tokens=15, logit_bias={7: 2.5, 9: -4.0}),
-    SamplingParams(temperature=0.0, max_tokens=15, bad_words=["the", "cat reads", " garden"]),
-    SamplingParams(temperature=1.0, seed=6, max_tokens=15, n=3),
-    SamplingParams(temperature=0.0, max_tokens=18, structured_outputs=StructuredOutputs(regex="([a-e ]{2,5}[0-9]+)+")),
+    SamplingParams(temperature=0.0, max_tokens=10, logit_bias={7: 2.5, 9: -4.0}),
+    SamplingParams(temperature=0.0, max_tokens=10, bad_words=["the", "cat reads", " garden"]),
+    SamplingParams(temperature=1.0, seed=6, max_tokens=10, n=3),
+    SamplingParams(temperature=0.0, max_tokens=12, structured_outputs=StructuredOutputs(regex="([a-e ]{2,5}[0-9]+)+")),
     SamplingParams(
-        temperature=1.0, seed=7, n=2, max_tokens=18, top_p=0.9, structured_outputs=StructuredOutputs(json_object=True)
+        temperature=1.0, seed=7, n=2, max_tokens=12, top_p=0.9, structured_outputs=StructuredOutputs(json_object=True)
     ),
 ]
 # Every kind with another prompt in each round, so that every kind runs beside every other.
@@ -84,7 +84,6 @@ def test_alone_or_among_32_mixed_requests(llm, start_llm):
     assert len({str(t) for t in tokens(alone)}) > 28, "the requests are to differ, or the test shows nothing"
 
 
-@pytest.mark.slow  # test_local_layers.py has families every time
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
 def test_alone_or_in_a_batch_in_every_family(checkpoint, start_llm, family):
     window = {"hf_overrides": {"sliding_window": 20}} if family == "mistral" else {}
@@ -107,7 +106,6 @@ def test_on_a_prefix_cache_hit(llm, simple_alone):
     assert tokens(hits) == simple_alone
 
 
-@pytest.mark.slow
 def test_without_prefix_caching(start_llm, simple_alone):
     with start_llm(enable_prefix_caching=False) as llm:
         run(llm, SIMPLE)
@@ -116,7 +114,6 @@ def test_without_prefix_caching(start_llm, simple_alone):
     assert tokens(again) == simple_alone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunk", quick_rows([16, 512], [16]))
 def test_for_any_chunk_size(start_llm, simple_alone, chunk):
     """`simple_alone` has chunks of 64."""
@@ -124,7 +121,6 @@ def test_for_any_chunk_size(start_llm, simple_alone, chunk):
         assert tokens(run(llm, SIMPLE)) == simple_alone
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_on_2_and_8_devices(checkpoint, simple_alone):
     """With 2 kv heads: split over 2 devices, replicated over 8."""

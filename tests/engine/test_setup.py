@@ -80,16 +80,15 @@ def test_default_cache(start_llm):
         *(pytest.param(*row, marks=pytest.mark.slow) for row in [("int8", 32, 160), ("float16", 32, 100)]),
     ],
 )
-def test_smaller_cache_entries_and_other_blocks(start_llm, dtype, block_size, blocks):
+def test_smaller_cache_entries_and_other_blocks(llm, start_llm, dtype, block_size, blocks):
     settings = {"kv_cache_dtype": dtype, "block_size": block_size, "max_num_seqs": 8}
-    with start_llm() as llm:
-        expected = llm.compute_logits(PROMPT, path="paged")
-    with start_llm(kv_cache_memory=100 * BLOCK_BYTES, **settings) as llm:
-        assert num_blocks(llm) == blocks
-        assert llm.engine.runner.executor.state.caches[0].array.dtype == jnp.dtype(dtype)
-        logits = llm.compute_logits(PROMPT, path="paged")
+    expected = llm.compute_logits(PROMPT, path="paged")
+    with start_llm(kv_cache_memory=100 * BLOCK_BYTES, **settings) as small:
+        assert num_blocks(small) == blocks
+        assert small.engine.runner.executor.state.caches[0].array.dtype == jnp.dtype(dtype)
+        logits = small.compute_logits(PROMPT, path="paged")
         assert 0 < np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
-        assert len(llm.generate([1, 2], SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
+        assert len(small.generate([1, 2], SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
 
 
 def test_max_model_len_shrinks_to_the_cache_and_says_so(start_llm, checkpoint, capsys):
@@ -144,6 +143,8 @@ def test_device_without_the_memory(start_llm, monkeypatch):
         ({"max_num_batched_tokens": 2.5}, "max_num_batched_tokens=2.5 must be"),
         ({"block_size": 0}, "block_size=0 must be"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size=0 must be"),
+        ({"pipeline_parallel_size": -1}, "pipeline_parallel_size=-1 must be an integer of at least 1"),
+        ({"data_parallel_size": "2"}, "data_parallel_size='2' must be an integer of at least 1"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 needs that many cpu devices"),
         ({"tensor_parallel_size": 3}, "=3 does not divide the model's 8 attention heads: give 1 or 2$"),
         (
@@ -216,7 +217,6 @@ def test_quantized_by_another_method(start_llm, changed, quantization, message):
         start_llm(changed(quantization_config=quantization))
 
 
-@pytest.mark.slow
 def test_dummy_weights_need_no_weight_files(start_llm, changed):
     folder = changed(files={"model.safetensors": None})
     with pytest.raises(CheckpointError):
@@ -272,7 +272,6 @@ def test_wrong_sampling_defaults(start_llm, changed):
         start_llm(changed(files={"generation_config.json": {"top_p": 1.5}}))
 
 
-@pytest.mark.slow
 def test_where_end_of_sequence_comes_from(start_llm, changed):
     """generation_config.json, else config.json, else the tokenizer."""
     no_generation = {"generation_config.json": None}

@@ -26,7 +26,6 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Qwen3.5", "Nemotron 3", "LFM2"])
 def test_64_requests_in_a_cache_too_small_for_them_are_each_answered_as_alone(name: str) -> None:
     [family] = [family for family in FAMILIES if family.name == name]

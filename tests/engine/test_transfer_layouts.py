@@ -16,20 +16,17 @@ def hand_over(folder, pairs, num_devices=4):
     assert printed.count("is found") + printed.count("is refused") == len(pairs.split(","))
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_two_devices_hand_over_to_four_which_repeat_the_heads(checkpoint):
     hand_over(checkpoint(), "1x2-1x4")
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("pairs", ["1x4-1x2", "1x1-1x2,1x2-1x1", "2x1-2x1,2x1-1x2,1x2-2x2", "native-1x2"])
 def test_every_other_way(checkpoint, pairs):
     hand_over(checkpoint(), pairs)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("family", "config"),

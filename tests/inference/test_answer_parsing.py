@@ -21,7 +21,6 @@ def answers(parser, *conversations):
         return [result.to_dict() for result in engine.infer(list(conversations))]
 
 
-@pytest.mark.slow
 def test_calls_come_apart_with_ids_that_stay_the_same():
     rows = [{**QUESTION, "tools": TOOLS, "conversation_id": name} for name in ("a", "b")]
     first, second, free = answers("auto", *rows, QUESTION)

@@ -17,7 +17,7 @@ if limit:
 from jaxis.cli.main import main
 main()
 """
-NUM_ROWS = 24
+NUM_ROWS = 12
 
 
 @pytest.fixture
@@ -47,7 +47,6 @@ def write_requests(path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "arguments"),
     [

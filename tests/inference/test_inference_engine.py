@@ -125,7 +125,6 @@ def test_objects_of_another_class_come_back_as_that_class(engine):
     assert result.value["messages"][-1]["role"] == "assistant"
 
 
-@pytest.mark.slow
 def test_sampled_rows_of_a_file_have_seeds_of_their_own_that_repeat(engine, tmp_path):
     rows = [question("Tell me something.", conversation_id=str(i)) for i in range(6)]
     generation = GenerationParams(max_new_tokens=16, temperature=1.5)

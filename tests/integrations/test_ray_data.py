@@ -14,7 +14,7 @@ from jaxis.inference.source import JSONLSource
 from tests.support.ray_cluster import ray_cluster, wait_for_actors
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 NUM_ROWS = 160
 MODEL = {"model_kwargs": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory": "8MiB"}}

@@ -16,7 +16,7 @@ from tests.support.host_processes import free_port
 from tests.support.ray_cluster import ray_cluster, wait_for_actors
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 PROMPTS = ["the cat", "Paris is the capital of", "1 + 2 =", "A dog and a cat", "once upon a time", "the sea", "7", "I"]
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "kv_cache_memory": "8MiB"}

@@ -164,7 +164,6 @@ def _original():
     return transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32)
 
 
-@pytest.mark.slow
 def test_grpo_trains(client_class, server, tmp_path, monkeypatch):
     """Importance ratios between TRL's trainer, torch, and the sampler here are those of rounding."""
     import datasets

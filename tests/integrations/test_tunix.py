@@ -127,7 +127,6 @@ def test_weights_follow_the_trainer(rollout, actor):
         rollout.update_params({}, (nnx.LoRAParam,))
 
 
-@pytest.mark.slow
 def test_grpo_trains(tokenizer):
     import optax
     from tunix.rl import rl_cluster

@@ -135,7 +135,6 @@ def test_what_does_not_fit_is_not_compiled():
         with_compiled_steps(planner.plan(parse_target("h100x1")), planner)
 
 
-@pytest.mark.slow
 @pytest.mark.compile_tpu
 @pytest.mark.parametrize("layout", [Layout(8, 8, True), Layout(64, 1, True)], ids=str)
 def test_a_compiled_step_over_64_chips_holds_and_exchanges_what_arithmetic_says(monkeypatch, layout):
@@ -176,7 +175,6 @@ def test_a_compiled_step_over_64_chips_holds_and_exchanges_what_arithmetic_says(
     assert bytes_per_device(compiler.runner.weights) == pytest.approx(part.held_bytes, rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.compile_tpu
 def test_a_model_of_one_layer_compiled_for_a_tpu_costs_little_more_than_arithmetic():
     source = published("qwen3-8b", num_hidden_layers=1, vocab_size=32768)

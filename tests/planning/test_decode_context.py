@@ -19,7 +19,6 @@ def deepseek():
     return Planner(published("deepseek-v3"), Wanted(layout=WantedLayout(decode_context_parallel_size=8)))
 
 
-@pytest.mark.slow
 def test_each_device_holds_and_reads_its_part_of_the_context(deepseek):
     target = parse_target("h200x8")
     divided, whole = deepseek.device_model(target, DIVIDED), deepseek.device_model(target, Layout(8))
@@ -36,7 +35,6 @@ def test_each_device_holds_and_reads_its_part_of_the_context(deepseek):
     )
 
 
-@pytest.mark.slow
 def test_a_plan_keeps_to_it_and_holds_more_requests(deepseek):
     target = parse_target("h200x8")
     plan = deepseek.plan(target)
@@ -130,7 +128,6 @@ assert blocks >= 8 * 256 // part.block_size
 """
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 def test_a_compiled_step_exchanges_what_arithmetic_says():
     run_on_devices("-c", SCRIPT)

@@ -76,7 +76,6 @@ def test_feed_forward_blocks_are_those_of_the_constructed_layers(name, number):
     assert Planner(published(name), Wanted()).device_model(parse_target("h100x1")).num_feed_forwards == number
 
 
-@pytest.mark.slow
 def test_devices_share_recurrent_states_and_a_step_reads_and_writes_them():
     # Qwen3.5-9B: 24 layers with 32 heads' float32 states of [128, 128], and 3 inputs of a convolution in bfloat16 over
     # 16 heads of queries, 16 of keys and 32 of values, 128 each.
@@ -95,7 +94,6 @@ def test_heads_that_the_devices_do_not_divide_are_an_error(qwen):
         qwen.device_model(parse_target("v5e-64"))
 
 
-@pytest.mark.slow
 def test_latents_are_whole_on_every_device(deepseek):
     for name in ("h200x1", "h200x8", "h200x64"):
         part = deepseek.device_model(parse_target(name))
@@ -124,7 +122,6 @@ def test_windows_bound_the_context_that_is_read():
     assert part.held_bytes == 2 * 9_241_705_984
 
 
-@pytest.mark.slow
 def test_int8_weights_are_counted_with_their_scales():
     target = parse_target("h100x1")
     wide, low_precision = (

@@ -49,7 +49,6 @@ def test_what_cannot_be_is_refused_in_one_line(target, wanted, num_experts, mess
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_experts_lie_on_all_devices_and_the_rest_on_each_rank(deepseek):
     """Counted by hand from config.json, for 8 ranks of 8 devices."""
     part = part_on(deepseek, parse_target("v5e-64"), Layout(8, 8, True))
@@ -117,7 +116,6 @@ def test_the_figures_on_paper(deepseek):
     assert each * 50 / 45 == pytest.approx(33.5e-6, rel=0.01)
 
 
-@pytest.mark.slow
 def test_int4_experts_on_eight_h100_take_the_time_on_paper():
     planner = Planner(published("deepseek-v3", quantization_config=None), Wanted(quantization="int4"))
     target, layout = parse_target("h100x8"), Layout(1, 8, True)
@@ -173,7 +171,6 @@ def test_what_a_ring_sends():
     assert sent_bytes("all-gather", 800, 1) == 0
 
 
-@pytest.mark.slow
 def test_deepseek_on_a_slice_of_16_hosts_takes_data_ranks(deepseek):
     plan = deepseek.plan(parse_target("v5e-64"))
     chosen = plan.chosen

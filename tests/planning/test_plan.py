@@ -31,7 +31,6 @@ def test_the_widest_weights_that_run_are_chosen_on_all_devices(llama):
     assert plan.chosen.max_requests >= 1
 
 
-@pytest.mark.slow
 def test_one_host_with_quantized_weights_goes_before_several_with_wide_ones(llama):
     plan = Planner(llama, Wanted()).plan(parse_target("v5e-16"))
     chosen = plan.chosen
@@ -65,7 +64,6 @@ def test_what_does_not_fit_is_said_with_sizes(llama):
     assert verdict(plan).startswith("does not fit: bfloat16 weights over 1 device take 131.4 GiB of 64.")
 
 
-@pytest.mark.slow
 def test_places_for_adapters_take_memory_from_the_cache(tmp_path):
     source, target = published("qwen3-8b"), parse_target("h100x1")
     (tmp_path / "config.json").write_text(json.dumps(source.config))
@@ -88,7 +86,6 @@ def test_places_for_adapters_take_memory_from_the_cache(tmp_path):
     assert found["device_place_bytes"] == 2 * 16 * (4096 + 151936) + 4 * 151936
 
 
-@pytest.mark.slow
 def test_published_quantized_weights_are_not_quantized_again():
     plan = Planner(published("deepseek-v3"), Wanted()).plan(parse_target("h200x8"))
     assert {option.weights for option in plan.options} == {"fp8"}
@@ -124,7 +121,6 @@ def test_as_many_requests_fit_as_the_engine_has_blocks_for(name, cache_mib):
     assert not suffices(room.max_requests + 1)
 
 
-@pytest.mark.slow
 def test_a_longer_context_leaves_room_for_fewer_requests():
     requests = []
     for length in (1024, 4096, 16384):

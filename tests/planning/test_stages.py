@@ -47,7 +47,6 @@ def print_placed(folder, stages, tensor):
     print(json.dumps(placed))
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("family", "config"),
@@ -73,7 +72,6 @@ def llama():
     return Planner(published("llama-3.1-8b"), Wanted(quantization="none"))
 
 
-@pytest.mark.slow
 def test_the_first_stage_reads_no_embeddings_and_the_last_has_the_head(llama):
     parts = llama.stages(parse_target("h100x4"), Layout(pipeline_parallel_size=4))
     norms = [16 * 4096, 16 * 4096, 16 * 4096, 17 * 4096]
@@ -99,7 +97,6 @@ def test_each_link_between_stages_has_one_vector_a_token(llama):
         assert sums == [8, 8], "of its own layers"
 
 
-@pytest.mark.slow
 def test_one_request_gets_no_faster_and_many_share_the_stages():
     layout = WantedLayout(1, pipeline_parallel_size=4)
     target = parse_target("h100x4")
@@ -121,7 +118,6 @@ def test_one_request_gets_no_faster_and_many_share_the_stages():
     assert prefill.tokens_per_second == pytest.approx(2048 / chunk), "chunks follow each other"
 
 
-@pytest.mark.slow
 def test_fewer_requests_than_stages_leave_some_idle():
     """70 billion parameters in bfloat16 leave room for 3 requests on 4 devices of this size."""
     source = published("llama-3.1-8b", **LLAMA_70B)
@@ -133,7 +129,6 @@ def test_fewer_requests_than_stages_leave_some_idle():
     assert many.tokens_per_second > one.tokens_per_second
 
 
-@pytest.mark.slow
 def test_the_stage_with_the_least_memory_for_its_layers_decides(llama):
     """Counted by hand: each has 8 layers' caches, and the first and the last a table of 1 GB besides."""
     target, layout = parse_target("v5e-4"), Layout(pipeline_parallel_size=4)

@@ -80,7 +80,6 @@ def test_padding_in_a_prompt_is_counted_as_in_the_reference(family, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND * np.abs(expected).max())
 
 
-@pytest.mark.slow
 def test_a_reward_model_has_two_layers_and_no_activation(tmp_path):
     """As Qwen2.5-Math-RM is published; transformers has the decoder, and the head is two products."""
     sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 16}

@@ -45,7 +45,6 @@ def test_vectors_are_those_of_the_original_checkpoint(family, mode, pooling_type
             assert llm.embed("w3 [MASK] w4 unknown")[0].prompt_token_ids == tokens
 
 
-@pytest.mark.slow
 def test_an_encoder_with_xlm_robertas_tokenizer_makes_the_same_vectors(tmp_path):
     reference, keys = xlm_roberta(tmp_path)
     save_model(tmp_path, "XLMRobertaModel", vocab_size=len(reference))

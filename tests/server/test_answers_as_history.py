@@ -157,7 +157,7 @@ def cuts_of(text):
     return [match.end() for match in re.finditer(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.", text, re.DOTALL)]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", FORMATS)

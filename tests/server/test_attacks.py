@@ -59,7 +59,6 @@ ATTACKS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_small_requests_beside_an_attack(server, kind):
     url, process = server

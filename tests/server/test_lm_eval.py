@@ -11,7 +11,7 @@ from jaxis.engine.opened_model import EMBEDDED_MODEL
 from tests.support.places import REPOSITORY
 
 pytest.importorskip("lm_eval")
-pytestmark = [pytest.mark.client, pytest.mark.slow]
+pytestmark = [pytest.mark.client]
 TASKS = REPOSITORY / "examples" / "evaluation"
 
 

@@ -9,7 +9,6 @@ import socket
 import time
 
 import httpx
-import pytest
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.setup import build_engine
@@ -128,7 +127,6 @@ def test_both_endpoints_hand_a_prompt_over_and_streams_and_lists_of_prompts_take
             assert "kv_transfer_params" in refused.text
 
 
-@pytest.mark.slow
 def test_a_decode_server_answers_as_one_server_alone_whatever_becomes_of_the_prefill_server():
     body = {"messages": MESSAGES, **GREEDY}
     with servers(

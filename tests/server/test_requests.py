@@ -9,7 +9,6 @@ from tests.server.http.test_api_keys import write_keys
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
 
 
-@pytest.mark.slow
 def test_an_admin_sees_what_runs_and_what_waits(serve, tmp_path):
     texts = write_keys(tmp_path / "keys", root={"admin": True}, alice={})
     running = serve(api_key_file=tmp_path / "keys")

@@ -145,7 +145,6 @@ def test_bad_texts_are_refused(http, path, body, param):
     assert response.json()["error"]["param"] == param
 
 
-@pytest.mark.slow
 def test_version_and_openapi(http):
     assert http.get("/version").json() == {"version": __version__}
     paths = http.get("/openapi.json").json()["paths"]

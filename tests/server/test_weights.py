@@ -75,7 +75,6 @@ def update(http, path, **info):
     return http.post("/update_weights", json={"update_info": {"path": str(path), **info}})
 
 
-@pytest.mark.slow
 def test_weights_come_from_a_folder(http, root):
     """At once, or at the end of an update that was started; the answers are those of a fresh server."""
     before = complete(http)

@@ -3,8 +3,6 @@
 import asyncio
 import time
 
-import pytest
-
 from jaxis.engine.client.output_stream import OutputStream
 from jaxis.engine.client.stream_waker import StreamWaker
 from jaxis.outputs import CompletionOutput, RequestOutput
@@ -28,7 +26,6 @@ def test_what_comes_between_the_first_and_the_last_output_is_read_before_the_las
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
-@pytest.mark.slow
 def test_what_comes_while_readers_rest_is_read_together_and_a_last_output_at_once():
     async def scenario():
         stream, ending, waker = OutputStream(), OutputStream(), StreamWaker(asyncio.get_running_loop())

@@ -43,7 +43,6 @@ def test_it_is_on_where_it_changes_no_bit_and_takes_no_memory(changes: dict, exp
     assert on_by_default(**changes) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not native.usable(), reason="is on with native kernels")
 def test_it_is_on_unless_it_is_turned_off_and_answers_are_the_same() -> None:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True, logprobs=1)
@@ -58,7 +57,6 @@ def test_it_is_on_unless_it_is_turned_off_and_answers_are_the_same() -> None:
     assert answers[0] == answers[1]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not native.usable(), reason="is on with native kernels")
 def test_nothing_is_compiled_for_drafts_before_they_would_have_saved_the_time_unless_they_are_asked_for() -> None:
     """A prompt that repeats itself all the while, for much less time than compiling takes."""

@@ -48,7 +48,6 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
     runner.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -31,7 +31,6 @@ def speculative(folders, kind):
     return {"method": method, "num_speculative_tokens": 2, **({"model": str(folder)} if folder else {})}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "quantization"),
     [

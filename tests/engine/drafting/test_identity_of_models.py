@@ -123,12 +123,10 @@ WIDTHS = {
 }
 
 
-@pytest.mark.slow  # test_identity_with_layers.py has one model's
 def test_of_recurrent_states() -> None:
     check(["Bamba"], {})
 
 
-@pytest.mark.slow  # test_identity.py has one model's
 @pytest.mark.parametrize("width", WIDTHS)
 def test_at_every_width(width: str) -> None:
     check(["Qwen3"], {**WIDTHS[width]})
@@ -138,7 +136,6 @@ NUM_PARTS = 8
 WITHOUT_INT8_CACHE = {"BLOOM", "MPT", "Falcon RW"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 @pytest.mark.parametrize("width", ["float32", "int8", "int4", "int8 cache", "bfloat16"])
 def test_every_family(width: str, part: int) -> None:

@@ -82,7 +82,6 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "num_blocks"),
     [

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,6 @@ FEATURES = st.builds(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(FEATURES, min_size=40, max_size=200))
 def test_few_are_chosen_and_each_does_what_is_needed(wanted):

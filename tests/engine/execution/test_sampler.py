@@ -223,7 +223,7 @@ def test_a_row_samples_the_same_alone_and_among_32_mixed_rows():
     logits = random_logits(30, vocab_size)
     together = sample_requests(logits, requests, num_rows=32)
     assert len(set(np.asarray(together.token_ids[:30]).tolist())) > 20
-    for i in range(16):
+    for i in range(8):
         alone = sample_requests(logits[i : i + 1], requests[i : i + 1])
         assert together.token_ids[i] == alone.token_ids[0]
         if alone.logprobs is not None:

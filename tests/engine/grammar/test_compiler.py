@@ -254,7 +254,6 @@ def test_a_compilation_that_takes_too_long_is_given_up(tokenizer, monkeypatch):
     assert compiler.compile(StructuredOutputs(regex="a"), limited=False).new_matcher().token_mask().any()
 
 
-@pytest.mark.slow
 def test_preparing_the_vocabulary_and_waiting_for_others_is_no_part_of_the_limit(tokenizer, monkeypatch):
     compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
     monkeypatch.setattr(structured_output, "COMPILE_SECONDS", 1.0)

@@ -65,7 +65,6 @@ def test_greedy_equals_an_oracle_that_tries_every_token(llm, pattern):
         assert regex.fullmatch(pattern, completion.text)
 
 
-@pytest.mark.slow
 def test_whatever_ends_by_itself_is_valid(batching_llm):
     specs = [StructuredOutputs(json_schema=schema) for schema in SCHEMAS]
     params = [

@@ -246,7 +246,7 @@ def llm():
 
 
 PROMPTS = ["What is the capital of France?", "Where does the cat sleep?", "Hello there", "1 2 3 4 5 6 7?"]
-SAMPLED = {"temperature": 1.0, "seed": 3, "max_tokens": 40, "ignore_eos": True}
+SAMPLED = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "ignore_eos": True}
 
 
 def ids_of(llm, prompts, *params):
@@ -256,16 +256,12 @@ def ids_of(llm, prompts, *params):
 def test_the_end_is_forced_after_the_budget_and_the_model_goes_on(llm):
     end = llm.tokenizer.encode(" So there.", add_special_tokens=False)
     assert len(end) > 1
-    for more in (
-        {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True},
-        SAMPLED,
-        {**SAMPLED, "top_k": 3, "min_tokens": 9},
-    ):
+    for more in ({"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}, {**SAMPLED, "top_k": 3, "min_tokens": 9}):
         [[free]] = ids_of(llm, PROMPTS[:1], SamplingParams(**more))
-        for budget in (0, 1, 7):
+        for budget in (0, 7):
             [[cut]] = ids_of(llm, PROMPTS[:1], SamplingParams(**more, thinking_token_budget=budget))
             assert cut[: budget + len(end)] == free[:budget] + end
-            assert len(cut) == 40
+            assert len(cut) == 24
             # What follows is what the model says to the text so far.
             seeded = {**more, "max_tokens": 1, "min_tokens": 0}
             if more["temperature"] == 0.0:
@@ -277,7 +273,6 @@ def test_the_end_is_forced_after_the_budget_and_the_model_goes_on(llm):
         assert same == ids_of(llm, PROMPTS[:1], SamplingParams(**SAMPLED))[0][0]
 
 
-@pytest.mark.slow
 def test_the_same_tokens_in_any_batch_and_with_drafts(llm):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     params = [
@@ -335,7 +330,6 @@ def drawn(logits, seed, step):
     return tile * TILE + int((tiles[tile] + noise[num_tiles:]).argmax())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parser", [SentenceParser, WordParser])
 def test_hard_and_soft_budgets_are_those_of_a_plain_replay_in_any_batch_and_with_drafts(llm, parser, monkeypatch):
     monkeypatch.setitem(llm.engine._grammars.__dict__, "_parsers", ModelParsers(reasoning=parser))

@@ -14,7 +14,7 @@ from tests.engine.hosts.commands import answers_of, faulty_follower, follower, l
 from tests.support.host_processes import free_port, host_processes
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.multi_device, pytest.mark.slow]
+pytestmark = [pytest.mark.multi_device]
 REQUEST = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
 STALL_SECONDS = 15
 # More than any of these takes where nothing else runs: other tests share the processors.

@@ -23,7 +23,6 @@ def group(scenario, model, num_hosts, num_devices, port):
     return host_processes(commands, num_devices=num_devices)
 
 
-@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("scenario", "num_hosts", "num_devices"),
@@ -43,7 +42,6 @@ def test_several_hosts_answer_as_one_does(checkpoint, scenario, num_hosts, num_d
 
 
 @pytest.mark.multi_device
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_the_tokens_and_logits_of_transformers_over_two_hosts(name):
     family = next(family for family in parity.FAMILIES if family.name == name)
@@ -57,7 +55,6 @@ def test_families_have_the_tokens_and_logits_of_transformers_over_two_hosts(name
 
 
 @pytest.mark.multi_device
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_devices"), [("2x1", 1), ("2x2", 2), ("4x1", 2)])
 def test_data_ranks_on_two_hosts_answer_as_one_device_does(checkpoint, size, num_devices):
     port = free_port()
@@ -74,7 +71,6 @@ def test_data_ranks_on_two_hosts_answer_as_one_device_does(checkpoint, size, num
 
 
 @pytest.mark.multi_device
-@pytest.mark.slow
 def test_experts_on_the_devices_of_two_hosts():
     """Each host converts and keeps its own only."""
     folder, port = str(checkpoint_of_experts("GPT-OSS")), free_port()

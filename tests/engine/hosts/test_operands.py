@@ -68,7 +68,6 @@ def test_changes_that_do_not_go_with_the_last_vector_are_refused(message):
         received.decode(2, [messages.Vector(b"\0" * 4, b"\0" * 4)])
 
 
-@pytest.mark.slow
 def test_a_decode_of_64_requests_with_2048_blocks_each_sends_kilobytes():
     """The vector has 512 KiB; with the tokens in flight of the step before, and blocks of 16 tokens."""
     engine = SimulatedEngine(

@@ -25,7 +25,6 @@ def test_two_hosts_with_a_stage_each_answer_as_one_does(checkpoint):
 
 
 @pytest.mark.multi_device
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_hosts", "num_devices", "size"),
     [

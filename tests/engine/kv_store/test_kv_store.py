@@ -174,7 +174,6 @@ class TestDiskTier:
             tier._write(key(1), block(1), 0)  # what the writer had taken before
             assert not tier.has(key(1))
 
-    @pytest.mark.slow
     def test_processes_that_share_a_folder_read_whole_blocks_or_none(self, tmp_path: Path) -> None:
         script = (
             "import sys; from pathlib import Path; from tests.engine.kv_store.test_kv_store import *\n"

@@ -89,7 +89,6 @@ RanksMachine.TestCase.settings = settings(
 TestDataRanks = RanksMachine.TestCase
 
 
-@pytest.mark.slow
 class TestDataRanksLong(RanksMachine.TestCase):
     settings = settings(RanksMachine.TestCase.settings, max_examples=1000, stateful_step_count=40, derandomize=False)
 

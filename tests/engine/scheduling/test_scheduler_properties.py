@@ -140,12 +140,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestScheduler = SchedulerMachine.TestCase
 
 
-@pytest.mark.slow
 class TestSchedulerLong(SchedulerMachine.TestCase):
     settings = settings(SchedulerMachine.TestCase.settings, max_examples=2000, derandomize=False)
 
@@ -171,7 +170,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
 ) -> None:
     rng = random.Random(run_ahead)
     num_sequences = num_preemptions = num_hits = num_loaded = num_drafted = num_accepted = 0
-    while num_sequences < 800:
+    while num_sequences < 400:
         engine = SimulatedEngine(
             num_blocks={span: rng.randint(6, 16) for span in spans},
             num_state_slots=rng.randint(2, 12) if has_states else None,
@@ -209,7 +208,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
         num_loaded += engine.store.num_loaded if engine.store is not None else 0
         num_drafted += engine.num_drafted
         num_accepted += engine.num_accepted
-    assert num_preemptions > 50 or not spans
-    assert num_hits > 80
-    assert num_loaded > 80 or not has_store
+    assert num_preemptions > 25 or not spans
+    assert num_hits > 40
+    assert num_loaded > 40 or not has_store
     assert (0.2 * num_drafted < num_accepted < num_drafted) == (max_drafts > 0)

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,7 +75,6 @@ def check_blocks(told):
     assert num_blocks
 
 
-@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(interleavings(), st.integers(1, 5))
 def test_blocks_never_overlap_and_lose_nothing(events, step):

@@ -541,7 +541,6 @@ def test_a_client_that_leaves_ends_its_request(server):
         server.wait_until_idle()
 
 
-@pytest.mark.slow
 def test_a_stream_lives_while_it_waits(engine):
     engine.text, engine.delay_seconds = "Yes.", 2.5
     with serving(engine, sse_keep_alive_seconds=0.2) as http:
@@ -553,7 +552,6 @@ def test_a_stream_lives_while_it_waits(engine):
     assert text.index("event: message_start") > text.index("event: ping")
 
 
-@pytest.mark.slow
 def test_an_error_in_a_stream_is_its_last_event(engine):
     engine.delay_seconds, engine.error = 2.5, EngineError("a step failed")
     with serving(engine, sse_keep_alive_seconds=0.2) as http:

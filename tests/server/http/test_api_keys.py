@@ -106,7 +106,6 @@ def test_reloading_takes_the_new_file_and_keeps_the_old_keys_if_it_is_wrong(tmp_
     ApiKeys(["given"]).reload()
 
 
-@pytest.mark.slow
 def test_usage_is_counted_by_name_and_the_limit_on_requests_is_one_on_those_that_generate(serve, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     texts = write_keys(tmp_path / "keys", alice={"requests_per_minute": 2}, bob={})

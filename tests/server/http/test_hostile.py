@@ -101,7 +101,6 @@ def test_the_fault_of_a_union_is_that_of_the_branch_that_fits(http):
     assert "at most 4096" in response.json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_long_prompts_hold_up_no_other_request(server, http):
     """Neither the tokenizer nor the answer of a million tokens keeps Python's lock or the event loop."""
     text = "a " * 400_000
@@ -121,7 +120,6 @@ def test_long_prompts_hold_up_no_other_request(server, http):
     assert num_answers > 20  # a loop that is held up answers between the two at most
 
 
-@pytest.mark.slow
 def test_a_prompt_that_cannot_fit_is_not_tokenized(http, monkeypatch):
     encode = tokenizers.Tokenizer.encode_batch_fast
 
@@ -250,7 +248,6 @@ def test_a_body_that_never_ends_is_not_read_for_ever(serve):
         send_on(connection)
 
 
-@pytest.mark.slow
 def test_what_can_be_got_can_be_asked_for_without_its_body(serve):
     server = serve()
     for path in ("/health", "/v1/models", "/v1/models/jaxis-tiny", "/version", "/metrics", "/openapi.json", "/"):
@@ -282,7 +279,6 @@ def test_headers_that_drip_in_are_cut_off(serve):
     pytest.fail("headers that never end are read on and on")
 
 
-@pytest.mark.slow
 def test_connections_in_use_are_kept(serve):
     server = serve(idle_timeout_seconds=0.2)
     with httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=1)) as http:
@@ -338,7 +334,6 @@ def test_a_body_that_drips_in_is_given_up(serve):
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.slow
 def test_an_answer_that_is_not_read_is_dropped(serve, built_engine):
     """A large plain answer waits in the server's memory: not for ever."""
     server = serve(idle_timeout_seconds=0.2)

@@ -95,7 +95,6 @@ def test_an_error_that_is_quick_keeps_its_status(engine, client, path):
     assert (response.status_code, response.json()["error"]["message"]) == (400, "no")
 
 
-@pytest.mark.slow
 def test_a_late_error_is_in_the_stream_in_the_protocols_form(engine, client):
     engine.error = EngineError("out of memory")
     for path in ("/v1/chat/completions", "/v1/completions"):

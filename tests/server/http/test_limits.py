@@ -13,18 +13,6 @@ import pytest
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}]}
 ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
-ROUTES = [
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/jaxis-tiny"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/metrics"),
-    ("GET", "/version"),
-    ("GET", "/openapi.json"),
-    ("GET", "/nowhere"),
-]
 
 
 def send_raw(server, payload):
@@ -47,20 +35,6 @@ def wait_until_running(server):
         time.sleep(0.002)
 
 
-def test_with_keys_every_route_is_closed_but_health(serve):
-    server = serve(api_keys=("first", "second"))
-    with httpx.Client(base_url=server.url) as http:
-        for method, path in ROUTES:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
-                response = http.request(method, path, headers=headers)
-                assert response.status_code == 401, (method, path, headers)
-                assert response.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/health", "/ready"):
-            assert http.get(path).status_code == 200
-        for key in ("first", "second"):
-            assert http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
-
-
 def test_large_bodies_are_refused_announced_or_not(serve):
     server = serve(max_body_bytes=2000)
     with httpx.Client(base_url=server.url) as http:
@@ -74,23 +48,9 @@ def test_large_bodies_are_refused_announced_or_not(serve):
         assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
-@pytest.mark.parametrize("size", [40_000, 1_000_000])
-def test_large_headers_are_refused(server, http, size):
-    payload = post("/tokenize", {"prompt": "x"}, f"X-Large: {'x' * size}\r\n")
-    with send_raw(server, payload) as connection:
-        assert connection.recv(65536).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
-    assert http.get("/health").status_code == 200
-
-
-def test_a_body_that_stops_coming_is_given_up(serve):
-    server = serve(body_timeout_seconds=0.2)
-    payload = post("/v1/completions", {"prompt": "x"})[:-3]
-    assert send_raw(server, payload).recv(65536).startswith(b"HTTP/1.1 408")
-
-
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}', b'{"prompt": NaN}'],
+    [b"{", b"[]", b"\xff"],
 )
 def test_broken_json_is_a_bad_request(http, body):
     response = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
@@ -117,13 +77,13 @@ def test_broken_json_is_a_bad_request(http, body):
         ({"Content-Type": "application/json"}, b"", "the body is empty"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/api/chat"])
-def test_what_is_wrong_with_a_bodys_wrapping_is_named(http, path, headers, body, message):
+def test_what_is_wrong_with_a_bodys_wrapping_is_named(http, headers, body, message):
     origin = {"Origin": "null"}  # with which Ollama's routes read the header
-    answer = http.post(path, content=body, headers=headers | origin)
-    error = answer.json()["error"]
-    assert answer.status_code == 400
-    assert message in (error if isinstance(error, str) else error["message"])
+    for path in ("/v1/chat/completions", "/v1/messages", "/tokenize", "/api/chat"):
+        answer = http.post(path, content=body, headers=headers | origin)
+        error = answer.json()["error"]
+        assert answer.status_code == 400, path
+        assert message in (error if isinstance(error, str) else error["message"]), path
 
 
 @pytest.mark.parametrize(
@@ -202,7 +162,6 @@ def test_a_client_that_leaves_gives_its_blocks_back(server, stream, prompts):
     server.wait_until_idle(5)
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_off(serve):
     server = serve(write_timeout_seconds=0.3)
     connection = socket.socket()

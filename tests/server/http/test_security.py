@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.datastructures import Headers
 
 import jaxis
 from jaxis.cli.serve_options import ServerOptions
@@ -79,19 +78,12 @@ def test_only_this_machine_can_connect_unless_told_otherwise():
 
 def test_keys_are_compared_in_constant_time():
     assert "hmac.compare_digest" in inspect.getsource(api_keys.ApiKeys.find)
-    keys = api_keys.ApiKeys(["secret"])
-    middleware = api_keys.ApiKeyMiddleware(None, keys)
-    assert middleware._find(Headers({"authorization": "Bearer secret"}))
-    assert middleware._find(Headers({"x-api-key": "secret"}))
-    for header in ("", "secret", "Bearer ", "Bearer secre", "Basic secret"):
-        assert not middleware._find(Headers({"authorization": header}))
-    for header in ("", "secre", "Bearer secret", "secret secret"):
-        assert not middleware._find(Headers({"x-api-key": header}))
 
 
 def test_every_route_of_the_application_is_closed_with_a_key(serve):
     server = serve(api_keys=("secret",))
-    document = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": "Bearer secret"}).json()
+    key = {"Authorization": "Bearer secret"}
+    document = httpx.get(f"{server.url}/openapi.json", headers=key, timeout=60).json()
     paths = [*document["paths"], "/openapi.json", "/docs", "/v1", "/v1/", "/V1/models", "//v1/models", "/v1/models/"]
     paths += ["/health/", "/health/../v1/models", "/%76%31/models", "/health%2f..%2fv1/models", "/health/../metrics"]
     for path in paths:
@@ -99,6 +91,14 @@ def test_every_route_of_the_application_is_closed_with_a_key(serve):
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             status = connection.recv(4096).split()[1]
         assert status == (b"200" if path in api_keys.OPEN_PATHS else b"401"), path
+    wrong = ("", "secret", "Bearer", "Bearer secre", "Basic secret"), ("", "secre", "Bearer secret", "secret secret")
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        for name, good, bad in zip(("Authorization", "X-Api-Key"), ("Bearer secret", "secret"), wrong, strict=True):
+            found = {value: http.get("/v1/models", headers={name: value}) for value in (good, *bad)}
+            assert {value for value, answer in found.items() if answer.status_code == 200} == {good}
+            assert {answer.json()["error"]["code"] for value, answer in found.items() if value != good} == {
+                "invalid_api_key"
+            }
 
 
 def test_no_address_in_a_request_is_ever_visited(server, http):
@@ -139,7 +139,7 @@ for _ in range(30):
     NESTED = {"type": "object", "properties": {"a": NESTED}, "required": ["a"]}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "grammar",
     [

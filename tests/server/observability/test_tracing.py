@@ -52,7 +52,6 @@ def values(attributes):
     return found
 
 
-@pytest.mark.slow
 def test_a_request_is_a_span_with_its_times_below_that_of_its_client(serve, collector):
     url, received = collector
     server = serve(otlp_traces_endpoint=url)
@@ -113,7 +112,6 @@ def test_a_request_is_a_span_with_its_times_below_that_of_its_client(serve, coll
     assert values(failed.attributes)["error.type"] == "ContextLengthError"
 
 
-@pytest.mark.slow
 def test_without_a_collector_requests_are_answered_and_the_server_ends(serve, caplog):
     caplog.set_level(logging.CRITICAL, "opentelemetry")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -145,7 +143,6 @@ def test_without_the_extra_the_option_says_how_to_get_it(monkeypatch):
     assert "pip install 'jaxis[otel]'" in line
 
 
-@pytest.mark.slow
 def test_a_server_without_traces_does_not_import_what_writes_them():
     modules = ["opentelemetry.sdk", "opentelemetry.exporter", "aiohttp"]  # fastapi imports opentelemetry itself
     script = f"""

@@ -391,7 +391,6 @@ def test_keys_and_the_flag(connect, engine):
     assert no_page.get("/").text == "Ollama is running"
 
 
-@pytest.mark.slow
 def test_a_stream_that_waits_is_not_silent(connect, monkeypatch):
     monkeypatch.setattr(sse, "FIRST_EVENT_SECONDS", 0.05)
     engine = ScriptedEngine()

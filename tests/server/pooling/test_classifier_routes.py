@@ -66,7 +66,6 @@ def test_a_cross_encoder_reads_both_texts(reranker):
     assert http.get("/v1/models").json()["data"][0]["capabilities"] == ["rerank", "classification"]
 
 
-@pytest.mark.slow
 def test_classes_have_names_and_probabilities(classifier):
     http, model = classifier
     ids = texts(10)

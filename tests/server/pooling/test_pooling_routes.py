@@ -45,7 +45,6 @@ def test_openais_client_gets_the_references_vectors(url, encoder):
     assert one.usage.prompt_tokens == 4
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
 def test_clients_share_steps_and_get_the_vectors_that_they_get_alone(http):
     ids = texts(40)
@@ -98,7 +97,6 @@ def test_coheres_fields_ask_for_the_vectors_in_each_type(http):
     )
 
 
-@pytest.mark.slow
 def test_scores_are_cosines_and_ties_stay_in_order(http):
     query, documents = "w1 w2", ["w9 w8", "w2 w1", {"text": "w9 w8"}, "w3"]
     plain = [each if isinstance(each, str) else each["text"] for each in documents]

@@ -46,7 +46,6 @@ def ask(http, model, **more):
     return http.post("/v1/completions", json={"model": model, "prompt": "Paris", "max_tokens": 4, **more})
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_killed_ends_only_its_own_models_requests(server):
     process, http = server
     first = ask(http, "a", temperature=0).json()["choices"]
@@ -71,7 +70,6 @@ def test_an_engine_that_is_killed_ends_only_its_own_models_requests(server):
     assert len(engines(process)) == 2
 
 
-@pytest.mark.slow
 def test_loads_and_unloads_of_processes_leave_nothing_behind(server):
     """As many as there is time for, each of two seconds or so; those below are of the server's own part."""
     process, http = server
@@ -90,7 +88,6 @@ def test_loads_and_unloads_of_processes_leave_nothing_behind(server):
     assert figures[-1][2] <= figures[3][2] + 2
 
 
-@pytest.mark.slow
 def test_a_thousand_loads_and_unloads_leave_nothing_behind():
     process = psutil.Process()
     with serving_pool(FakeModel("a"), FakeModel("b"), most_loaded=1) as client:

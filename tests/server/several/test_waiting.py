@@ -82,7 +82,6 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_its_protocols_error(poo
     assert "error" in last or last["type"] == "error"
 
 
-@pytest.mark.slow
 def test_the_clients_of_three_protocols_wait_for_their_model(pool):
     client, tiny, _ = pool
     of_openai = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)

@@ -49,7 +49,6 @@ def rows(text):
     return np.load(io.BytesIO(base64.b64decode(text)))
 
 
-@pytest.mark.slow
 def test_every_route_returns_them(experts_http):
     asked = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_routed_experts": True}
     [choice] = post(experts_http, "/inference/v1/generate", token_ids=PROMPT, sampling_params=asked)["choices"]
