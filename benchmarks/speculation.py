@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.drafting.speculation import NoSpeculation, Speculation
+from jaxis.engine.speculation import DraftCounts
+from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.speculation import NoSpeculation
 from jaxis.engine.output_processor import Request
 
 BLOCK_STEPS = 32

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +27,15 @@ FLOORS = (
     "compilation pooling",
     "engine.client",
     "engine",
-    "engine.drafting engine.hosts engine.kv_store lora vision",
-    "engine.embedded_inputs",
-    "engine.execution engine.kv_events",
-    "engine.grammar engine.kv_connector",
+    "engine.drafting engine.hosts engine.kv_events engine.kv_store lora vision",
+    "engine.embedded_inputs engine.speculation",
+    "engine.execution",
+    "engine.grammar engine.host_group engine.kv_connector",
     "engine.scheduling",
     "engine.arguments",
-    "engine.argument_fields engine.combinations",
+    "engine.argument_fields",
+    "engine.argument_groups",
+    "engine.combinations",
     "models.changed_checkpoint models.draft_loader models.written_template quantization.checkpoint",
     "models.tied_tables",
     "models.model_loader",
@@ -51,7 +53,7 @@ FLOORS = (
     "tokenizer",
     "loading sampling_params",
     "config",
-    "host kv_transfer_params outputs parallel quantization_rules structured_outputs",
+    "host kv_transfer_params outputs parallel quantization_rules rooms structured_outputs",
     "errors nearest_name version",
 )
 """Rooms of jaxis, the highest floor first; rooms of a floor are neighbours, which do not import each other.
@@ -59,14 +61,49 @@ FLOORS = (
 A module belongs to the longest name that its own begins with. Modules of a room import each other.
 """
 
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "bench": (),
+    "bringup": ("loading.gguf",),
+    "calibration": (),
+    "cli.serve_models": ("server.several",),
+    "doctor": ("bench", "bringup", "planning"),
+    "engine.drafting": (),
+    "engine.follower": ("engine.hosts",),
+    "engine.hosts": (),
+    "engine.kv_events": (),
+    "engine.kv_store": (),
+    "inference": (),
+    "integrations": ("engine.drafting", "inference"),
+    "loading.gguf": (),
+    "planning": ("bench", "bringup"),
+    "server.anthropic": (),
+    "server.ollama": (),
+    "server.pooling": (),
+    "server.pooling.ollama": ("server.ollama",),
+    "server.several": (),
+    "server.tokens": (),
+    "server.weights": (),
+    "training": ("inference",),
+}
+"""Rooms that an installation may lack -> other such rooms that they need.
+
+`tests/test_optional_rooms.py` takes each out.
+The rest of the package imports none of them where a module is imported: it asks `jaxis.rooms`.
+"""
+
 
 @dataclass(frozen=True)
 class Import:
-    """One import of a module of jaxis by another, wherever in the file it stands."""
+    """One import of a module of jaxis by another, wherever in the file it stands.
+
+    Attributes:
+      is_at_once: True if it happens when the importer is imported: not in a function, nor for types alone.
+    """
 
     importer: str
     imported: str
     line: int
+    is_at_once: bool = True
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -101,23 +138,31 @@ def read_sources(modules: Mapping[str, Path]) -> tuple[list[Import], list[tuple[
     classes: list[tuple[str, str]] = []
     for name, path in sorted(modules.items()):
         tree = ast.parse(path.read_text("utf-8"))
-        imports += [Import(name, imported, line) for imported, line in sorted(set(_imports_of(tree, modules)))]
+        late = {id(node) for block in ast.walk(tree) if _is_late(block) for node in ast.walk(block)}
+        imports += [Import(name, *found) for found in sorted(set(_imports_of(tree, modules, late)))]
         classes += [(name, n.name) for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
     return imports, classes
 
 
-def _imports_of(tree: ast.Module, modules: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
+def _is_late(block: ast.AST) -> bool:
+    is_for_types = isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+    return is_for_types or isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _imports_of(
+    tree: ast.Module, modules: Mapping[str, Path], late: Collection[int] = ()
+) -> Iterator[tuple[str, int, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] == "jaxis":
-                    yield alias.name, node.lineno
+                    yield alias.name, node.lineno, id(node) not in late
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: a relative import"
             if (node.module or "").partition(".")[0] == "jaxis":
                 for alias in node.names:
                     submodule = f"{node.module}.{alias.name}"
-                    yield submodule if submodule in modules else str(node.module), node.lineno
+                    yield submodule if submodule in modules else str(node.module), node.lineno, id(node) not in late
 
 
 def floor_of(module: str, floors: Mapping[str, tuple[int, str]]) -> tuple[int, str] | None:
@@ -199,7 +244,7 @@ def test_imports_in_functions_and_for_types_count():
         "def f():\n    from jaxis import c\n"
     )
     found = sorted(_imports_of(tree, modules))
-    assert found == [("jaxis.a", 4), ("jaxis.a.b", 4), ("jaxis.c", 1), ("jaxis.c", 6)]
+    assert [each[:2] for each in found] == [("jaxis.a", 4), ("jaxis.a.b", 4), ("jaxis.c", 1), ("jaxis.c", 6)]
 
 
 def test_imports_are_held_to_the_longest_name():
@@ -209,6 +254,43 @@ def test_imports_are_held_to_the_longest_name():
     for imports, expected in ((allowed, []), (refused, refused)):
         found = upward_imports([Import(f"jaxis.{x}", f"jaxis.{y}", 1) for x, y in imports], floors)
         assert found == [Import(f"jaxis.{x}", f"jaxis.{y}", 1) for x, y in expected]
+
+
+def optional_room(module: str) -> str | None:
+    names = [room for room in OPTIONAL if f"{module}.".startswith(f"jaxis.{room}.")]
+    return max(names, key=len, default=None)
+
+
+def imports_of_optional_rooms(imports: list[Import]) -> list[Import]:
+    """Imports of an optional room by a module that neither belongs to it nor may need it."""
+    found = []
+    for each in imports:
+        importer, imported = optional_room(each.importer), optional_room(each.imported)
+        if each.is_at_once and imported not in (None, importer) and not (importer and _needs(importer, str(imported))):
+            found.append(each)
+    return found
+
+
+def _needs(room: str, other: str) -> bool:
+    return room.startswith(f"{other}.") or other in OPTIONAL[room]
+
+
+def test_only_those_who_need_an_optional_room_import_it(sources):
+    found = imports_of_optional_rooms(sources[0])
+    assert not found, "\n".join(map(str, found))
+
+
+def test_imports_for_types_and_in_functions_may_be_of_optional_rooms(tmp_path):
+    text = (
+        "from jaxis.server.ollama import a\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+        "    from jaxis.server.ollama import b\ndef f():\n    import jaxis.server.ollama.c\n"
+    )
+    modules = {}
+    for name in ("server.app", "server.ollama.d", "server.pooling.ollama", "server.tokens.e"):
+        modules[f"jaxis.{name}"] = tmp_path / f"{name}.py"
+        modules[f"jaxis.{name}"].write_text(text)
+    found = imports_of_optional_rooms(read_sources(modules)[0])
+    assert [(each.importer, each.line) for each in found] == [("jaxis.server.app", 1), ("jaxis.server.tokens.e", 1)]
 
 
 def test_circles_are_found():
@@ -229,3 +311,5 @@ if __name__ == "__main__":
     all_upward = upward_imports(all_imports, read_floors())
     print(f"{len(all_circles)} circles", *map(" <-> ".join, all_circles), sep="\n  ")
     print(f"{len(all_upward)} upward imports", *map(str, all_upward), sep="\n  ")
+    all_optional = imports_of_optional_rooms(all_imports)
+    print(f"{len(all_optional)} imports of optional rooms", *map(str, all_optional), sep="\n  ")

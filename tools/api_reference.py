@@ -63,7 +63,6 @@ INTERNAL = {
     "jaxis.inference.engine.JAXInferenceEngine.run",
     "jaxis.inference.conversation.ContentItem.for_template",
     "jaxis.inference.conversation.Message.for_template",
-    "jaxis.pooling.llm_methods.PoolingMethods",
 }
 # Classes whose fields a guide explains: the page has a link in place of a second table.
 EXPLAINED = {

@@ -13,15 +13,17 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from jaxis.engine.argument_fields import ArgumentInfo, EngineArgFields, argument_infos, argument_types
+from jaxis.engine.argument_fields import EngineArgFields, argument_infos, argument_types
+from jaxis.engine.argument_groups.info import ArgumentInfo
 from tools import api_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 LINE = 120
-TYPES: dict[str, str] = EngineArgFields.__annotations__
+TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(EngineArgFields)}
 _LINK = re.compile(r"\[[^\]]*\]\(([\w-]+\.md)(#[\w-]+)?\)")
 
 

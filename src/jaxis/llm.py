@@ -16,11 +16,10 @@ from typing import Any, Literal, Unpack, cast
 import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.client.engine_change import PAUSED
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
-from jaxis.engine.live_weights import Weights
+from jaxis.engine.live_weights import PAUSED, Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
 from jaxis.engine.output_processor import Request
@@ -32,10 +31,18 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.lora import LoRARequest
 from jaxis.lora.feature import adapters_of
 from jaxis.lora.store import AdaptersInUseError
-from jaxis.outputs import Logprob, RequestOutput
-from jaxis.pooling.embedder import open_embedder
-from jaxis.pooling.kind import Runner, check_runner, is_made_for_pooling
-from jaxis.pooling.llm_methods import PoolingMethods
+from jaxis.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from jaxis.pooling.embedder import Embedder, open_embedder
+from jaxis.pooling.kind import Runner, check_runner, kind_of_checkpoint
+from jaxis.pooling.pairs import Texts, as_texts
+from jaxis.pooling.pooling_info import POOLING
+from jaxis.pooling.text_groups import TextGroup, check_sides
 from jaxis.prompt_extension import PromptExtension, compare_prompts
 from jaxis.prompts import (
     ContentFormat,
@@ -98,7 +105,7 @@ class RenderedChat:
     extension: PromptExtension | None = None
 
 
-class LLM(PoolingMethods):
+class LLM:
     """A model, ready to generate text, or to make vectors or scores of texts.
 
     Use it as a context manager, or call `close`, to give its memory back. A Ctrl-C ends the call it interrupts and
@@ -178,16 +185,15 @@ class LLM(PoolingMethods):
             self._progress.note(f"arguments without an effect here: {', '.join(translated.without_effect)}")
         self._num_calls = 0
         self._closed = False
-        self._built = self._embedder = None
         opened = open_model(args)
-        if runner == "pooling" or (runner == "auto" and is_made_for_pooling(opened.path, opened.hf_config)):
+        if kind_of_checkpoint(opened.path, opened.hf_config, runner) is POOLING:
             if needs_chat_template:
                 raise ConfigError(
                     f"{args.model} makes vectors or scores, so it cannot chat: use LLM.embed or LLM.score"
                 )
-            self._embedder = open_embedder(args, opened, self._progress)
+            self._opened: BuiltEngine | Embedder = open_embedder(args, opened, self._progress)
         else:
-            self._built = build_engine(
+            self._opened = build_engine(
                 args,
                 self._progress,
                 opened=opened,
@@ -200,22 +206,25 @@ class LLM(PoolingMethods):
     @property
     def engine(self) -> LLMEngine:
         """The engine, for adding requests and stepping it directly; until those have ended, call nothing else here."""
-        return self._engine
+        return self._generator.engine
 
     @property
     def _generator(self) -> BuiltEngine:
-        if self._built is None:
+        if not isinstance(self._opened, BuiltEngine):
             raise RequestError("this model makes vectors or scores of texts and generates none: use embed or score")
-        return self._built
+        return self._opened
 
     @property
-    def _engine(self) -> LLMEngine:
-        return self._generator.engine
+    def _embedder(self) -> Embedder:
+        self._check_open()
+        if not isinstance(self._opened, Embedder):
+            raise RequestError("this model generates text: LLM(model, runner='pooling') makes vectors with it")
+        return self._opened
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
-        return self._engine.tokenizer if self._embedder is None else self._embedder.reader.tokenizer
+        return self._opened.tokenizer
 
     def tokenizer_of(self, lora_request: LoRARequest | None) -> Tokenizer | None:
         """Returns the tokenizer, with the chat template that an adapter brings, if it brings one.
@@ -226,7 +235,7 @@ class LLM(PoolingMethods):
         Raises:
           ConfigError, CheckpointError: The adapter's files cannot be read.
         """
-        if lora_request is None or self.tokenizer is None or (adapters := adapters_of(self._engine.runner)) is None:
+        if lora_request is None or self.tokenizer is None or (adapters := adapters_of(self.engine.runner)) is None:
             return self.tokenizer
         source = adapters.chat_template_of(lora_request.lora_path)
         return self.tokenizer if source is None else with_template(self.tokenizer, source)
@@ -234,24 +243,22 @@ class LLM(PoolingMethods):
     @functools.cached_property
     def images(self) -> PromptImages | NoImages:
         """Puts images into prompts, or refuses them."""
-        if self._built is None:
+        if not isinstance(self._opened, BuiltEngine):
             return NoImages()
-        if (feature := self._engine.runner.feature("inputs")) is None:
-            return NoImages(self._built.inputs_left_out)
+        if (feature := self.engine.runner.feature("inputs")) is None:
+            return NoImages(self._opened.inputs_left_out)
         inputs = feature.encoder
         return PromptImages.of_model(inputs.files, self.tokenizer, inputs.max_inputs, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
-        return self._engine.max_model_len if self._embedder is None else self._embedder.reader.max_tokens
+        return self._opened.max_model_len
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the model's weights as they are in memory, on all devices together."""
-        if self._embedder is not None:
-            return self._embedder.model.weight_bytes
-        return self._engine.runner.weight_bytes + self._generator.hosts.weight_bytes
+        return self._opened.weight_bytes
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters that generation_config.json recommends, without a limit on the tokens."""
@@ -466,7 +473,7 @@ class LLM(PoolingMethods):
         self._check_open()
         self._check_runs()
         with interrupt_deferred():
-            return compute_logits(self._engine, token_ids, paged=path == "paged")
+            return compute_logits(self.engine, token_ids, paged=path == "paged")
 
     def update_weights(self, weights: Weights, version: str | int | None = None) -> None:
         """Gives the model other weights, which are stored, quantized and packed as its own were.
@@ -501,12 +508,12 @@ class LLM(PoolingMethods):
         self._check_open()
         with interrupt_deferred():
             if mode == "abort":
-                self._engine.abort_all()
-            self._engine.holds.add(PAUSED)
+                self.engine.abort_all()
+            self.engine.holds.add(PAUSED)
 
     def resume(self) -> None:
         """Lets requests run again after `pause`."""
-        self._engine.holds.discard(PAUSED)
+        self.engine.holds.discard(PAUSED)
 
     def sleep(self, level: int = 1) -> None:
         """Frees the memory of the KV cache, and of the weights, until `wake_up`. Open streams go on after that.
@@ -535,20 +542,129 @@ class LLM(PoolingMethods):
             self._generator.weights.wake_up(tags)
 
     def __repr__(self) -> str:
-        if self._closed:
-            return f"LLM({self._name!r}, closed)"
-        if self._embedder is not None:
-            return f"LLM({self._name!r}, vectors or scores of up to {self.max_model_len} tokens)"
-        model = type(self._engine.runner.model).__name__
-        return f"LLM({self._name!r}, {model}, max_model_len={self.max_model_len})"
+        return f"LLM({self._name!r}, {'closed' if self._closed else self._opened})"
 
     def close(self) -> None:
         """Gives the memory back; the LLM cannot be used any more."""
         self._closed = True
-        if self._embedder is not None:
-            self._embedder.close()
-        else:
-            self._engine.close()
+        self._opened.close()
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Computes the vectors of texts. On CPU, they are the same, bit for bit, whatever other texts are in the call.
+
+        Args:
+          prompts: One or many texts, as in `generate`.
+          truncate_prompt_tokens: Number of tokens to keep of a longer input; -1 is as many as the model takes. None: an
+            input that is too long is an error.
+          prompt_name: Kind of the texts, such as "query", for which the checkpoint has a prompt.
+          use_tqdm: Accepted as in vLLM; without effect.
+          lora_request: Accepted as in vLLM; must be None.
+          tokenization_kwargs: Accepted as in vLLM; must be empty.
+
+        Returns:
+          One output for each input, in order.
+
+        Raises:
+          RequestError: An input is empty or too long, an argument cannot be honoured, or the model generates text;
+            nothing was computed.
+        """
+        del use_tqdm
+        _check_no_adapter(lora_request)
+        check_tokenization_kwargs(tokenization_kwargs)
+        with interrupt_deferred():
+            return self._embedder.embed(
+                TextGroup(as_prompt_list(prompts), kind=prompt_name, truncate_tokens=truncate_prompt_tokens)
+            )
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Computes the score of each label for texts. On CPU, they are the same, bit for bit, whatever is in the call.
+
+        Args:
+          prompts: One or many texts, as in `generate`.
+          truncate_prompt_tokens: Number of tokens to keep, as in `embed`.
+          use_activation: True to convert logits to probabilities: by a sigmoid for one label, a softmax for several, or
+            as the
+            checkpoint's config.json says.
+          use_tqdm: Accepted as in vLLM; without effect.
+          lora_request: Accepted as in vLLM; must be None.
+          tokenization_kwargs: Accepted as in vLLM; must be empty.
+
+        Returns:
+          One output for each input, in order.
+
+        Raises:
+          RequestError: An input is invalid, as in `embed`, or the model is not a classifier.
+        """
+        del use_tqdm
+        _check_no_adapter(lora_request)
+        check_tokenization_kwargs(tokenization_kwargs)
+        with interrupt_deferred():
+            return self._embedder.classify(
+                TextGroup(as_prompt_list(prompts), truncate_tokens=truncate_prompt_tokens),
+                use_activation=use_activation,
+            )
+
+    def score(
+        self,
+        data_1: Texts,
+        data_2: Texts,
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        instruction: str | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
+    ) -> list[ScoringRequestOutput]:
+        """Scores pairs of texts: by a cross-encoder that reads both, or by the cosine of their vectors.
+
+        Args:
+          data_1: One string that is paired with each of `data_2`, or as many strings as there; such as queries.
+          data_2: One string or many, such as documents. A dict with "text" counts as a string.
+          truncate_prompt_tokens: Number of tokens to keep, as in `embed`. A cross-encoder's pair loses tokens of its
+            second text.
+          use_activation: True to convert logits to probabilities, as in `classify`.
+          instruction: Task in words, for models that use one, such as Qwen3-Reranker; None: that of the model card.
+          use_tqdm: Accepted as in vLLM; without effect.
+          lora_request: Accepted as in vLLM; must be None.
+
+        Returns:
+          One output for each pair, in order.
+
+        Raises:
+          RequestError: An input is invalid, as in `embed`; the lists' lengths differ; or the model is a classifier of
+            several
+            labels.
+        """
+        del use_tqdm
+        _check_no_adapter(lora_request)
+        sides = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
+        embedder = self._embedder
+        check_sides(*map(TextGroup, sides, ("data_1", "data_2")))
+        with interrupt_deferred():
+            return embedder.score(
+                *(TextGroup(texts, truncate_tokens=truncate_prompt_tokens) for texts in sides),
+                use_activation=use_activation,
+                instruction=instruction,
+            )
 
     def __enter__(self) -> LLM:
         return self
@@ -649,7 +765,7 @@ class LLM(PoolingMethods):
     def _step(self) -> list[Request]:
         self._check_runs()
         with interrupt_deferred():
-            return self._engine.step()
+            return self.engine.step()
 
     def _add(
         self,
@@ -672,14 +788,14 @@ class LLM(PoolingMethods):
         ends_of = functools.cache(self._ends_of)
         with interrupt_deferred():
             for i, (prompt, prompt_params) in list(enumerate(zip(prompts, params, strict=True)))[len(queued) :]:
-                self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
+                self.engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
                 try:
                     adapter = adapters[i] if adapters else None
                     if adapter is not None and not prompt_params.ignore_eos:
                         stops = prompt_params.stop_token_ids
                         stops = [*stops, *sorted(ends_of(adapter) - set(stops))]
                         prompt_params = dataclasses.replace(prompt_params, stop_token_ids=stops)
-                    request = self._engine.add_request(
+                    request = self.engine.add_request(
                         f"{self._num_calls}-{i}",
                         prompt.token_ids,
                         prompt_params,
@@ -707,13 +823,13 @@ class LLM(PoolingMethods):
         adapters = [lora_request] * len(prompts) if isinstance(lora_request, LoRARequest) else lora_request
         if len(adapters) != len(prompts):
             raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
-        if adapters_of(self._engine.runner) is None and any(adapters):
+        if adapters_of(self.engine.runner) is None and any(adapters):
             raise RequestError("lora_request needs LLM(..., enable_lora=True)")
         return adapters
 
     def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
         """Returns the digest of an adapter's current files."""
-        adapters = adapters_of(self._engine.runner)
+        adapters = adapters_of(self.engine.runner)
         assert adapters is not None
         return adapters.add(adapters.read(folder))
 
@@ -726,12 +842,12 @@ class LLM(PoolingMethods):
         with interrupt_deferred():
             for request in requests:
                 if not request.finished:
-                    self._engine.abort_request(request.request_id)
+                    self.engine.abort_request(request.request_id)
 
     def _check_runs(self) -> None:
-        if PAUSED in self._engine.holds:
+        if PAUSED in self.engine.holds:
             raise EngineError("this LLM is paused: call resume first")
-        if self._engine.holds:
+        if self.engine.holds:
             raise EngineError("this LLM sleeps: call wake_up first")
 
     def _check_open(self) -> None:
@@ -766,3 +882,8 @@ def _check_priority(priority: Sequence[int], requests: Sequence[object]) -> None
         raise RequestError(f"priority={priority!r} must be a list of integers, one for each prompt")
     if len(priority) != len(requests):
         raise RequestError(f"{len(priority)} priorities were given for {len(requests)} prompts")
+
+
+def _check_no_adapter(lora_request: object) -> None:
+    if lora_request is not None:
+        raise RequestError("lora_request is not supported by models that make vectors or scores: merge the adapter")

@@ -9,7 +9,7 @@ from jaxis.bench.cost import DecodeCost, PrefillCost
 from jaxis.bench.latency import measure_latency, summarize
 from jaxis.bench.limits import Limits
 from jaxis.bench.run import BatchRun, Load
-from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.engine.speculation import DraftCounts
 
 LIMITS = Limits(4, read_bytes_per_second=10_000.0, copy_bytes_per_second=15_000.0, flops_per_second=1e6)
 DECODE = DecodeCost(weight_bytes=1000, kv_bytes_per_token=10)

@@ -7,10 +7,16 @@ import tomllib
 
 import pytest
 
-from jaxis.cli.serve_options import client_lines
+from jaxis.server.clients import ServerAddress, client_lines
+from jaxis.server.protocol import protocols
 
 URL = "http://127.0.0.1:8123"
 MODEL = "org/it's a model"
+
+
+def lines_of(model, max_model_len, needs_key):
+    clients = [client for protocol in protocols() for client in protocol.clients]
+    return client_lines(clients, ServerAddress(URL, model, max_model_len, needs_key))
 
 
 def by_client(lines):
@@ -32,7 +38,7 @@ def run(command, program, tmp_path, key=None):
 
 @pytest.mark.parametrize(("key", "sent"), [(None, "none"), ("a b$c", "a b$c")])
 def test_claude_code_and_open_webui_get_address_model_context_and_key(tmp_path, key, sent):
-    commands = by_client(client_lines(URL, MODEL, 32768, needs_key=key is not None))
+    commands = by_client(lines_of(MODEL, 32768, needs_key=key is not None))
     words, variables = run(commands["Claude Code"], "claude", tmp_path, key)
     assert words == []
     assert variables["ANTHROPIC_BASE_URL"] == URL
@@ -48,7 +54,7 @@ def test_claude_code_and_open_webui_get_address_model_context_and_key(tmp_path, 
 
 @pytest.mark.parametrize("needs_key", [False, True])
 def test_codex_gets_a_provider_in_toml(tmp_path, needs_key):
-    command = by_client(client_lines(URL, MODEL, 200_000, needs_key=needs_key))["Codex"]
+    command = by_client(lines_of(MODEL, 200_000, needs_key=needs_key))["Codex"]
     words, _ = run(command, "codex", tmp_path)
     assert words[:2] == ["-m", MODEL]
     settings = dict(word.split("=", 1) for word in words[3::2])
@@ -61,7 +67,7 @@ def test_codex_gets_a_provider_in_toml(tmp_path, needs_key):
 
 @pytest.mark.parametrize(("needs_key", "key"), [(False, "none"), (True, "{env:JAXIS_API_KEY}")])
 def test_opencode_gets_a_provider_in_json(tmp_path, needs_key, key):
-    command = by_client(client_lines(URL, MODEL, 200_000, needs_key=needs_key))["opencode"]
+    command = by_client(lines_of(MODEL, 200_000, needs_key=needs_key))["opencode"]
     words, variables = run(command, "opencode", tmp_path)
     assert words == ["-m", f"jaxis/{MODEL}"]
     [(name, provider)] = json.loads(variables["OPENCODE_CONFIG_CONTENT"])["provider"].items()
@@ -74,7 +80,7 @@ def test_opencode_gets_a_provider_in_json(tmp_path, needs_key, key):
 
 
 def test_agents_are_not_pointed_at_a_context_that_their_first_request_fills():
-    lines = client_lines(URL, "m", 8192, needs_key=False)
+    lines = lines_of("m", 8192, needs_key=False)
     assert (
         lines[0] == "agents: Claude Code, Codex and opencode need a context of 16384 tokens or more; this one has 8192"
     )

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from jaxis.cli.command import Command
 from jaxis.cli.main import app
 from jaxis.version import __version__
 
@@ -103,3 +105,14 @@ def test_debug_shows_the_traceback(run_jaxis):
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert "CheckpointError" in result.stderr
+
+
+def test_the_command_of_a_room_that_is_not_installed_is_one_error_and_not_in_the_help():
+    app = typer.Typer()
+    Command("present", lambda: print("runs"), "bench").add_to(app)
+    Command("absent", lambda: print("runs"), "frescos").add_to(app)
+    assert "absent" not in CliRunner().invoke(app, ["--help"]).stdout
+    assert CliRunner().invoke(app, ["present"]).stdout == "runs\n"
+    result = CliRunner().invoke(app, ["absent", "a", "--help", "--some=x"])
+    expected = "jaxis: error: jaxis absent needs jaxis.frescos, which is not part of this installation\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", expected)

@@ -16,10 +16,11 @@ from unittest import mock
 
 from jaxis import LLM
 from jaxis.engine.drafting.lookup import LookupDrafter
-from jaxis.engine.drafting.speculation import Drafter, NoSpeculation
+from jaxis.engine.drafting.speculation import Drafter
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.kv_events.event_format import block_hash
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
+from jaxis.engine.speculation import NoSpeculation
 from tests.engine.kv_events.test_publisher import TOPIC, reading, replay
 from tests.engine.ranks_script import GREEDY, compare, quick_answers, start
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens

@@ -16,8 +16,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxis import SamplingParams
-from jaxis.engine.client.engine_client import Submission
 from jaxis.engine.client.engine_thread import EngineThread
+from jaxis.engine.client.generation_core import GenerationCore
+from jaxis.engine.client.wire import AbortRequest, AddRequest
 from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.errors import ConfigError, EngineError
 from jaxis.kernels import native
@@ -238,12 +239,12 @@ class TestDisk:
                         ended.release()
 
             monkeypatch.setattr(small.engine.connector, "fetch", slow_fetch)
-            thread = EngineThread(small._generator, deliver, lambda error: pytest.fail(str(error)))
+            thread = EngineThread(GenerationCore(small._generator), deliver, lambda error: pytest.fail(str(error)))
             thread.start()
             for name in "ab":
-                thread.add(Submission(name, TokenizedPrompt(None, prompt(0)), GREEDY, final_only=True))
+                thread.take(AddRequest(name, TokenizedPrompt(None, prompt(0)), GREEDY, final_only=True))
             asked.wait()
-            thread.abort("a")
+            thread.take(AbortRequest("a"))
             answers.set()
             assert all(ended.acquire(timeout=60) for _ in range(2))
             assert outputs == {"a": "abort", "b": "length"}

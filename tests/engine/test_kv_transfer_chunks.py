@@ -10,8 +10,9 @@ import threading
 import numpy as np
 import pytest
 
-from jaxis.engine.client.engine_client import Submission
 from jaxis.engine.client.engine_thread import EngineThread
+from jaxis.engine.client.generation_core import GenerationCore
+from jaxis.engine.client.wire import AbortRequest, AddRequest
 from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.promises import ExpectedBlocks
 from jaxis.prompts import TokenizedPrompt
@@ -255,12 +256,12 @@ class TestFaults:
             if any(output.finished for output in new.outputs):
                 ended.set()
 
-        thread = EngineThread(consumer._generator, deliver, lambda error: pytest.fail(str(error)))
+        thread = EngineThread(GenerationCore(consumer._generator), deliver, lambda error: pytest.fail(str(error)))
         thread.start()
         params = with_params(ask_early(producer))
-        thread.add(Submission("b", TokenizedPrompt(None, LONG), params, final_only=True))
+        thread.take(AddRequest("b", TokenizedPrompt(None, LONG), params, final_only=True))
         wait_until(lambda: consumer.engine.connector.stats["peer"].loaded_blocks == 8, seconds=20)
-        thread.abort("b")
+        thread.take(AbortRequest("b"))
         assert ended.wait(5), "it waited for the other engine"
         assert outputs[-1].outputs[0].finish_reason == "abort"
         assert thread.stop(10)

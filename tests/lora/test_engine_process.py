@@ -47,7 +47,7 @@ def test_adapters_are_loaded_over_the_wire_and_again_after_a_crash(tmp_path):
             async with asyncio.timeout(240):
                 [first] = process.info.adapters
                 assert (first.name, first.source) == ("first", str(folders[0]))
-                adapters = [b"", first.digest, await engine.load_adapter(str(folders[1]))]
+                adapters = [b"", first.digest, (await engine.load_adapter(str(folders[1])))[0]]
                 assert await answers() == expected
                 with pytest.raises(CheckpointError, match="is not a folder"):
                     await engine.load_adapter(str(tmp_path / "nobody"))

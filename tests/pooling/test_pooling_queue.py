@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from jaxis.pooling.client.pooling_queue import PoolingQueue
-from jaxis.pooling.client.wire import PoolTexts
+import numpy as np
+import pytest
+
+from jaxis.errors import EngineError
+from jaxis.pooling.pooling_queue import PoolingQueue, QueuedRequest
 
 
 def request(name, lengths, client=None, priority=0):
-    return PoolTexts(name, [[0] * length for length in lengths], client, priority)
+    """The texts begin with the token of the request."""
+    return QueuedRequest([[name] * length for length in lengths], (), client, priority)
 
 
 def taken(queue, max_tokens=100, max_texts=10):
-    return [(text.request_id, text.index) for text in queue.take(max_tokens, max_texts)]
+    return [(text.token_ids[0], text.index) for text in queue.take(max_tokens, max_texts)]
 
 
 def test_a_clients_requests_are_served_in_their_order():
@@ -39,12 +43,27 @@ def test_a_single_query_does_not_wait_for_all_of_anothers_documents():
     assert ("query", 0) in taken(queue, max_tokens=20)
 
 
-def test_a_better_priority_is_first_and_what_is_removed_is_gone():
+def test_a_better_priority_is_first_and_what_is_cancelled_is_gone():
     queue = PoolingQueue()
     queue.add(request("late", [1, 1]))
-    queue.add(request("gone", [1, 1], priority=-2))
+    gone = request("gone", [1, 1], priority=-2)
+    queue.add(gone)
     queue.add(request("soon", [1], priority=-1))
-    queue.remove("gone")
-    queue.remove("unknown")
+    gone.vectors.cancel()
     assert queue.num_texts == 3
     assert taken(queue) == [("soon", 0), ("late", 0), ("late", 1)]
+
+
+def test_a_request_ends_with_its_last_vector_or_its_first_that_is_not_finite():
+    whole, broken = request("whole", [1, 1]), request("broken", [1, 1, 1])
+    queue = PoolingQueue()
+    queue.add(broken)
+    for index in (1, 0):
+        assert not whole.vectors.done()
+        whole.put(index, np.array([index, 5], np.float32), is_finite=True)
+    assert np.frombuffer(whole.vectors.result(), "<f4").tolist() == [0, 5, 1, 5]
+    broken.put(1, np.array([np.nan], np.float32), is_finite=False)
+    with pytest.raises(EngineError, match="the output for text 1 is not finite"):
+        broken.vectors.result()
+    broken.put(0, np.array([1], np.float32), is_finite=True)
+    assert (queue.num_texts, taken(queue)) == (0, [])

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from jaxis.engine.drafting.speculation import DraftRequest, NoSpeculation
+from jaxis.engine.drafting.speculation import DraftRequest
+from jaxis.engine.speculation import NoSpeculation
 from tests.support.drafters import TestDrafter, drafting, truth
 from tests.support.quick_rows import quick_rows
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import types
 
-from jaxis.engine.drafting.speculation import NoSpeculation
-from jaxis.engine.hosts.group import NO_OTHER_HOSTS
+from jaxis.engine.host_group import NO_OTHER_HOSTS
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.speculation import NoSpeculation
 from jaxis.errors import EngineError, RequestError
 from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import SamplingParams
@@ -58,6 +58,9 @@ class FakeEngine:
     @property
     def has_work(self):
         return bool(self.requests) and not self.holds
+
+    def reset_prefix_cache(self):
+        pass
 
     def settle(self):
         return []
@@ -116,7 +119,7 @@ def fake_built_engine():
         engine=FakeEngine(),
         default_sampling_params=SamplingParams(),
         fingerprint="",
-        weights=types.SimpleNamespace(fingerprint="", versions=types.SimpleNamespace(current=0)),
+        calls={},
         hosts=NO_OTHER_HOSTS,
         inputs_left_out="",
     )

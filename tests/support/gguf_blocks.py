@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxis.loading.gguf.block_types import BLOCK_TYPES
+from jaxis.loading.gguf_block_types import BLOCK_TYPES
 
 TYPES = {each.name: each for each in BLOCK_TYPES.values()}
 QUANTIZED = [name for name, each in TYPES.items() if each.dtype is None]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from jaxis.engine.client.engine_change import EngineChange, UpdateWeights
-from jaxis.engine.client.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
+from jaxis.engine.client.async_engine import EngineCallbacks, EngineClient
+from jaxis.engine.client.engine_client import EngineInfo, EngineStats
 from jaxis.engine.client.engine_thread import EngineThread
-from jaxis.host.threads import run_in_daemon
+from jaxis.engine.client.generation_core import GenerationCore
+from jaxis.engine.client.wire import Command
+from jaxis.pooling.pooling_core import PoolingCore
 
 if TYPE_CHECKING:
     import asyncio
 
+    from jaxis.engine.client.engine_core import EngineCore
     from jaxis.engine.setup import BuiltEngine
+    from jaxis.pooling.embedder import Embedder
 
 _logger = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -25,17 +28,18 @@ class LocalEngine(EngineClient):
     """An `EngineClient` of an engine in this process.
 
     Attributes:
-      info, tokenizer, grammar_compiler: The engine's.
+      info, tokenizer: The engine's.
 
     Args:
       built: The engine; no other thread may use it from `connect` to `stop`.
     """
 
     def __init__(self, built: BuiltEngine) -> None:
-        self.info = EngineInfo.of(built)
-        self.tokenizer = built.engine.tokenizer
-        self.grammar_compiler = built.engine.grammar_compiler
+        self.info, self.tokenizer = EngineInfo.of(built), built.engine.tokenizer
         self._built = built
+
+    def _core(self) -> EngineCore:
+        return GenerationCore(self._built)
 
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         """Starts the thread; see `EngineClient.connect`."""
@@ -49,7 +53,7 @@ class LocalEngine(EngineClient):
 
             return call
 
-        self._thread = EngineThread(self._built, in_loop(callbacks.deliver), in_loop(callbacks.fail))
+        self._thread = EngineThread(self._core(), in_loop(callbacks.deliver), in_loop(callbacks.fail))
         self._thread.start()
 
     @property
@@ -57,36 +61,9 @@ class LocalEngine(EngineClient):
         """The engine after its last step."""
         return self._thread.stats
 
-    def add(self, submission: Submission) -> None:
-        """See `EngineClient.add`."""
-        self._thread.add(submission)
-
-    def abort(self, request_id: str) -> None:
-        """See `EngineClient.abort`."""
-        self._thread.abort(request_id)
-
-    def reset_prefix_cache(self) -> None:
-        """See `EngineClient.reset_prefix_cache`."""
-        self._thread.reset_prefix_cache()
-
-    def load_adapter(self, call_id: int, source: str) -> None:
-        """See `EngineClient.load_adapter`."""
-        run_in_daemon(functools.partial(self._thread.load_adapter, call_id, source), "adapter")
-
-    def change(self, call_id: int, change: EngineChange) -> None:
-        """See `EngineClient.change`."""
-        if isinstance(change, UpdateWeights):
-            run_in_daemon(functools.partial(self._thread.change, call_id, change), "change")
-        else:
-            self._thread.change(call_id, change)
-
-    def unload_adapter(self, adapter: bytes) -> None:
-        """See `EngineClient.unload_adapter`."""
-        self._thread.unload_adapter(adapter)
-
-    def describe(self) -> None:
-        """See `EngineClient.describe`."""
-        self._thread.describe()
+    def send(self, command: Command) -> None:
+        """See `EngineClient.send`."""
+        self._thread.take(command)
 
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it ended in time. The engine itself stays open."""
@@ -95,3 +72,13 @@ class LocalEngine(EngineClient):
     def is_making_progress(self, stall_seconds: float) -> bool:
         """See `EngineThread.is_making_progress`."""
         return self._thread.is_making_progress(stall_seconds)
+
+
+class LocalPooling(LocalEngine):
+    """An `EngineClient` of an `Embedder` in this process, which no other thread may use from `connect` to `stop`."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.info, self.tokenizer, self._model = embedder.info, embedder.reader.tokenizer, embedder.model
+
+    def _core(self) -> EngineCore:
+        return PoolingCore(self._model)

@@ -14,7 +14,6 @@ from PIL import Image
 from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client import wire
-from jaxis.engine.client.engine_client import Submission
 from jaxis.engine.setup import build_engine
 from jaxis.host.channel import encode
 from jaxis.host.progress import ProgressDisplay
@@ -308,7 +307,7 @@ def test_a_screenshot_of_many_megabytes_is_taken_where_a_model_sees_alone(http, 
 def test_inputs_reach_the_engines_process_as_they_are():
     pixels = np.arange(48, dtype=np.uint8)
     item = EmbeddedInput(b"d" * 32, 3, 4, (0, 1, 3), (4, 4, 3), pixels.tobytes())
-    command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1] * 9, inputs=(item,)), SamplingParams()))
+    command = wire.AddRequest("r", TokenizedPrompt(None, [1] * 9, inputs=(item,)), SamplingParams())
     received = wire.COMMANDS.decode(encode(command))
     [again] = received.prompt.inputs
     assert vars(again) == vars(item)

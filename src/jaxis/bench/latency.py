@@ -16,8 +16,8 @@ from jaxis.bench.text import draft_counts, draft_figures
 
 if TYPE_CHECKING:
     from jaxis.bench.limits import Limits
-    from jaxis.engine.drafting.draft_counts import DraftCounts
     from jaxis.engine.engine import LLMEngine
+    from jaxis.engine.speculation import DraftCounts
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.engine.speculation import DraftCounts
 
 if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine

@@ -16,8 +16,8 @@ from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxis.engine.drafting.draft_counts import DraftCounts
     from jaxis.engine.engine import LLMEngine
+    from jaxis.engine.speculation import DraftCounts
 
 
 @dataclass(frozen=True)

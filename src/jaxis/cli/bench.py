@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import OptionInfo
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import exit_on_interrupt, report_errors
 from jaxis.cli.options import OUTPUT_PANEL, Debug, EngineOptions, expand_options
 from jaxis.errors import RequestError
@@ -177,3 +178,6 @@ def _write_json(file: Path | None, report: dict[str, Any]) -> None:
         file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise RequestError(f"--json: {file} cannot be written: {error.strerror}") from None
+
+
+COMMANDS = (Command("bench", app, "bench"),)

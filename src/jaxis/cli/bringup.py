@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from jaxis.cli.command import OTHER_ARGUMENTS, Command
 from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug
 
@@ -301,3 +302,11 @@ def report(
         note(f"wrote {', '.join(str(output / name) for name in files)}")
     if not made.passed:
         raise typer.Exit(EXIT_ERROR)
+
+
+COMMANDS = (
+    Command("analyze", analyze, "bringup"),
+    Command("new-model", new_model, "bringup"),
+    Command("verify", verify, "bringup", OTHER_ARGUMENTS),  # lengths of prompts, with spaces
+    Command("report", report, "bringup"),
+)

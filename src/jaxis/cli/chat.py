@@ -9,6 +9,7 @@ import typer
 
 from jaxis.cli.chat_commands import run_command
 from jaxis.cli.chat_session import ChatSession
+from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, print_error, report_errors
 from jaxis.cli.options import (
     OUTPUT_PANEL,
@@ -131,3 +132,6 @@ def _take_turn(session: ChatSession, text: str) -> None:
         run_command(session, text)
     elif text:
         session.ask(text)
+
+
+COMMANDS = (Command("chat", chat),)

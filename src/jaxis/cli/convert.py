@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import note, report_errors
 from jaxis.cli.options import Debug
 
@@ -144,7 +145,7 @@ def _convert(
     dtype: DType | None,
     on_progress: OnProgress,
 ) -> Conversion:
-    from jaxis.loading.gguf.shards import gguf_file
+    from jaxis.loading.gguf_files import gguf_file
 
     if to is Format.gguf:
         from jaxis.bringup.convert.to_gguf import convert_to_gguf
@@ -159,3 +160,6 @@ def _convert(
     from jaxis.bringup.convert.convert import convert_checkpoint
 
     return convert_checkpoint(path, destination, to.value, scanned=scanned, on_progress=on_progress)
+
+
+COMMANDS = (Command("convert", convert, "bringup"),)

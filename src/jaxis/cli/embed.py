@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.infer import input_file, output_of
 from jaxis.cli.options import Debug, EngineOptions, expand_options
@@ -84,3 +85,6 @@ def embed(
         options = EmbedOptions(prompt_name, truncate_prompt_tokens, dimensions)
         summary = embed_file(model, arguments, source, output, options, runner=runner, display=ProgressDisplay())
     note(f"{summary.completed} texts, a vector each")
+
+
+COMMANDS = (Command("embed", embed, "pooling"),)

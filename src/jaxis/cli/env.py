@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug
 from jaxis.host.machine import cpu_flags, cpu_model, usable_cores
@@ -159,3 +160,6 @@ def doctor(
         note(f"{wrong or 'none'} of {len(found.checks)} checks failed; wrote {' and '.join(written)}")
     if not found.passed:
         raise typer.Exit(EXIT_ERROR)
+
+
+COMMANDS = (Command("doctor", doctor, "doctor"), Command("env", env))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxis.cli.command import OTHER_ARGUMENTS, Command
 from jaxis.cli.console import AnswerStats, note, read_stdin, report_errors, write_answer
 from jaxis.cli.options import (
     OUTPUT_PANEL,
@@ -311,3 +312,6 @@ def _to_json(completion: CompletionOutput, num_prompt_tokens: int) -> dict[str, 
             for position in completion.logprobs
         ]
     return fields
+
+
+COMMANDS = (Command("generate", generate, settings=OTHER_ARGUMENTS),)

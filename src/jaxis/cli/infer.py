@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from jaxis.cli.command import FIELDS, Command
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import Debug, Replicas
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
+from jaxis.rooms import check_room
 
 if TYPE_CHECKING:
     from jaxis.inference.inference_config import InferenceConfig
@@ -117,6 +119,7 @@ def summary_line(summary: RunSummary) -> str:
 def _answer(config: InferenceConfig, replicas: int) -> RunSummary:
     if replicas > 1:
         check_extra("ray", "--replicas")
+        check_room("integrations", "--replicas")
     output = output_of(config.output_path)
     with input_file(config.input_path) as input_path:
         from jaxis.inference.source import JSONLSource
@@ -156,3 +159,6 @@ def _converse(config: InferenceConfig) -> None:
         session = ChatSession(engine.llm, to_sampling_params(config.generation), template_kwargs=template)
         name = config.model.model_name or "Embedded model"
         converse(session, f"{name}, context {engine.llm.max_model_len} tokens")
+
+
+COMMANDS = (Command("infer", infer, "inference", FIELDS),)

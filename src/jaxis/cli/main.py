@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from jaxis.cli.bench import app as bench
-from jaxis.cli.bringup import analyze, new_model, report, verify
-from jaxis.cli.chat import chat
-from jaxis.cli.convert import convert
-from jaxis.cli.embed import embed
-from jaxis.cli.env import doctor, env
-from jaxis.cli.generate import generate
-from jaxis.cli.infer import infer
-from jaxis.cli.models import list_models, pull, rm
-from jaxis.cli.new_key import new_key
-from jaxis.cli.plan import plan
-from jaxis.cli.quantize import quantize
-from jaxis.cli.run_batch import run_batch
-from jaxis.cli.serve import serve
-from jaxis.cli.serve_options import ServeCommand
-from jaxis.cli.train import train
 from jaxis.version import __version__
 
+# Command -> module of jaxis.cli that has it, in the order of the help.
+_MODULES = {
+    "generate": "generate",
+    "chat": "chat",
+    "serve": "serve",
+    "new-key": "new_key",
+    "pull": "models",
+    "list": "models",
+    "rm": "models",
+    "infer": "infer",
+    "run-batch": "run_batch",
+    "train": "train",
+    "embed": "embed",
+    "quantize": "quantize",
+    "analyze": "bringup",
+    "plan": "plan",
+    "convert": "convert",
+    "verify": "bringup",
+    "report": "bringup",
+    "new-model": "bringup",
+    "doctor": "env",
+    "env": "env",
+    "bench": "bench",
+}
 app = typer.Typer(
     name="jaxis",
     no_args_is_help=True,
@@ -33,27 +42,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
-app.command()(chat)
-app.command(cls=ServeCommand)(serve)
-app.command()(new_key)
-app.command()(pull)
-app.command("list")(list_models)
-app.command()(rm)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(infer)  # it takes fields
-app.command()(run_batch)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)  # as infer
-app.command()(embed)
-app.command()(quantize)
-app.command()(analyze)
-app.command()(plan)
-app.command()(convert)
-app.command(context_settings={"allow_extra_args": True})(verify)  # lengths of prompts, with spaces
-app.command()(report)
-app.command()(new_model)
-app.command()(doctor)
-app.command()(env)
-app.add_typer(bench, name="bench")
+for _name, _module in _MODULES.items():
+    _commands = {command.name: command for command in import_module(f"jaxis.cli.{_module}").COMMANDS}
+    _commands[_name].add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

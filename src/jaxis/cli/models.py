@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import note, report_errors
 from jaxis.cli.options import Debug
 from jaxis.errors import CheckpointError, ConfigError
@@ -119,3 +120,6 @@ def rm(
                 note("nothing was deleted")
                 return
         note(f"{human_bytes(remove_cached(models))} freed")
+
+
+COMMANDS = (Command("pull", pull), Command("list", list_models), Command("rm", rm))

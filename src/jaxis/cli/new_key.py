@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import note, report_errors
 from jaxis.cli.options import Debug
 from jaxis.host.extras import check_extra
@@ -50,3 +51,6 @@ def new_key(
         )
         print(to_yaml(key), end="", flush=True)
         note(text)
+
+
+COMMANDS = (Command("new-key", new_key),)

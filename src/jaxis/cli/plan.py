@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, report_errors
 from jaxis.cli.options import Debug
+from jaxis.rooms import check_room
 
 if TYPE_CHECKING:
     from jaxis.planning.plan import WantedPlaces
@@ -168,6 +170,7 @@ def plan(
 
 def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPlaces:
     """Room for adapters by request of the layers that `targets` names, with commas."""
+    check_room("lora", "--enable-lora")
     from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
     from jaxis.planning.plan import WantedPlaces
 
@@ -181,6 +184,7 @@ def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPl
 
 def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *, as_json: bool) -> bool:
     """Prints what a training needs of each device; whether it fits on all of them."""
+    check_room("training", "--train")
     from jaxis.compilation.targets import parse_target
     from jaxis.errors import ConfigError
     from jaxis.inference.inference_config import read_yaml_mapping
@@ -196,3 +200,6 @@ def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *
     plan = plan_training(TrainConfig.of(read_yaml_mapping(config)), targets)
     print(plan.to_json() if as_json else plan.to_text())
     return plan.fits
+
+
+COMMANDS = (Command("plan", plan, "planning"),)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import note, report_errors
 from jaxis.cli.options import Debug, parse_additional_config
+from jaxis.rooms import check_options
 
 if TYPE_CHECKING:
     from jaxis.calibration.calibrate import CalibratedWeights
@@ -101,8 +103,8 @@ def quantize(
     texts = evaluate or []
     _check_usage(destination, texts, quantization, additional, target_bits, max_kl, calibrate)
     with report_errors(debug=debug), ExitStack() as stack:
-        from jaxis.calibration.evaluate import SourcePredictions
-        from jaxis.calibration.widths import choose_rules
+        wanted = {"--evaluate": texts, "--calibrate": calibrate, "--target-bits": target_bits, "--max-kl": max_kl}
+        check_options("calibration", wanted)
         from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.checkpoint_files import check_destination
         from jaxis.loading.hub import resolve_model
@@ -117,11 +119,15 @@ def quantize(
             check_destination(destination, "folder")
         predictions = None
         if texts:
+            from jaxis.calibration.evaluate import SourcePredictions
+
             with display.counting(f"Running {source}") as on_progress:
                 predictions = stack.enter_context(SourcePredictions(path, texts, on_progress=on_progress))
         if compares:
             rules = None
         elif target_bits is not None or max_kl is not None:
+            from jaxis.calibration.widths import choose_rules
+
             with display.counting(f"Measuring {source}") as on_progress:
                 chosen = choose_rules(
                     path,
@@ -230,3 +236,6 @@ def format_evaluation(evaluation: Evaluation) -> str:
     ]
     lines = [f"{name:<20}{source:>14}{quantized:>22}".rstrip() for name, source, quantized in rows]
     return "\n".join([f"{evaluation.num_tokens} predicted tokens", *lines])
+
+
+COMMANDS = (Command("quantize", quantize),)

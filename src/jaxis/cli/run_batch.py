@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.infer import input_file, output_of, summary_line
 from jaxis.cli.options import Debug, EngineOptions, Replicas, expand_options, open_llm
 from jaxis.host.extras import check_extra
+from jaxis.rooms import check_room
 
 if TYPE_CHECKING:
     from jaxis.inference.run import RunSummary
@@ -70,6 +72,7 @@ def run_batch(
         check_extra("server", "jaxis run-batch")
         if replicas > 1:
             check_extra("ray", "--replicas")
+            check_room("integrations", "--replicas")
         from jaxis.inference.source import JSONLSource
         from jaxis.parsing.model_parsers import check_parser_names
         from jaxis.server.config import EMBEDDED_MODEL_NAME
@@ -106,3 +109,6 @@ def _run_here(
         key = run_key("requests", model_identity(folder, arguments), [*names, *parsers], source.digest)
         answers = functools.partial(answer_rows, llm.engine, BatchTask(served_model(llm, names, *parsers), key))
         return run_to_output(answers, source, output, key, display=ProgressDisplay(), progress_path=progress_path)
+
+
+COMMANDS = (Command("run-batch", run_batch, "inference"),)

@@ -17,31 +17,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxis.cli.command import Command
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.kv_disk import kv_disk_arguments, kv_disk_line
 from jaxis.cli.lora_options import LoraOptions
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import (
-    KEY_VARIABLE,
     HostOptions,
     LimitOptions,
+    ServeCommand,
     ServerOptions,
     SeveralModelsOptions,
-    client_lines,
 )
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.worker_start import drop_ahead
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
-from jaxis.pooling.kind import Runner, pools
+from jaxis.pooling.kind import Runner, kind_of
+from jaxis.rooms import check_room
+from jaxis.server.clients import KEY_VARIABLE, ServerAddress, client_lines
 from jaxis.vision.access import ImageAccess
 
 if TYPE_CHECKING:
     from jaxis.engine.client.async_engine import AsyncEngine
     from jaxis.engine.client.engine_process import EngineProcess
     from jaxis.engine.memory_budget import MemoryBudget
-    from jaxis.pooling.client.pooling_process import PoolingProcess
     from jaxis.server.config import ServerConfig
     from jaxis.server.context import ServerParts
     from jaxis.server.run import DrainingServer
@@ -178,6 +179,7 @@ def _serve_several(
     *,
     debug: bool,
 ) -> None:
+    check_room("server.several", "more than one MODEL (or --models)")
     from jaxis.cli.serve_models import read_models
 
     server.check()
@@ -292,15 +294,11 @@ def _import_server() -> None:
     gc.freeze()  # the modules stay: no collection need look at them
 
 
-def _start_process(arguments: Mapping[str, Any], runner: Runner, **settings: Any) -> EngineProcess | PoolingProcess:
+def _start_process(arguments: Mapping[str, Any], runner: Runner, **settings: Any) -> EngineProcess:
     """Starts the process of a model, of the kind that it was made for or that was asked for."""
-    if pools(EngineArgs(**arguments), runner):
-        from jaxis.pooling.client.pooling_process import PoolingProcess
-
-        return PoolingProcess(arguments, **settings)
     from jaxis.engine.client.engine_process import EngineProcess
 
-    return EngineProcess(arguments, **settings)
+    return EngineProcess(arguments, kind_of(EngineArgs(**arguments), runner), **settings)
 
 
 def several_lines(
@@ -321,6 +319,8 @@ def start_lines(
 
     `seed` is the engine's, if it was drawn.
     """
+    from jaxis.server.protocol import protocols
+
     url = _url(host, port, tls=tls)
     info, generates = engine.info, "completion" in engine.info.capabilities
     fits = f"{info.max_num_seqs} {engine.unit} at once, {info.max_model_len} tokens each at most"
@@ -338,7 +338,8 @@ def start_lines(
         return [*lines, "try:", _curl_line(url, config, engine)]
     if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
         name = config.served_model_names[0]
-        lines += client_lines(url, name, engine.info.max_model_len, needs_key=config.needs_key)
+        clients = [client for protocol in protocols() for client in protocol.clients]
+        lines += client_lines(clients, ServerAddress(url, name, engine.info.max_model_len, config.needs_key))
     elif engine.tokenizer is not None:
         lines.append(
             "note:   the model has no chat template, so chat requests are refused: --chat-template gives it one"
@@ -429,3 +430,6 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         allowed_origins=tuple(server.allowed_origins or ()),
         otlp_traces_endpoint=server.otlp_traces_endpoint,
     )
+
+
+COMMANDS = (Command("serve", serve, "server", {"cls": ServeCommand}),)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
-import shlex
 import ssl
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,93 +18,11 @@ from jaxis.cli.lora_options import spread_modules
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.tls import load_certificate
+from jaxis.rooms import check_options, check_room
+from jaxis.server.clients import KEY_VARIABLE
 from jaxis.server.config import BODY_BYTES, ServerConfig
 
-# Command lines that point ready-made clients at a server: to be pasted into a shell as they are.
-
-
-KEY_VARIABLE = "JAXIS_API_KEY"
-# What Claude Code and Codex send before anybody has asked anything is 12,000 to 14,000 tokens.
-AGENT_CONTEXT = 16384
-# A longer answer than this leaves an agent too little of its context.
-_ANSWER_SHARE = 4
-_MAX_ANSWER = 32000
 _EFFORT = re.compile(r"([A-Za-z_-]{1,64})=([0-9]{1,9})")
-
-
-def client_lines(url: str, model: str, max_model_len: int, *, needs_key: bool) -> list[str]:
-    """One line a client, under its name.
-
-    Args:
-      url: Of the server, without a path.
-      model: The name to ask for.
-      max_model_len: The server's; agents must be told, as they do not ask.
-      needs_key: Whether requests must bring an API key, which is then taken from JAXIS_API_KEY.
-    """
-    lines = []
-    if max_model_len >= AGENT_CONTEXT:
-        num_answer = min(_MAX_ANSWER, max_model_len // _ANSWER_SHARE)
-        lines += [
-            f"Claude Code:\n  {_claude_code(url, model, max_model_len, num_answer, needs_key)}",
-            f"Codex:\n  {_codex(url, model, max_model_len, needs_key)}",
-            f"opencode:\n  {_opencode(url, model, max_model_len, num_answer, needs_key)}",
-        ]
-    else:
-        lines.append(
-            f"agents: Claude Code, Codex and opencode need a context of {AGENT_CONTEXT} tokens or more; "
-            f"this one has {max_model_len}"
-        )
-    web = {"OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": _key(needs_key)}
-    return [*lines, f"Open WebUI:\n  {_environment(web)} open-webui serve"]
-
-
-def _claude_code(url: str, model: str, context: int, num_answer: int, needs_key: bool) -> str:
-    # Its helpers ask for other models by names of their own.
-    names = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")))
-    variables = {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": _key(needs_key),
-        **dict.fromkeys((*names, "CLAUDE_CODE_SUBAGENT_MODEL"), model),
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(num_answer),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-    return f"{_environment(variables)} claude"
-
-
-def _codex(url: str, model: str, context: int, needs_key: bool) -> str:
-    provider = {"name": "jaxis", "base_url": f"{url}/v1", "wire_api": "responses"}
-    if needs_key:
-        provider["env_key"] = KEY_VARIABLE
-    table = ", ".join(f"{name}={json.dumps(value)}" for name, value in provider.items())  # TOML
-    settings = {
-        "model_provider": "jaxis",
-        "model_providers.jaxis": f"{{{table}}}",
-        "model_context_window": str(context),
-        "web_search": "disabled",
-    }
-    options = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-    return f"codex -m {shlex.quote(model)} {options}"
-
-
-def _opencode(url: str, model: str, context: int, num_answer: int, needs_key: bool) -> str:
-    options = {"baseURL": f"{url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}" if needs_key else "none"}
-    models = {model: {"limit": {"context": context, "output": num_answer}}}
-    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}
-    config = json.dumps({"provider": {"jaxis": provider}})
-    return f"OPENCODE_CONFIG_CONTENT={shlex.quote(config)} opencode -m {shlex.quote(f'jaxis/{model}')}"
-
-
-def _key(needs_key: bool) -> str:
-    return f"${KEY_VARIABLE}" if needs_key else "none"
-
-
-def _environment(variables: dict[str, str]) -> str:
-    key = f"${KEY_VARIABLE}"
-    # Quoted so that the shell puts in the key, whatever it holds.
-    return " ".join(
-        f'{name}="{key}"' if value == key else f"{name}={shlex.quote(value)}" for name, value in variables.items()
-    )
 
 
 # vLLM's options of `serve` that are for another way to spread a model: refused, with what to give instead.
@@ -316,6 +232,8 @@ class ServerOptions:
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be honoured: before models are loaded, not after it."""
+        if self.weights_root is not None:
+            check_room("server.weights", "--weights-root")
         self.check_files()
         self.check_tls()
         self.check_metrics()
@@ -403,7 +321,8 @@ class HostOptions:
     headless: Annotated[bool, _host("Serve nothing here; what any host but 0 does.")] = False
 
     def check(self) -> None:
-        """Raises ConfigError if they contradict each other."""
+        """Raises ConfigError if they contradict each other, or hosts cannot run one model in this installation."""
+        check_options("engine.hosts", {"--nnodes": self.nnodes > 1})
         if self.node_rank >= self.nnodes:
             raise ConfigError(
                 f"--node-rank {self.node_rank} is not one of 0 to {self.nnodes - 1}: --nnodes is {self.nnodes}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxis.cli.command import FIELDS, Command
 from jaxis.cli.console import EXIT_INTERRUPTED, note, report_errors
 from jaxis.cli.infer import apply_overrides
 from jaxis.cli.options import Debug
@@ -134,3 +135,6 @@ def _without_resume(arguments: list[str]) -> list[str]:
             continue
         kept.append(word)
     return kept
+
+
+COMMANDS = (Command("train", train, "training", FIELDS),)

@@ -1,34 +1,22 @@
-"""Construction of an engine's KV connector: publishing of events, host memory, disk, other engines."""
+"""Construction of an engine's KV connector from the rooms that have one."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
-
-from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.fingerprint import blocks_fingerprint
 from jaxis.engine.kv_connector import KVConnector
-from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
-from jaxis.engine.kv_store.disk_tier import DiskTier
-from jaxis.engine.kv_store.store import LEASE_SECONDS, KVStore
-from jaxis.errors import ConfigError
-from jaxis.host.byte_size import human_bytes
-from jaxis.host.extras import check_extra
-from jaxis.host.machine import free_host_bytes
+from jaxis.rooms import has_room, room_module
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.config.kv_transfer import KVTransferConfig
     from jaxis.engine.arguments import EngineArgs
-    from jaxis.engine.kv_store.peers import Peers
 
-# Version of the layout of a block's bytes; files of other versions are never found.
-LAYOUT_VERSION = 1
+# Rooms whose `make_connector` wraps the connector of those before. `EngineArgs` refuses arguments of rooms that lack.
+_ROOMS = ("engine.kv_events", "engine.kv_store")
 
 
 def make_connector(
@@ -40,75 +28,9 @@ def make_connector(
       ConfigError: There is not enough memory for a store, its folder or an address cannot be used, or an extra is
         missing.
     """
-    executor, block_size = programs.executor, config.cache_config.block_size
-    plan, peers = executor.plan, None
-    store = _make_store(args, plan, block_size, fingerprint)
-    if args.kv_transfer is not None and store is not None:
-        blocks = blocks_fingerprint(path, args, config.model_config.max_model_len)
-        peers = _make_peers(args.kv_transfer, store, plan, block_size, blocks)
     connector = KVConnector()
-    if args.kv_events is not None:
-        check_extra("kv-events", "kv_events_config")
-        from jaxis.engine.kv_events.publisher import CacheEvents
-
-        num_ranks = executor.stages[-1].context.ranks.num_ranks
-        connector = CacheEvents(args.kv_events, tuple(plan.num_blocks), block_size, num_ranks)
-    if store is not None:
-        from jaxis.engine.kv_store.connector import StoreConnector
-
-        connector = StoreConnector(programs, store, peers, connector)
+    of_blocks = functools.partial(blocks_fingerprint, path, args, config.model_config.max_model_len)
+    for room in filter(has_room, _ROOMS):
+        make = room_module(room, "make", "the engine").make_connector
+        connector = make(args, programs, config.cache_config.block_size, fingerprint, of_blocks, connector)
     return connector
-
-
-def _make_store(args: EngineArgs, plan: CachePlan, block_size: int, fingerprint: str) -> KVStore | None:
-    transfer = args.kv_transfer
-    if args.kv_offloading_bytes is not None:
-        size, name = args.kv_offloading_bytes, f"kv_offloading_size={args.kv_offloading_size} GiB"
-    elif transfer is not None:
-        size, name = int(transfer.kv_buffer_size), f"kv_transfer_config: kv_buffer_size={transfer.kv_buffer_size:g}"
-    else:
-        return None
-    block_bytes = [sum(array.num_bytes for array in group) for group in _block_arrays(plan)]
-    if sum(block_bytes) > size:
-        raise ConfigError(
-            f"{name} holds no block of {block_size} tokens, which takes {human_bytes(sum(block_bytes))}: give more"
-        )
-    if size > (free := free_host_bytes()):
-        raise ConfigError(f"{name} is more than the {human_bytes(free)} of memory that are free: give less")
-    disk = None
-    if args.kv_offloading_dir is not None:
-        namespace = _namespace(plan, block_size, fingerprint)
-        disk = DiskTier(Path(args.kv_offloading_dir), namespace, args.kv_offloading_disk_bytes)
-    lease_seconds = LEASE_SECONDS if transfer is None else transfer.lease_seconds
-    return KVStore(size, block_bytes, disk, lease_seconds=lease_seconds)
-
-
-def _make_peers(config: KVTransferConfig, store: KVStore, plan: CachePlan, block_size: int, fingerprint: str) -> Peers:
-    """Returns the engine's part in prefill and decode on different machines; takes a `blocks_fingerprint`."""
-    check_extra("server", "kv_transfer_config")
-    from jaxis.engine.kv_store.peers import Peers
-
-    return Peers(config, store, _namespace(plan, block_size, fingerprint), StoredBlockLayout(_block_arrays(plan)))
-
-
-def _block_arrays(plan: CachePlan) -> list[list[BlockArray]]:
-    groups: list[list[BlockArray]] = [[] for _ in range(max(plan.layer_groups) + 1)]
-    for group, layer, repeated in zip(plan.layer_groups, plan.structs, plan.repeated_heads, strict=True):
-        for leaf in jax.tree.leaves(layer):
-            array = BlockArray(leaf.shape[1:], leaf.dtype.itemsize)
-            if repeated is not None:
-                heads = {"head_axis": repeated.axis - 1, "num_heads": repeated.num_heads, "copies": repeated.copies}
-                array = array._replace(**heads)
-            groups[group].append(array)
-    return groups
-
-
-def _namespace(plan: CachePlan, block_size: int, fingerprint: str) -> str:
-    """Returns a digest of all that the bytes of a block depend on, apart from its tokens and salt."""
-    # Each head counts once, since the number of devices that share the heads makes no difference.
-    arrays = [[list(array.once.shape) for array in group] for group in _block_arrays(plan)]
-    dtypes = [[str(leaf.dtype) for leaf in jax.tree.leaves(layer)] for layer in plan.structs]
-    layers: list[Any] = [plan.layer_groups, dtypes, arrays]
-    spans = [repr(span) for span in plan.num_blocks]
-    facts = json.dumps([LAYOUT_VERSION, fingerprint, block_size, spans, layers])
-    return hashlib.sha256(facts.encode()).hexdigest()[:32]

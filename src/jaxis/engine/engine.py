@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxis.engine.drafting.make import make_speculation
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
@@ -27,6 +26,7 @@ from jaxis.engine.request_factory import RequestFactory
 from jaxis.engine.scheduling.data_ranks import add_all
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
+from jaxis.engine.speculation import make_speculation
 from jaxis.engine.unfinished_requests import UnfinishedRequests
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import RequestOutput

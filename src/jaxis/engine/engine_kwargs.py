@@ -8,15 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, TypeVar
 
-from jaxis.engine.argument_fields import (
-    DType,
-    EngineArgFields,
-    KVCacheDType,
-    KVOffloadingBackend,
-    LoadFormat,
-    Quantization,
-    VisionQuantization,
-)
+from jaxis.engine.argument_fields import EngineArgFields
+from jaxis.engine.argument_groups.caches import DType, KVCacheDType
+from jaxis.engine.argument_groups.kv_offloading import KVOffloadingBackend
+from jaxis.engine.argument_groups.loading import LoadFormat, Quantization
+from jaxis.engine.argument_groups.vision import VisionQuantization
 from jaxis.sampling_params import LogprobsMode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -56,6 +52,8 @@ class EngineKwargs(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     hf_overrides: Mapping[str, Any] | None
     quantization: Quantization | None
+    chat_template: str | os.PathLike[str] | None
+    fit_memory: bool
     adapter: str | os.PathLike[str] | None
     merge: bool
     enable_lora: bool
@@ -66,11 +64,9 @@ class EngineKwargs(TypedDict, total=False):
     lora_modules: Mapping[str, str] | None
     lora_root: str | os.PathLike[str] | None
     speculative_config: Mapping[str, Any] | None
-    chat_template: str | os.PathLike[str] | None
     mmproj: str | os.PathLike[str] | None
     vision_quantization: VisionQuantization | None
     limit_mm_per_prompt: Mapping[str, int] | None
-    fit_memory: bool
     kv_events_config: Mapping[str, Any] | None
     kv_transfer_config: Mapping[str, Any] | None
     additional_config: Mapping[str, Any] | None

@@ -18,8 +18,7 @@ from jaxis.engine.argument_fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.host.machine import cpu_flags, usable_cores
 from jaxis.kernels import native
-from jaxis.loading.gguf.mmproj import mmproj_beside
-from jaxis.loading.gguf.shards import find_shards
+from jaxis.loading.gguf_files import find_shards, mmproj_beside
 from jaxis.version import __version__
 
 # Largest files that are read whole. Of larger ones, the beginning, which holds the header, and samples are read.

@@ -15,6 +15,9 @@ from jaxis.errors import RequestError
 from jaxis.host.threads import Deadline
 from jaxis.sampling_params import SamplingParams
 
+FETCH_SECONDS = 10.0
+"""Longest wait of a prompt for blocks; those that have not arrived by then are computed."""
+
 
 @dataclass
 class TierStats:

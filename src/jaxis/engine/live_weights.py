@@ -18,6 +18,7 @@ from jaxis.config.quantization_files import CONFIG
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_config import make_vllm_config
+from jaxis.engine.execution.calls import Calls, EngineCall
 from jaxis.engine.execution.feature import Completion, RequestFeature
 from jaxis.engine.fingerprint import checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
@@ -41,6 +42,8 @@ Such a model must be as the engine itself would load it. Its arrays are not copi
 
 PARTS = ("weights", "kv_cache")
 """Parts of an engine that can sleep; one that does is among the engine's `holds`."""
+PAUSED = "paused"
+"""Reason among the engine's `holds` while it is paused."""
 # Keys of config.json that do not change a model's results.
 _IRRELEVANT = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
 
@@ -146,6 +149,27 @@ class LiveWeights:
         self._num_updates = 0
         if first is not None:
             self._put(first, versions.current)
+
+    @property
+    def calls(self) -> Calls:
+        """Functions for the server; those that may change the fingerprint return it with the version of the weights."""
+
+        def put(new: NewWeights, version: str | int | None) -> tuple[str, str | int]:
+            self.put(new, version)
+            return self.fingerprint, self.versions.current
+
+        def wake_up(parts: Sequence[str] | None) -> tuple[str, str | int]:
+            self.wake_up(parts)
+            return self.fingerprint, self.versions.current
+
+        def sleep(level: int) -> None:
+            self.sleep(level)
+
+        return {
+            "sleep": EngineCall(sleep, settles=True),
+            "wake_up": EngineCall(wake_up, settles=True),
+            "update_weights": EngineCall(put, read=lambda folder, version: (self.read(folder), version), settles=True),
+        }
 
     def update(self, weights: Weights, version: str | int | None = None) -> list[Request]:
         """Reads weights and gives them to the engine, as `read` and `put` do."""

@@ -19,6 +19,7 @@ from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_config import check_quant_method, make_vllm_config
+from jaxis.engine.execution.calls import Calls
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.extra_memory import ExtraMemory
 from jaxis.engine.execution.feature import RequestFeature
@@ -26,7 +27,7 @@ from jaxis.engine.execution.programs import Programs
 from jaxis.engine.extra_memory_setup import cache_bytes_beside, make_extra_memory
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, note_unapplied, sampling_defaults
-from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
+from jaxis.engine.host_group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.live_weights import LiveWeights, Weights, WeightVersions, read_weights
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
@@ -37,8 +38,8 @@ from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
-from jaxis.loading.gguf.container import headers_read_once
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
+from jaxis.loading.header_cache import headers_read_once
 from jaxis.loading.open_checkpoint import ConfigValues, TensorListing, read_generation_defaults
 from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
@@ -71,6 +72,33 @@ class BuiltEngine:
     @property
     def fingerprint(self) -> str:
         return self.weights.fingerprint
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.engine.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output together."""
+        return self.engine.max_model_len
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights on all devices of all hosts together."""
+        return self.engine.runner.weight_bytes + self.hosts.weight_bytes
+
+    def close(self) -> None:
+        """Frees the engine's memory."""
+        self.engine.close()
+
+    def __str__(self) -> str:
+        return f"{type(self.engine.runner.model).__name__}, max_model_len={self.max_model_len}"
+
+    @property
+    def calls(self) -> Calls:
+        """Functions for the server, by name."""
+        of_features = [feature.calls for feature in self.engine.runner.features]
+        return {name: call for calls in (self.weights.calls, *of_features) for name, call in calls.items()}
 
 
 @headers_read_once()

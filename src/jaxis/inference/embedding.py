@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.client.engine_client import GENERATION
 from jaxis.engine.opened_model import open_model
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
@@ -22,7 +23,7 @@ from jaxis.inference.run import Answered, RunSummary, model_identity, run_to_out
 from jaxis.inference.source import JSONLSource, Row
 from jaxis.pooling.embedder import Embedder, open_embedder
 from jaxis.pooling.inputs import PoolingInput
-from jaxis.pooling.kind import Runner, check_runner, is_made_for_pooling
+from jaxis.pooling.kind import Runner, check_runner, kind_of_checkpoint
 from jaxis.prompts import Prompt
 
 TEXT_KEYS = ("text", "input")
@@ -89,7 +90,7 @@ def embed_file(
     check_runner(runner)
     args = EngineArgs(model=model, **arguments)
     opened = open_model(args)
-    if runner == "generate" or (runner == "auto" and not is_made_for_pooling(opened.path, opened.hf_config)):
+    if kind_of_checkpoint(opened.path, opened.hf_config, runner) is GENERATION:
         raise ConfigError(f"{model} was made to generate text: --runner pooling makes vectors with it")
     parts = (
         source.digest,
@@ -130,13 +131,12 @@ def _embed_rows(
     rows: Iterator[Row],
 ) -> Generator[Answered, None, None]:
     for group in _groups(((row, read(row)) for row in rows), embedder):
-        found = embedder.compute([text for _, text in group])
-        vectors = embedder.dimensions.cut(np.stack([each.vector for each in found]), dimensions)
+        vectors = embedder.dimensions.cut(embedder.compute([text for _, text in group]), dimensions)
         results = [
             RowResult(row.index, "completed", answer(row, vector))
             for (row, _), vector in zip(group, vectors, strict=True)
         ]
-        yield Answered(results, sum(len(each.token_ids) for each in found))
+        yield Answered(results, sum(len(text.token_ids) for _, text in group))
 
 
 def _groups(rows: Iterable[tuple[Row, PoolingInput]], embedder: Embedder) -> Iterator[list[tuple[Row, PoolingInput]]]:

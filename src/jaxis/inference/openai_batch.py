@@ -22,7 +22,6 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.generation.job import GenerationJob
-from jaxis.server.generation.respond import AnswerWriter
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.errors import OPENAI_ERRORS, ErrorDialect, ModelNotFoundError, api_error
 from jaxis.server.http.ignored_fields import IgnoredFields
@@ -34,6 +33,7 @@ from jaxis.server.openai.response_answer import ResponseAnswer
 from jaxis.server.openai.response_errors import RESPONSE_ERRORS
 from jaxis.server.openai.response_job import response_job
 from jaxis.server.openai.response_schema import ResponseRequest
+from jaxis.server.respond import AnswerWriter
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 

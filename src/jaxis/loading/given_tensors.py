@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,19 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.open_checkpoint import OpenCheckpoint
 from jaxis.loading.safetensors import TensorInfo
 
 GivenWeights = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Arrays by a checkpoint's names of tensors: a mapping, whose values may be mappings of what follows the next dot, or
 pairs. Arrays are NumPy's, JAX's, or what has `__dlpack__`, as PyTorch's have."""
+
+
+@runtime_checkable
+class IteratedTensors(Protocol):
+    """Tensors by their names, such as those of an open checkpoint."""
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]: ...
+
 
 _FLOATS = (np.floating, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
@@ -32,7 +39,7 @@ class GivenTensors:
 
     total_bytes = 0  # not known before they were read
 
-    def __init__(self, weights: GivenWeights | OpenCheckpoint, stored: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, weights: GivenWeights | IteratedTensors, stored: Mapping[str, TensorInfo]) -> None:
         self._weights, self.stored = weights, stored
 
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -41,7 +48,7 @@ class GivenTensors:
         Raises CheckpointError if a value is not an array, or has integers where the model has floats.
         """
         weights = self._weights
-        for name, value in weights.iterate() if isinstance(weights, OpenCheckpoint) else _pairs(weights):
+        for name, value in weights.iterate() if isinstance(weights, IteratedTensors) else _pairs(weights):
             array = _host_array(name, value)
             if name not in self.stored:
                 yield name, array

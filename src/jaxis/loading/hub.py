@@ -12,8 +12,7 @@ from typing import TypeVar
 from jaxis.config.mistral_params import PARAMS, is_mistral_format
 from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.mmproj import choose_mmproj
-from jaxis.loading.gguf.shards import find_shards, gguf_file
+from jaxis.loading.gguf_files import choose_mmproj, find_shards, gguf_file
 from jaxis.loading.hub_name import HubName, choose_gguf, parse_hub_name
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.shards import is_model_file, model_name
+from jaxis.loading.gguf_files import is_model_file, model_name
 
 _MAX_SHOWN = 40
 _QUANTIZATION = re.compile(

@@ -7,19 +7,26 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxis.config.generation_config import load_generation_defaults
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization_files import config_path, read_config
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.loading.gguf.generation import gguf_generation_defaults
-from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint, is_orbax_checkpoint
 from jaxis.loading.safetensors import TensorInfo, TensorInfos
+from jaxis.rooms import room_module
 
-OpenCheckpoint: TypeAlias = Checkpoint | OrbaxCheckpoint | GGUFCheckpoint
+if TYPE_CHECKING:
+    from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+
+OpenCheckpoint: TypeAlias = "Checkpoint | OrbaxCheckpoint | GGUFCheckpoint"
+
+
+def gguf_module(name: str, file: Path) -> Any:
+    """Returns a module of the room that reads GGUF files. Raises ConfigError if it is not installed."""
+    return room_module("loading.gguf", name, str(file))
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
       ConfigError: A GGUF file's architecture, or a key in it, is not supported.
     """
     if (file := gguf_file(path)) is not None:
-        return GGUFCheckpoint(file)
+        return gguf_module("gguf_checkpoint", file).GGUFCheckpoint(file)
     return OrbaxCheckpoint(path) if is_orbax_checkpoint(Path(path)) else Checkpoint(path)
 
 
@@ -55,7 +62,7 @@ def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
     Raises ConfigError for a GGUF file whose keys are not supported.
     """
     if (file := gguf_file(path)) is not None:
-        with GGUFCheckpoint(file) as checkpoint:
+        with gguf_module("gguf_checkpoint", file).GGUFCheckpoint(file) as checkpoint:
             return ConfigValues(checkpoint.config, str(checkpoint.path), checkpoint.assumptions)
     return ConfigValues(read_config(path), str(config_path(path)))
 
@@ -69,7 +76,9 @@ def read_hf_config(path: str | os.PathLike[str]) -> HFConfig:
 def read_generation_defaults(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the sampling settings that a checkpoint's makers recommend; see `load_generation_defaults`."""
     file = gguf_file(path)
-    return load_generation_defaults(path) if file is None else gguf_generation_defaults(file)
+    if file is None:
+        return load_generation_defaults(path)
+    return gguf_module("generation", file).gguf_generation_defaults(file)
 
 
 def read_tensor_infos(folder: str | os.PathLike[str]) -> TensorInfos:

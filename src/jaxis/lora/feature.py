@@ -36,6 +36,7 @@ class AdapterFeature(RequestFeature):
 
     def __init__(self, store: AdapterStore) -> None:
         self.store = self.places = store
+        self.calls = store.calls
 
     def check(self, asked: bytes, num_prompt_tokens: int) -> None:
         del num_prompt_tokens

@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.lora.merge import MergedAdapter
 from jaxis.models.changed_checkpoint import write_changed

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from jaxis.engine.execution.calls import Calls, EngineCall
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
@@ -82,6 +83,16 @@ class AdapterStore:
     def bytes_per_place(self) -> int:
         """Bytes of one adapter in the model."""
         return self._model.bytes_per_place
+
+    @property
+    def calls(self) -> Calls:
+        def read(source: str) -> tuple[LoadedAdapter, str | None]:
+            return self.read(source), self.chat_template_of(source)
+
+        def add(adapter: LoadedAdapter, chat_template: str | None) -> tuple[bytes, str | None]:
+            return self.add(adapter, keep=True), chat_template
+
+        return {"load_adapter": EngineCall(add, read), "unload_adapter": EngineCall(self.remove)}
 
     def load_named(self, folders: Mapping[str, str]) -> None:
         """Loads adapters permanently.

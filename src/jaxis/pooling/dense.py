@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,13 @@ from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.weights import dequantize, pack
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.pooling.pooling_config import DenseActivation, DenseSettings
 from jaxis.pooling.score_head import tanh
 from jaxis.quantization.formats.gguf import read_blocks
+
+if TYPE_CHECKING:
+    from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 
 _ACTIVATIONS: Mapping[DenseActivation, Callable[[jax.Array], jax.Array]] = {
     "Identity": lambda x: x,
@@ -52,11 +55,11 @@ class Dense(JaxModule):
         if settings.use_bias:
             expected[f"{settings.name}.bias"] = (settings.output_size,)
         with open_checkpoint(path) as checkpoint:
-            is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+            of_gguf = None if path.is_dir() else cast("GGUFCheckpoint", checkpoint)
             # A GGUF file contains the whole model.
-            names = [each for each in checkpoint.names() if not is_gguf or each.startswith(f"{settings.name}.")]
-            if is_gguf and names == [*expected] and checkpoint.block_type(names[0]).dtype is None:
-                blocks = read_blocks(checkpoint.block_type(names[0]), checkpoint.tensor(names[0]), shape)
+            names = [each for each in checkpoint.names() if of_gguf is None or each.startswith(f"{settings.name}.")]
+            if of_gguf and names == [*expected] and of_gguf.block_type(names[0]).dtype is None:
+                blocks = read_blocks(of_gguf.block_type(names[0]), of_gguf.tensor(names[0]), shape)
                 tensors = {names[0]: np.asarray(dequantize(blocks), np.float32)}
             else:
                 shapes = {each: checkpoint.info(each).shape for each in names}

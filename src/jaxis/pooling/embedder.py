@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,15 +19,23 @@ from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.model_size import model_size
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.opened_model import OpenedModel
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.models.model_loader import load_model
 from jaxis.models.registry import model_class_of
+from jaxis.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from jaxis.pooling.classifier_settings import (
     ClassifierSettings,
     decoders_of_classifiers,
@@ -40,8 +46,7 @@ from jaxis.pooling.decoder_heads import with_head_tokens, with_score, without_he
 from jaxis.pooling.dense import DenseLayers
 from jaxis.pooling.dimensions import Dimensions
 from jaxis.pooling.encoders import encoder_class
-from jaxis.pooling.inputs import InputReader, PoolingInput
-from jaxis.pooling.pairs import check_sides, pair_indices, similarities
+from jaxis.pooling.inputs import PoolingInput
 from jaxis.pooling.pooling_config import (
     Mode,
     PoolingSettings,
@@ -49,33 +54,16 @@ from jaxis.pooling.pooling_config import (
     read_pooling_settings,
     trained_dimensions,
 )
+from jaxis.pooling.pooling_info import PoolingInfo
 from jaxis.pooling.pooling_model import PoolingModel
-from jaxis.prompts import Prompt
+from jaxis.pooling.text_groups import PairScoring, TextGroup
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer
 
-if TYPE_CHECKING:
-    from jaxis.pooling.client.wire import PoolingInfo
-
 # Default limit of a step's tokens: enough for matrix products to reach full speed.
 DEFAULT_STEP_TOKENS = 4096
 DEFAULT_STEP_TEXTS = 256
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """Result of an input.
-
-    Attributes:
-      vector: float32 [E]; for a classifier, the logits [labels].
-      prompt: The text, if the input was text.
-      token_ids: Token ids of the input, as the model saw them.
-    """
-
-    vector: np.ndarray
-    prompt: str | None
-    token_ids: list[int]
 
 
 class Embedder:
@@ -83,111 +71,88 @@ class Embedder:
 
     Attributes:
       model: The model.
+      info: Facts about the model.
       reader: Reader of inputs.
       classifier: Meaning of the logits; None for an embedding model.
       dimensions: Sizes that vectors may be cut to; for a classifier, the number of labels.
 
     Args:
-      model, reader, classifier, dimensions: Values of the attributes.
-      make_info: Computes `info`.
+      model, info: Values of the attributes.
+      tokenizer: Tokenizer of the checkpoint; None if it has none.
     """
 
-    def __init__(
-        self,
-        model: PoolingModel,
-        reader: InputReader,
-        classifier: ClassifierSettings | None,
-        dimensions: Dimensions,
-        make_info: Callable[[], PoolingInfo],
-    ) -> None:
-        self.model, self.reader, self.classifier, self.dimensions = model, reader, classifier, dimensions
-        self._make_info = make_info
+    def __init__(self, model: PoolingModel, info: PoolingInfo, tokenizer: Tokenizer | None) -> None:
+        self.model, self.info, self.reader = model, info, info.reader(tokenizer)
+        self.classifier, self.dimensions = info.classifier, info.dimensions
 
     @property
-    def info(self) -> PoolingInfo:
-        """Facts about the model, for a server; they need the server's extra."""
-        return self._make_info()
+    def tokenizer(self) -> Tokenizer | None:
+        return self.reader.tokenizer
 
-    def embed(
-        self, texts: Sequence[Prompt], *, truncate_tokens: int | None = None, kind: str | None = None
-    ) -> list[Embedding]:
-        """Computes the vectors or logits of texts.
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of an input."""
+        return self.reader.max_tokens
 
-        Args:
-          texts: Strings or token ids.
-          truncate_tokens: Number of tokens to keep, as in `InputReader.read`.
-          kind: Kind of the texts, as in `InputReader.read`.
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights on all devices together."""
+        return self.model.weight_bytes
 
-        Raises:
-          RequestError: An input is invalid, as in `InputReader.read`; nothing was computed.
-        """
-        return self.compute(self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind))
+    def __str__(self) -> str:
+        return f"vectors or scores of up to {self.max_model_len} tokens"
 
-    def embed_pairs(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        *,
-        truncate_tokens: int | None = None,
-        instruction: str | None = None,
-    ) -> list[Embedding]:
-        """Computes the logits of pairs of texts.
-
-        Args:
-          pairs: Two strings each.
-          truncate_tokens: Number of tokens to keep, as in `InputReader.read_pairs`.
-          instruction: Instruction to the model, as in `InputReader.read_pairs`.
+    def embed(self, texts: TextGroup) -> list[EmbeddingRequestOutput]:
+        """Computes the vectors of texts.
 
         Raises:
-          RequestError: An input is invalid, as in `InputReader.read_pairs`; nothing was computed.
+          RequestError: An input is invalid, as in `InputReader.read`, or the model makes scores; nothing was computed.
         """
-        read = self.reader.read_pairs(pairs, truncate_tokens=truncate_tokens, instruction=instruction)
-        return self.compute(read)
+        if self.classifier is not None:
+            raise RequestError("this model makes scores and no vectors: use classify or score")
+        read = texts.read(self.reader)
+        return [
+            EmbeddingRequestOutput(str(number), EmbeddingOutput(vector.tolist()), each.token_ids, each.text)
+            for number, (each, vector) in enumerate(zip(read, self.compute(read), strict=True))
+        ]
+
+    def classify(self, texts: TextGroup, *, use_activation: bool) -> list[ClassificationRequestOutput]:
+        """Computes the score of each label for texts.
+
+        Args:
+          texts: The texts.
+          use_activation: True to convert logits to probabilities.
+
+        Raises:
+          RequestError: An input is invalid, as in `InputReader.read`, or the model is not a classifier.
+        """
+        if (classifier := self.classifier) is None:
+            raise RequestError("this model makes vectors and has no labels: use embed, or a checkpoint of a classifier")
+        read = texts.read(self.reader)
+        scores = classifier.scores(self.compute(read), use_activation=use_activation).tolist()
+        return [
+            ClassificationRequestOutput(str(number), ClassificationOutput(found), each.token_ids, each.text)
+            for number, (each, found) in enumerate(zip(read, scores, strict=True))
+        ]
 
     def score(
-        self,
-        first: Sequence[str],
-        second: Sequence[str],
-        *,
-        truncate_tokens: int | None,
-        use_activation: bool,
-        instruction: str | None,
-    ) -> list[tuple[float, list[int]]]:
-        """Returns the score of each pair, and the token ids of its texts.
-
-        Args:
-          first: Texts of the first side: one, or as many as of the second.
-          second: Texts of the second side.
-          truncate_tokens: Number of tokens to keep, as in `InputReader.read`.
-          use_activation: True to convert a classifier's logit to a probability.
-          instruction: Instruction to the model, as in `InputReader.read_pairs`.
-
-        Raises:
-          RequestError: An input is invalid, as in `InputReader.read_pairs`, or the model is a classifier of several
-            labels.
-        """
-        check_sides(len(first), len(second), ("data_1", "data_2"))
-        pairs = pair_indices(len(first), len(second))
-        if self.classifier is not None:
-            self.classifier.check_scores()
-            texts = [(first[i], second[j]) for i, j in pairs]
-            found = self.embed_pairs(texts, truncate_tokens=truncate_tokens, instruction=instruction)
-            scores = self.classifier.scores(np.stack([each.vector for each in found]), use_activation=use_activation)
-            return [(float(score), each.token_ids) for [score], each in zip(scores, found, strict=True)]
-        self.reader.check_instruction(instruction)
-        sides = [
-            self.embed(texts, truncate_tokens=truncate_tokens, kind=kind if self.reader.has_kind(kind) else None)
-            for kind, texts in (("query", first), ("document", second))
+        self, first: TextGroup, second: TextGroup, *, use_activation: bool, instruction: str | None
+    ) -> list[ScoringRequestOutput]:
+        """Computes the score of each pair; see `PairScoring`."""
+        scoring = PairScoring(self.classifier, self.reader, first, second, instruction)
+        read = [group.read(self.reader) for group in scoring.groups]
+        vectors = [self.compute(inputs) for inputs in read]
+        scores = scoring.scores(vectors, use_activation=use_activation)
+        return [
+            ScoringRequestOutput(str(number), ScoringOutput(score), token_ids)
+            for number, (score, token_ids) in enumerate(zip(scores, scoring.token_ids(read), strict=True))
         ]
-        chosen = [(sides[0][i], sides[1][j]) for i, j in pairs]
-        cosines = similarities(*(np.stack([pair[side].vector for pair in chosen]) for side in (0, 1)))
-        return [(cosine, a.token_ids + b.token_ids) for cosine, (a, b) in zip(cosines, chosen, strict=True)]
 
-    def compute(self, inputs: Sequence[PoolingInput]) -> list[Embedding]:
-        """Computes the vectors or logits of inputs from `reader`."""
+    def compute(self, inputs: Sequence[PoolingInput]) -> np.ndarray:
+        """Computes the vectors, float32 [inputs, E], or logits, [inputs, labels], of inputs from `reader`."""
         if not inputs:
-            return []
-        vectors = self.model.embed([each.token_ids for each in inputs], [each.second_start for each in inputs])
-        return [Embedding(vector, each.text, each.token_ids) for vector, each in zip(vectors, inputs, strict=True)]
+            return np.zeros((0, self.dimensions.size), np.float32)
+        return self.model.embed([each.token_ids for each in inputs], [each.second_start for each in inputs])
 
     def close(self) -> None:
         """Frees the model's memory."""
@@ -232,11 +197,26 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     model_class = encoder or _decoder_class(opened, names, classifier)
     head_tokens = () if classifier is None else _token_ids(classifier.head_tokens, tokenizer)
     model = _load(opened, args, model_class, settings, progress, head_tokens)
-    template = None if classifier is None else classifier.template
-    reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"], template=template)
-    dimensions = Dimensions(size, *trained_dimensions(opened.hf_config), normalize=settings.normalize)
-    info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens, dimensions)
-    return Embedder(model, reader, classifier, dimensions, info)
+    trained_len, (num_parameters, weight_type) = config.get("max_position_embeddings"), model_size(model.model)
+    info = PoolingInfo(
+        model_folder=str(opened.path),
+        model_type=opened.hf_config.get("model_type"),
+        default_sampling_params=SamplingParams(),
+        max_model_len=max_tokens,
+        max_num_seqs=model.max_step_texts,
+        num_cache_tokens=0,
+        vocab_size=config["vocab_size"],
+        eos_token_ids=frozenset(),
+        trained_len=trained_len if isinstance(trained_len, int) else None,
+        num_parameters=num_parameters,
+        weight_type=weight_type,
+        fingerprint=engine_fingerprint(opened.path, args, max_tokens),
+        capabilities=("embedding",) if classifier is None else classifier.tasks,
+        settings=settings,
+        dimensions=Dimensions(size, *trained_dimensions(opened.hf_config), normalize=settings.normalize),
+        classifier=classifier,
+    )
+    return Embedder(model, info, tokenizer)
 
 
 def _classifier_settings(
@@ -252,41 +232,6 @@ def _classifier_settings(
 def load_bytes(path: Path) -> int:
     """Estimates the most memory that a checkpoint needs: weights in float32, and a third of that for its steps."""
     return sum(4 * math.prod(info.shape) for info in TensorListing(path).values()) * 4 // 3
-
-
-def _info(
-    args: EngineArgs,
-    opened: OpenedModel,
-    model: PoolingModel,
-    settings: PoolingSettings,
-    classifier: ClassifierSettings | None,
-    max_tokens: int,
-    dimensions: Dimensions,
-) -> PoolingInfo:
-    from jaxis.pooling.client.wire import PoolingInfo  # needs the extra `server`
-
-    config = opened.hf_config.get_text_config()
-    num_parameters, weight_type = model_size(model.model)
-    trained_len = config.get("max_position_embeddings")
-    return PoolingInfo(
-        model_folder=str(opened.path),
-        model_type=opened.hf_config.get("model_type"),
-        default_sampling_params=SamplingParams(),
-        max_model_len=max_tokens,
-        max_num_seqs=model.max_step_texts,
-        num_cache_tokens=0,
-        vocab_size=config["vocab_size"],
-        eos_token_ids=frozenset(),
-        trained_len=trained_len if isinstance(trained_len, int) else None,
-        num_parameters=num_parameters,
-        weight_type=weight_type,
-        fingerprint=engine_fingerprint(opened.path, args, max_tokens),
-        capabilities=("embedding",) if classifier is None else classifier.tasks,
-        size=dimensions.size,
-        settings=settings,
-        dimensions=dimensions,
-        classifier=classifier,
-    )
 
 
 def _token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:

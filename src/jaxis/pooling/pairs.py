@@ -32,14 +32,6 @@ def as_texts(value: Texts, name: str) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def check_sides(num_first: int, num_second: int, names: tuple[str, str]) -> None:
-    """Raises RequestError unless the first side has one string, or as many as the second."""
-    if num_first not in (1, num_second):
-        raise RequestError(
-            f"has {num_first} texts and {names[1]} has {num_second}: give one, or as many", param=names[0]
-        )
-
-
 def pair_indices(num_first: int, num_second: int) -> list[tuple[int, int]]:
     """Returns the index pairs of the two sides. A side of one string is paired with each string of the other."""
     return [(0 if num_first == 1 else index, index) for index in range(num_second)]

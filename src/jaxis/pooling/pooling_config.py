@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.encoder_config import DENSE_SIZES, POOLING_MODE
+from jaxis.loading.gguf_config_keys import DENSE_SIZES, POOLING_MODE
 
 Mode = Literal["cls", "last", "mean"]
 _MODES: Mapping[str, Mode] = {

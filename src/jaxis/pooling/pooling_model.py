@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from jaxis.config import VllmConfig
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
+from jaxis.engine.execution.programs import CompileWait
 from jaxis.kernels.paged_cache import PagedCache, make_cache_array
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import CacheSpec
@@ -49,7 +51,7 @@ class PoolingModel:
     Attributes:
       max_step_tokens: Limit of a step's tokens.
       max_step_texts: Limit of a step's texts.
-      is_compiling: True while a program is being compiled, which may take minutes.
+      compile_wait: The last wait for a program to compile, which may take minutes. Other threads may read it.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class PoolingModel:
             self._arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=False)
             self._caches = [self._make_cache(spec) for spec in self._specs]
         self._programs: dict[_StepShape, Callable[..., Any]] = {}
-        self.is_compiling = False
+        self.compile_wait: CompileWait | None = None
 
     @property
     def model(self) -> Any:
@@ -157,11 +159,11 @@ class PoolingModel:
                 self._add_program(shape)
 
     def _add_program(self, shape: _StepShape) -> None:
-        self.is_compiling = True
+        self.compile_wait = wait = CompileWait(time.monotonic())
         try:
             self._programs[shape] = self._compile(shape)
         finally:
-            self.is_compiling = False
+            self.compile_wait = wait._replace(ended=time.monotonic())
 
     def _shape(self, num_tokens: int, num_texts: int) -> _StepShape:
         padded = max(SMALLEST_STEP_TOKENS, 1 << (num_tokens - 1).bit_length())

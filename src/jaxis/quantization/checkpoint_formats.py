@@ -10,7 +10,7 @@ from typing import Any
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
-from jaxis.loading.gguf.gguf_checkpoint import QUANT_METHOD as GGUF
+from jaxis.loading.gguf_config_keys import QUANT_METHOD as GGUF
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization import auto_round, awq, bitsandbytes, gptq, hqq, mlx, modelopt, torchao
 from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsConfig

@@ -8,7 +8,7 @@ from jaxis.layers.experts import JaxExperts
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.weight_format import PLAIN, WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
-from jaxis.loading.gguf.block_types import BLOCK_TYPES
+from jaxis.loading.gguf_block_types import BLOCK_TYPES
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
 from jaxis.quantization.wrappers import DequantizingConfig
 

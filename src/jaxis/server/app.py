@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
-from fastapi import APIRouter, Depends, FastAPI
-from fastapi import params as fastapi_params
+from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxis.engine.client.async_engine import AsyncEngine
-from jaxis.server import llama_cpp
 from jaxis.server.accounting import KeyMetrics, UsageAccounting
-from jaxis.server.anthropic import routes as anthropic
-from jaxis.server.anthropic.message_errors import MESSAGE_ERRORS
 from jaxis.server.config import BODY_BYTES, ServerConfig
-from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware, check_generates
+from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware
 from jaxis.server.generation.restored_thinking import RestoredThinking
 from jaxis.server.http.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
 from jaxis.server.http.errors import install_error_handlers
@@ -27,28 +23,11 @@ from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
 from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddleware
-from jaxis.server.lora import routes as lora
 from jaxis.server.observability.metrics import ServerMetrics
-from jaxis.server.ollama import routes as ollama
-from jaxis.server.ollama.ollama_errors import OLLAMA_ERRORS
 from jaxis.server.one_model import OneModel
-from jaxis.server.openai import routes as openai
-from jaxis.server.openai import tokenize
-from jaxis.server.openai.response_errors import RESPONSE_ERRORS
-from jaxis.server.openai.stored import routes as stored_responses
-from jaxis.server.openai.stored.store import ResponseStore
-from jaxis.server.pooling import routes as pooling
-from jaxis.server.routes import models, operations, requests
-from jaxis.server.routes.chat_page import add_chat_page, add_ollama_greeting, chat_page_paths
-from jaxis.server.several import routes as several
-from jaxis.server.tokens import routes as tokens
-from jaxis.server.tokens.sglang_generate import SGLANG_ERRORS
-from jaxis.server.tokens.vllm_generate import GENERATE_ERRORS
-from jaxis.server.weights import routes as weights
+from jaxis.server.protocol import Protocol, protocols
+from jaxis.server.routes.chat_page import add_chat_page, add_greeting, chat_page_paths
 from jaxis.version import __version__
-
-# Headers that Anthropic's clients send from a browser.
-ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
@@ -82,11 +61,12 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
         tracer=tracer,
         accounting=UsageAccounting(KeyMetrics(metrics.registry, config.metrics_prefix)),
         keys=keys,
-        responses=_response_store(config),
         request_log=log,
         thinking=RestoredThinking() if config.restore_thinking else RestoredThinking(max_answers=0),
     )
     models.join(parts)
+    stack = ExitStack()
+    stack.callback(parts.close)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -95,7 +75,7 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
             yield
         finally:
             await models.shutdown()
-            parts.close()
+            stack.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
 
@@ -104,11 +84,8 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
         title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
     app.state.parts = parts
-    app.state.error_dialects = (
-        *(RESPONSE_ERRORS, llama_cpp.ERRORS, MESSAGE_ERRORS, OLLAMA_ERRORS),
-        *(GENERATE_ERRORS, SGLANG_ERRORS),
-    )
-    _add_routes(app, config)
+    spoken = protocols()
+    _add_protocols(app, config, spoken, stack)
     page_paths = chat_page_paths() if config.webui else frozenset()
     install_openapi(app, with_keys=bool(keys))
     app.add_middleware(UntilAnsweredMiddleware)
@@ -131,17 +108,23 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
     if config.only_allowed_hosts:
         app.add_middleware(AllowedHostMiddleware, hosts=config.allowed_hosts)
     if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST", "HEAD", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id", *ANTHROPIC_HEADERS],
-            expose_headers=["X-Request-Id", "Retry-After", "Request-Id", HEADER],
-        )
+        _add_cors(app, config, spoken)
     app.add_middleware(HostMiddleware)
     app.add_middleware(MethodMiddleware)
     app.add_middleware(RequestLogMiddleware, quiet_paths=quiet_paths, on_response=metrics.http_response)
     return app
+
+
+def _add_cors(app: FastAPI, config: ServerConfig, spoken: Sequence[Protocol]) -> None:
+    sent = [header for protocol in spoken for header in protocol.browser_headers]
+    read = [header for protocol in spoken for errors in protocol.errors for header in errors.request_id_headers]
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.allowed_origins,
+        allow_methods=["GET", "POST", "HEAD", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-Id", *sent],
+        expose_headers=["X-Request-Id", "Retry-After", *read, HEADER],
+    )
 
 
 class MethodMiddleware:
@@ -173,39 +156,17 @@ def _is_preflight(scope: Scope) -> bool:
     return any(name == b"origin" for name, _ in scope["headers"])
 
 
-def _response_store(config: ServerConfig) -> ResponseStore | None:
-    if not config.response_ttl_seconds:
-        return None
-    return ResponseStore(config.response_folder, config.response_store_bytes, config.response_ttl_seconds)
-
-
-def _add_routes(app: FastAPI, config: ServerConfig) -> None:
-    generates = [Depends(check_generates)]
+def _add_protocols(app: FastAPI, config: ServerConfig, spoken: Sequence[Protocol], stack: ExitStack) -> None:
+    app.state.error_dialects = [errors for protocol in spoken for errors in protocol.errors]
+    for protocol in spoken:
+        protocol.attach(app.state, config, stack)
     app.state.routes = []
-
-    def add(router: APIRouter, dependencies: Sequence[fastapi_params.Depends] | None = None) -> None:
-        app.include_router(router, dependencies=dependencies)
+    served = [protocol for protocol in spoken if protocol.is_on(config)]
+    for router in (router for protocol in served for router in protocol.routers):
+        app.include_router(router)
         app.state.routes += router.routes
-
-    add(openai.router, dependencies=generates)
-    add(stored_responses.router)
-    add(anthropic.router, dependencies=generates)
-    add(models.router)
-    add(several.router)
-    if config.tokenizer_info:
-        add(models.tokenizer_router)
-    add(llama_cpp.router, dependencies=generates)
-    add(lora.router)
-    add(tokenize.router)
-    add(tokens.router, dependencies=generates)
-    add(operations.router)
-    add(requests.router)
-    add(weights.router)
-    if config.ollama_api:
-        add(ollama.router)
-        add(pooling.ollama_router)
-    add(pooling.router)
+    greeting = next((protocol.greeting for protocol in served if protocol.greeting), "")
     if config.webui:
-        add_chat_page(app, greets_ollama=config.ollama_api)
-    elif config.ollama_api:
-        add_ollama_greeting(app)
+        add_chat_page(app, greeting)
+    elif greeting:
+        add_greeting(app, greeting)

@@ -28,7 +28,6 @@ from jaxis.server.http.ignored_fields import IgnoredFields
 from jaxis.server.http.limits import request_bytes
 from jaxis.server.http.request_records import RequestLogFile
 from jaxis.server.observability.metrics import ModelMetrics, RequestObserver, ServerMetrics
-from jaxis.server.openai.stored.store import ResponseStore
 
 if TYPE_CHECKING:
     from jaxis.server.observability.tracing import RequestTracer
@@ -49,7 +48,6 @@ class ServerParts:
       ignored_fields: Check of the requests' fields that are not applied.
       tracer: Tracer of requests; None for no traces.
       accounting: Admission of requests by the limits of their API keys, and counts of their tokens.
-      responses: Store of /v1/responses and /v1/conversations; None stores nothing.
       request_log: File with a line for every request; None for no file.
       thinking: Restoration of thinking that clients leave out of conversations.
       repeated_prompts: Detection of prompts that a KV cache on disk would have kept.
@@ -64,7 +62,6 @@ class ServerParts:
     tracer: RequestTracer | None
     accounting: UsageAccounting
     keys: ApiKeys
-    responses: ResponseStore | None = None
     request_log: RequestLogFile | None = None
     thinking: RestoredThinking = field(default_factory=RestoredThinking)
     repeated_prompts: RepeatedPrompts = field(default_factory=RepeatedPrompts)
@@ -97,9 +94,7 @@ class ServerParts:
             self.request_log.reopen()
 
     def close(self) -> None:
-        """Ends the threads, cancels queued work, and closes the request log and the stored responses."""
-        if self.responses is not None:
-            self.responses.close()
+        """Ends the threads, cancels queued work, and closes the request log."""
         if self.request_log is not None:
             self.request_log.close()
         self.workers.shutdown()
@@ -192,6 +187,14 @@ class ServedModels(Protocol):
 
     @property
     def request_bytes(self) -> int: ...
+
+    @property
+    def only_context(self) -> ServerContext | None:
+        """Context of a model that is the only one and always loaded; None for others, which requests load."""
+        return None
+
+    def renew_fingerprint(self) -> None:
+        """Makes later answers carry the current fingerprint of the engine of `only_context`."""
 
     def join(self, parts: ServerParts) -> None:
         """Gives the models their shared parts. It is called once, before anything else.

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.sampling_params import INTEGER_BOUNDS, NUMBER_BOUNDS
-from jaxis.server.context import Context
+from jaxis.server.context import Context, check_generates
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
-from jaxis.server.generation.respond import respond
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, TokenId, bounded, is_none, new_id
@@ -26,8 +25,10 @@ from jaxis.server.http.openapi import GENERATION_RESPONSES
 from jaxis.server.http.sse import sse_event
 from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.not_applied import OTHER_SERVERS_FIELDS
+from jaxis.server.protocol import Protocol
+from jaxis.server.respond import respond
 
-router = APIRouter(route_class=StrictJSONRoute)
+router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_generates)])
 ERRORS = ErrorDialect(
     prefixes=("/completion", "/completions"),
     fields={
@@ -217,3 +218,6 @@ async def complete(body: LlamaCompletionRequest, request: Request, context: Cont
     headers = context.ignored_fields.check(body)
     job = llama_job(body, context.model)
     return await respond(request, context, job, LlamaAnswer(job), headers)
+
+
+PROTOCOL = Protocol(routers=[router], errors=[ERRORS])

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from fastapi import Request, Response
 
-from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine
-from jaxis.engine.client.engine_client import EngineClient
+from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine, EngineClient
 from jaxis.errors import EngineError
 from jaxis.parsing.model_parsers import ModelParsers
-from jaxis.pooling.client.async_pooling import AsyncPoolingEngine
-from jaxis.pooling.client.pooling_process import PoolingClient, PoolingProcess
+from jaxis.pooling.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.pooling_info import PoolingInfo
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
@@ -26,12 +24,11 @@ from jaxis.vision.decode import DECODERS
 from jaxis.vision.prompt_images import NoImages, PromptImages
 
 
-def behind_loop(client: EngineClient | PoolingClient, config: ServerConfig) -> AsyncEngine:
+def behind_loop(client: EngineClient, config: ServerConfig) -> AsyncEngine:
     """Returns an engine of either kind, served from the event loop with the settings of `config`."""
     max_queued, stall_seconds = config.max_queued, config.stall_seconds
-    if isinstance(client, PoolingProcess):
-        return AsyncPoolingEngine(client, max_queued=max_queued, stall_seconds=stall_seconds)
-    return AsyncLLMEngine(cast(EngineClient, client), max_queued=max_queued, stall_seconds=stall_seconds)
+    kind = AsyncPoolingEngine if isinstance(client.info, PoolingInfo) else AsyncLLMEngine
+    return kind(client, max_queued=max_queued, stall_seconds=stall_seconds)
 
 
 def model_context(
@@ -108,8 +105,11 @@ class OneModel(ServedModels):
             context=self._context,
         )
 
+    @property
+    def only_context(self) -> ServerContext | None:
+        return self._context
+
     def renew_fingerprint(self) -> None:
-        """Makes later answers carry the engine's current fingerprint."""
         model = dataclasses.replace(self._context.model, fingerprint=self.engine.info.fingerprint or None)
         self._context = dataclasses.replace(self._context, model=model)
         self._entry = dataclasses.replace(self._entry, context=self._context)

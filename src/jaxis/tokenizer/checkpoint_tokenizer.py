@@ -14,8 +14,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.loading.git_lfs import check_not_lfs_pointer
+from jaxis.rooms import room_module
 from jaxis.tokenizer.byte_level_files import read_merges_files, read_tiktoken_file, unknown_rules
 from jaxis.tokenizer.class_settings import apply_class_settings
 from jaxis.tokenizer.config import TokenizerConfig, read_json_object
@@ -50,7 +50,7 @@ def read_checkpoint_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, Tokeniz
     Raises CheckpointError if a file is broken, or the tokenizer is not supported.
     """
     if path.is_file():
-        metadata = read_gguf_metadata(path)
+        metadata = room_module("loading.gguf", "container", str(path)).read_gguf_metadata(path)
         return gguf_tokenizer(metadata, str(path)) if has_tokenizer(metadata) else None
     if (path / "tokenizer.json").is_file():
         backend, config = _read_tokenizer_json(path / "tokenizer.json"), TokenizerConfig.from_folder(path)

@@ -15,7 +15,7 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import JaxModule
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.lora.merged_checkpoint import write_merged
 from jaxis.models.changed_checkpoint import write_changed

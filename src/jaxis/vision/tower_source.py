@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import dequantize
-from jaxis.loading.gguf.container import GGUFTensor
-from jaxis.loading.gguf.mmproj import MmprojFile, mmproj_beside
+from jaxis.loading.gguf_files import mmproj_beside
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.gemma3_vision import Gemma3Vision
 from jaxis.models.common.idefics3_vision import Idefics3Vision
@@ -22,6 +22,11 @@ from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.vision_tower import VisionTower
 from jaxis.models.registry import model_class_of
 from jaxis.quantization.formats.gguf import read_blocks
+from jaxis.rooms import room_module
+
+if TYPE_CHECKING:
+    from jaxis.loading.gguf.container import GGUFTensor
+    from jaxis.loading.gguf.mmproj import MmprojFile
 
 _TOWERS: Mapping[str, type[VisionTower]] = {
     "qwen2vl_merger": Qwen2VLVision,
@@ -44,7 +49,7 @@ class MmprojTensors:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = MmprojFile(path)
+        self._file = _mmproj_file(path)
         self.total_bytes = self._file.total_bytes
 
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,9 +134,13 @@ def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_mad
     return TowerSource(tower_class, hf_config, path)
 
 
+def _mmproj_file(path: Path) -> MmprojFile:
+    return room_module("loading.gguf", "mmproj", str(path)).MmprojFile(path)
+
+
 def _in_mmproj(path: Path, hf_config: HFConfig) -> TowerSource:
     text = hf_config.to_dict()
-    with MmprojFile(path) as file:
+    with _mmproj_file(path) as file:
         if file.size != text.get("hidden_size"):
             raise ConfigError(
                 f"{path} makes embeddings of {file.size} elements, and the model's have {text.get('hidden_size')}: "

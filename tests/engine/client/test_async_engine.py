@@ -8,8 +8,16 @@ import time
 import pytest
 
 from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.execution.calls import EngineCall
 from jaxis.engine.execution.programs import CompileWait
-from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
+from jaxis.errors import (
+    CheckpointError,
+    DeadlineExceededError,
+    EngineError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from tests.support.fake_engine import MAX_NUM_SEQS, fake_built_engine
@@ -21,9 +29,10 @@ FOREVER = SamplingParams(max_tokens=10**6)
 
 
 @contextlib.asynccontextmanager
-async def running(**settings):
+async def running(calls=None, **settings):
     """(AsyncLLMEngine, the fake engine behind it); nothing in a test may take longer than 60 s."""
     built = fake_built_engine()
+    built.calls = calls or {}
     engine = AsyncLLMEngine(LocalEngine(built), **({"max_queued": 512, "stall_seconds": 120.0} | settings))
     engine.start()
     try:
@@ -314,5 +323,109 @@ def test_an_id_in_use_is_refused_and_its_owner_undisturbed():
             with pytest.raises(RequestError, match="already exists"):
                 await collect(engine, "r")
             assert (await task)[0] == [list(range(300))]
+
+    asyncio.run(scenario())
+
+
+def refuse(reason):
+    raise reason
+
+
+def test_a_call_has_its_result_or_its_error():
+    places = []
+    calls = {
+        "double": EngineCall(lambda value: [2 * value, threading.current_thread().name]),
+        "read": EngineCall(places.append, read=lambda value: [(value, threading.current_thread().name)]),
+        "refuse": EngineCall(lambda: refuse(RequestError("must be 1", param="level"))),
+        "fail": EngineCall(lambda: None, read=lambda: refuse(CheckpointError("no file"))),
+        "break": EngineCall(lambda: refuse(ZeroDivisionError("x"))),
+    }
+
+    async def scenario():
+        async with running(calls) as (engine, _):
+            assert await engine.call("double", 4, returns=tuple[int, str]) == (8, "jaxis-engine")
+            assert await engine.call("read", "a", returns=type(None)) is None
+            assert places == [("a", "jaxis-read")]
+            with pytest.raises(RequestError, match="level must be 1") as refused:
+                await engine.call("refuse", returns=type(None))
+            assert refused.value.param == "level"
+            with pytest.raises(CheckpointError, match="no file"):
+                await engine.call("fail", returns=type(None))
+            with pytest.raises(EngineError, match="ZeroDivisionError: x"):
+                await engine.call("break", returns=type(None))
+            with pytest.raises(RequestError, match="no function 'load_adapter'"):
+                await engine.load_adapter("folder")
+            assert (await collect(engine, "r", 3))[0] == [[0, 1, 2]]
+
+    asyncio.run(scenario())
+
+
+def test_a_call_takes_effect_between_the_requests_around_it():
+    known = []
+    calls = {"note": EngineCall(lambda: known.append(0))}
+
+    async def scenario():
+        async with running(calls) as (engine, fake):
+            release = threading.Event()
+            fake.before_step = release.wait
+            first = asyncio.create_task(collect(engine, "first", 10**6))
+            await eventually(lambda: fake.steps)
+            call = asyncio.create_task(engine.call("note", returns=type(None)))
+            await asyncio.sleep(0)
+            fake.add_request = lambda *_, **__: refuse(RequestError(f"after {len(known)}"))
+            release.set()
+            with pytest.raises(RequestError, match="after 1"):
+                await collect(engine, "second")
+            await call
+            engine.abort("first")
+            await first
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_waits_for_running_requests_and_holds_later_ones():
+    async def scenario():
+        async with running() as (engine, fake):
+            release = threading.Event()
+            fake.before_step = release.wait
+            first = asyncio.create_task(collect(engine, "first", 3))
+            await eventually(lambda: fake.steps)
+            pause = asyncio.create_task(engine.pause("wait"))
+            await asyncio.sleep(0.01)
+            second = asyncio.create_task(collect(engine, "second", 3))
+            await asyncio.sleep(0.01)
+            assert not pause.done()
+            release.set()
+            await pause
+            assert (await first)[0] == [[0, 1, 2]]
+            assert (engine.is_paused, second.done(), fake.is_paused) == (True, False, True)
+            [(described, state)] = await engine.describe()
+            assert (described.request_id, state.status) == ("second", "waiting")
+            await engine.resume()
+            assert (await second)[0] == [[0, 1, 2]]
+            third = asyncio.create_task(collect(engine, "third", 10**6))
+            await eventually(lambda: fake.requests)
+            early = asyncio.create_task(engine.pause("wait"))
+            await asyncio.sleep(0.01)
+            await engine.resume()
+            with pytest.raises(EngineError, match="resumed before it was paused"):
+                await early
+            engine.abort("third")
+            await third
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_waits_fails_with_the_engine():
+    async def scenario():
+        release = threading.Event()
+        async with running({"hang": EngineCall(release.wait)}) as (engine, _):
+            waiting = asyncio.create_task(engine.call("hang", returns=type(None)))
+            await asyncio.sleep(0)
+            await engine.drain(0)
+            engine.fail_all(UnavailableError("shut down"))
+            with pytest.raises(UnavailableError, match="shut down"):
+                await waiting
+            release.set()
 
     asyncio.run(scenario())

@@ -18,9 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.client import engine_process, wire, worker_main, worker_start
-from jaxis.engine.client.async_engine import AsyncLLMEngine
-from jaxis.engine.client.engine_change import UpdateWeights
-from jaxis.engine.client.engine_client import EngineClient, EngineOutputs, Submission, TokenDelta
+from jaxis.engine.client.async_engine import AsyncLLMEngine, EngineClient
+from jaxis.engine.client.engine_client import TokenDelta
 from jaxis.engine.client.engine_process import EngineProcess
 from jaxis.engine.client.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
@@ -194,8 +193,8 @@ def test_an_engine_that_is_started_again_has_the_weights_it_was_given(model, tmp
             params = SamplingParams(temperature=0, max_tokens=5, logprobs=0)
             before, first = await collect(engine, prompt, params, "r"), engine.info.fingerprint
             with pytest.raises(CheckpointError, match="is not a folder"):
-                await engine.change(UpdateWeights(str(tmp_path / "none"), None))
-            await engine.change(UpdateWeights(str(other), None))
+                await engine.update_weights(str(tmp_path / "none"), None)
+            await engine.update_weights(str(other), None)
             assert (engine.info.fingerprint != first, engine.weights_version) == (True, 1)
             expected = await collect(engine, prompt, params, "r")
             assert expected.outputs[0].logprobs != before.outputs[0].logprobs
@@ -351,8 +350,9 @@ def test_the_server_leaves_the_devices_to_the_engine():
         "import jaxis.server.run\n"
         "from jax._src import xla_bridge\n"
         "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
-        "create_app(AsyncLLMEngine(process, max_queued=0, stall_seconds=60.0), ServerConfig())\n"
-        "process.grammar_compiler.compile(StructuredOutputs(json_object=True)).new_matcher().token_mask()\n"
+        "engine = AsyncLLMEngine(process, max_queued=0, stall_seconds=60.0)\n"
+        "create_app(engine, ServerConfig())\n"
+        "engine.grammar_compiler.compile(StructuredOutputs(json_object=True)).new_matcher().token_mask()\n"
         "process.stop(10)\n"
         "assert not xla_bridge.backends_are_initialized()\n"
     )
@@ -397,8 +397,8 @@ def test_every_parameter_is_carried():
     for fields in settings:
         params = SamplingParams(**fields)
         prompt = TokenizedPrompt("text", [1, 2], "salt")
-        submission = Submission("r", prompt, params, -3, "key ada", True)
-        assert carried(wire.AddRequest.of(submission), wire.COMMANDS).submission(None) == submission
+        command = wire.AddRequest("r", prompt, params, -3, "key ada", True)
+        assert carried(command, wire.COMMANDS) == command
 
 
 def test_what_comes_before_a_grammar_is_carried():
@@ -406,7 +406,7 @@ def test_what_comes_before_a_grammar_is_carried():
     marks = get_reasoning_parser("kimi_k2").marks("Hi <think>")
     grammar = DelayedGrammar(None, tokenizer, marks, [9, 8])
     params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
-    command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
+    command = wire.AddRequest("r", TokenizedPrompt(None, [1]), params).with_grammar(grammar)
     back = carried(command, wire.COMMANDS).delay.apply(None, tokenizer)
     assert back.alternatives == {8, 9}
     assert back.marks == marks
@@ -421,7 +421,7 @@ def test_a_thinking_budget_is_carried_with_and_without_a_grammar():
         if more:
             inner = DelayedGrammar(compiler.compile(params.structured_outputs), compiler.tokenizer, marks)
         grammar = ThinkingBudget(marks, 3, compiler.tokenizer, compiler.vocab_size, inner)
-        command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
+        command = wire.AddRequest("r", TokenizedPrompt(None, [1]), params).with_grammar(grammar)
         back = carried(command, wire.COMMANDS).grammar(compiler)
         assert (back.marks, back.num_tokens) == (marks, 3)
         assert (back.grammar is None) == (inner is None)
@@ -439,16 +439,16 @@ def test_an_output_is_carried_in_any_pieces():
         "r", None, [], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5, {"remote_port": 1}
     )
     delta = TokenDelta("s", "ü", [6, 2**31])
-    error = RequestError("no")
-    frame = to_frame(wire.StepOutputs.of(EngineOutputs([output], [delta], [("x", error)])))
+    failure = wire.Failure.of(RequestError("no", param="stop"))
+    frame = to_frame(wire.EngineOutputs([output], [delta], [("x", failure)]))
     reader = MessageReader(wire.REPORTS)
     reports = [report for byte in 2 * frame for report in reader.feed(bytes([byte]))]
     assert len(reports) == 2
-    for report in reports:
-        new = report.engine_outputs()
+    for new in reports:
         assert (new.outputs, new.deltas) == ([output], [delta])
         [(request_id, failure)] = new.errors
-        assert (request_id, type(failure), str(failure)) == ("x", RequestError, "no")
+        error = failure.error()
+        assert (request_id, type(error), str(error), error.param) == ("x", RequestError, "stop no", "stop")
     assert "ZeroDivisionError: x" in str(wire.EngineFailed.of(ZeroDivisionError("x")).error())
 
 

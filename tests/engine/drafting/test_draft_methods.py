@@ -10,7 +10,7 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.config.speculative import parse_speculative_config
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.engine.speculation import DraftCounts
 from jaxis.errors import ConfigError
 from tests.support import tiny_checkpoints
 from tests.support.draft_runs import write_folders

@@ -47,7 +47,7 @@ def start(model: str, num_hosts: int, size: str, port: int, **arguments: Any) ->
 def short_answers(llm: LLM) -> dict[str, Any]:
     """Greedy and seeded tokens, a prefix hit, an abort, a step that fails before it is sent, the parameters."""
     answers: dict[str, Any] = {"tokens": tokens(run(llm, SIMPLE[:4]))}
-    answers["parameters"] = EngineInfo.of(llm._built).num_parameters
+    answers["parameters"] = EngineInfo.of(llm._generator).num_parameters
     stream = llm.stream(PROMPTS[3], GREEDY)
     next(stream)
     stream.close()

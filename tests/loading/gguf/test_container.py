@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.block_types import BLOCK_TYPES
-from jaxis.loading.gguf.container import GGUFFile, headers_read_once, read_gguf_metadata
+from jaxis.loading.gguf.container import GGUFFile, read_gguf_metadata
+from jaxis.loading.gguf_block_types import BLOCK_TYPES
+from jaxis.loading.header_cache import headers_read_once
 
 TENSORS = {
     "token_embd.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

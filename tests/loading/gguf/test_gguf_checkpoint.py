@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint, read_config_values, read_generation_defaults
 from tests.support import parity
 from tests.support.gguf_models import write_gguf

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from jaxis import LLM
-from jaxis.pooling.client.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.async_pooling import AsyncPoolingEngine
 from jaxis.server.config import ServerConfig
 from jaxis.server.listener import listen
 from jaxis.server.run import make_server
 from tests.support.encoder_checkpoints import save_model, save_pooling
-from tests.support.local_pooling import LocalPooling
+from tests.support.local_engine import LocalPooling
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def test_they_cross_from_the_engine_process():
     output = RequestOutput("a", None, [1], None, [CompletionOutput(0, routed_experts=experts)], finished=True)
     near, far = socket.socketpair()
     with near, far:
-        far.sendall(to_frame(wire.StepOutputs([output], [], [])))
+        far.sendall(to_frame(wire.EngineOutputs([output])))
         [report] = MessageReader(wire.REPORTS).feed(near.recv(1 << 16))
     received = report.outputs[0].outputs[0].routed_experts
     assert received.dtype == np.uint16

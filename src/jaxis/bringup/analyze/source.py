@@ -11,7 +11,7 @@ from jaxis.config.quantization_files import config_path, read_config, with_quant
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
-from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.hub_headers import download_config, hub_tensor_infos
 from jaxis.loading.open_checkpoint import read_tensor_infos
 from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint

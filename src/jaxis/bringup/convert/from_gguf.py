@@ -23,7 +23,7 @@ from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, check_destination
 from jaxis.loading.gguf.generation import gguf_generation_defaults
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
-from jaxis.loading.gguf.shards import find_shards
+from jaxis.loading.gguf_files import find_shards
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.extras import check_extra
-from jaxis.loading.gguf.block_types import BLOCK_TYPES, BlockType
+from jaxis.loading.gguf_block_types import BLOCK_TYPES, BlockType
 
 GGUFValue = (
     str | bool | int | float | Sequence[str] | Sequence[bytes] | Sequence[bool] | Sequence[int] | Sequence[float]

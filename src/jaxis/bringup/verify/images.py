@@ -85,7 +85,7 @@ def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
     `gates.module_error` applies to embeddings, the other limits to logits. Raises ConfigError if the engine takes no
     images.
     """
-    runner, items = llm._engine.runner, answer.prompt.inputs
+    runner, items = llm.engine.runner, answer.prompt.inputs
     if (feature := runner.feature("inputs")) is None:
         raise ConfigError("the model takes no images: the notes that the engine writes when it starts say why")
     encoder = feature.encoder
@@ -96,7 +96,7 @@ def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
         embeddings = rows[:, : answer.embeddings.shape[1]]
     finally:
         encoder.let_go(items)
-    llm._engine.reset()
+    llm.engine.reset()
     with recorded_logits(llm) as steps:
         llm._run([answer.prompt], SamplingParams(temperature=0.0, max_tokens=1), None, False, None)
     error = relative_error(embeddings, answer.embeddings, gates.module_tokens)

@@ -39,7 +39,7 @@ def check_paths(
 
     No prompt is a prefix of another. `num_tokens` are generated after each.
     """
-    engine = llm._engine
+    engine = llm.engine
     checks = []
 
     def check(path: str, computed: Sequence[_Computed], first: int = 0, last: int | None = None) -> None:

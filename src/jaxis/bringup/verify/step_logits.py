@@ -27,7 +27,7 @@ def recorded_logits(llm: LLM) -> Iterator[defaultdict[tuple[int, ...], dict[int,
                 rows[position] = logits[row]
                 row += 1
 
-    runner = llm._engine.runner
+    runner = llm.engine.runner
     runner.on_step_logits = record
     try:
         yield steps

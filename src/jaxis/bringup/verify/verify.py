@@ -269,7 +269,7 @@ def _checks(
     found: dict[str, Any] = {"layers": None, "images": None, "logits": (), "paths": (), "decode": None}
     if asked.recording is not None:
         on_stage("comparing layers")
-        runner = llm._engine.runner
+        runner = llm.engine.runner
         with jax.set_mesh(runner.executor.stages[-1].context.mesh):
             found["layers"] = check_layers(runner.model, asked.layers_prompt, asked.recording, gates)
     if asked.image_answer is not None:
@@ -332,7 +332,7 @@ def _check_logits(llm: LLM, answers: Golden, gates: Gates) -> list[LogitsCheck]:
     checks = []
     for prompt in answers.prompts:
         # Not limited by the engine's max_model_len, which a RoPE that changes with length can make short.
-        actual = llm._engine.runner.whole_logits(prompt.token_ids.tolist(), prompt.rows)
+        actual = llm.engine.runner.whole_logits(prompt.token_ids.tolist(), prompt.rows)
         comparison = compare_logits(actual, prompt.logits)
         checks.append(LogitsCheck(len(prompt.token_ids), comparison, comparison.passes(gates)))
     return checks

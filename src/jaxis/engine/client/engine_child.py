@@ -8,10 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from jaxis.engine.client import wire
-from jaxis.engine.client.engine_client import EngineInfo
 from jaxis.engine.client.worker_start import take_worker
 from jaxis.errors import EngineError
 from jaxis.host.channel import MessageReader
@@ -28,14 +25,13 @@ class EngineChild:
       reports: Reader of the process's messages.
 
     Args:
-      reports: Decoder of the process's messages.
       settings: Line with the settings, which the process reads.
       waits: True if the process waits for `admit` before it reads its weights.
     """
 
-    def __init__(self, reports: msgspec.msgpack.Decoder[Any], settings: bytes, *, waits: bool = False) -> None:
+    def __init__(self, settings: bytes, *, waits: bool = False) -> None:
         self._process, self.connection = take_worker()
-        self.reports = MessageReader(reports)
+        self.reports = MessageReader(wire.REPORTS)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has ended, which `wait_until_ready` reports
             self._process.stdin.write(settings + b"\n")
@@ -47,8 +43,8 @@ class EngineChild:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_until_ready(self, admit: Callable[[int], None] = lambda _: None) -> EngineInfo:
-        """Waits for the engine, which may take minutes.
+    def wait_until_ready(self, admit: Callable[[int], None] = lambda _: None) -> Any:
+        """Waits for the engine, which may take minutes; returns the facts about it.
 
         Args:
           admit: Callback with the bytes of memory that the engine will take, before it reads its weights.

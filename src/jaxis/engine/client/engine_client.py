@@ -1,26 +1,17 @@
-"""The messages between the event loop and an engine, whichever process the engine runs in. No JAX here."""
+"""Facts about an engine and the progress of its requests, for the server's process. Imports no JAX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.kv_connector import TierStats
 from jaxis.engine.scheduling.places import PlaceUse
-from jaxis.outputs import RequestOutput
-from jaxis.prompts import TokenizedPrompt
+from jaxis.engine.speculation import DraftCounts
 from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from jaxis.engine.client.engine_change import EngineChange
-    from jaxis.engine.grammar.compiler import GrammarCompiler
-    from jaxis.engine.grammar.matcher import Grammar
     from jaxis.engine.setup import BuiltEngine
-    from jaxis.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -116,6 +107,23 @@ class EngineInfo:
         )
 
 
+class EngineKind(NamedTuple):
+    """A kind of engines.
+
+    Attributes:
+      module: Module with the function `build(args, progress, *, shared, admit)`, which builds an engine of `EngineArgs`
+        and returns its info and its `EngineCore`. `shared` is a `MemoryBudget` that other engines share, or None;
+        `admit` a callback with the bytes of memory that the engine will take, before it reads its weights, or None.
+      info: Type of the facts about the engine.
+    """
+
+    module: str
+    info: type[EngineInfo]
+
+
+GENERATION = EngineKind("jaxis.engine.client.generation_core", EngineInfo)
+
+
 @dataclass(frozen=True)
 class RankStats:
     """A data rank after the last step: running sequences, and the share of its KV cache blocks in use, 0 to 1."""
@@ -153,29 +161,6 @@ class EngineStats:
     drafts: DraftCounts | None = None
     ranks: tuple[RankStats, ...] = ()
     places: PlaceUse | None = None
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A request on its way to the engine.
-
-    Attributes:
-      request_id: An id that was never used before.
-      prompt: The prompt.
-      params: Parameters of sampling and stopping.
-      priority: Priority; the lower value is served first.
-      client: Client of the request, as in `LLMEngine.add_request`.
-      final_only: True to return everything in one output at the end.
-      grammar: Compiled `params.structured_outputs`, with `params.thinking_token_budget`.
-    """
-
-    request_id: str
-    prompt: TokenizedPrompt
-    params: SamplingParams
-    priority: int = 0
-    client: str | None = None
-    final_only: bool = False
-    grammar: Grammar | None = None
 
 
 class TokenDelta(NamedTuple):
@@ -234,147 +219,3 @@ class NamedAdapter:
     source: str
     digest: bytes
     chat_template: str | None = None
-
-
-@dataclass(frozen=True)
-class AdapterLoad:
-    """The result of loading an adapter.
-
-    Attributes:
-      call_id: Number of the call.
-      adapter: Digest of the adapter; b"" if it could not be loaded.
-      error: Reason of the failure; None on success.
-      chat_template: Jinja source of the adapter's own chat template; None: it has the model's.
-    """
-
-    call_id: int
-    adapter: bytes
-    error: Exception | None = None
-    chat_template: str | None = None
-
-
-@dataclass(frozen=True)
-class ChangeDone:
-    """The result of an `EngineChange`.
-
-    Attributes:
-      call_id: Number of the call.
-      fingerprint: Current fingerprint of the engine, as in `EngineInfo`.
-      version: Current version of its weights.
-      error: Reason of the failure, after which nothing has changed; None on success.
-    """
-
-    call_id: int
-    fingerprint: str
-    version: str | int
-    error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class EngineOutputs:
-    """The results of a step or a command.
-
-    Attributes:
-      outputs: Additions to requests, without their prompts, as from `DeltaTracker.take`.
-      deltas: Additions to requests that consist of text and tokens only, as from `DeltaTracker.take_tokens`.
-      errors: (request id, error) for each request that failed.
-      states: States of all requests if `EngineClient.describe` asked for them.
-      loads: Results of loading adapters.
-      changes: Results of changes of the engine.
-    """
-
-    outputs: list[RequestOutput] = field(default_factory=list)
-    deltas: list[TokenDelta] = field(default_factory=list)
-    errors: list[tuple[str, Exception]] = field(default_factory=list)
-    states: list[RequestState] | None = None
-    loads: list[AdapterLoad] = field(default_factory=list)
-    changes: list[ChangeDone] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class EngineCallbacks:
-    """Callbacks of an engine, called in the event loop.
-
-    Attributes:
-      deliver: Called with the outputs of a step: `EngineOutputs`, if the engine generates.
-      interrupt: Called with an error when every request is lost and the engine is being started again.
-      resume: Called when the engine has been started again.
-      fail: Called with the error that ended the engine for good.
-    """
-
-    deliver: Callable[[Any], None]
-    interrupt: Callable[[BaseException], None]
-    resume: Callable[[], None]
-    fail: Callable[[BaseException], None]
-
-
-class WorkerClient(Protocol):
-    """An engine of any kind as seen from an event loop.
-
-    Attributes:
-      info: Facts about the engine.
-      tokenizer: Tokenizer of the checkpoint; None if it has none.
-    """
-
-    info: EngineInfo
-    tokenizer: Tokenizer | None
-
-    @property
-    def stats(self) -> EngineStats: ...
-
-    def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
-        """Starts delivering outputs to callbacks in the loop. From here on, only the loop's thread may call methods."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished. The kind of engine determines whether any output follows."""
-        ...
-
-    def stop(self, timeout_seconds: float) -> bool:
-        """Ends every request, and the engine's thread or process; returns whether that ended in time.
-
-        May be called from another thread.
-        """
-        ...
-
-    def is_making_progress(self, stall_seconds: float) -> bool:
-        """Returns whether the engine is alive and, if it has work, has recently completed a step."""
-        ...
-
-
-class EngineClient(WorkerClient, Protocol):
-    """An engine that generates.
-
-    Attributes:
-      grammar_compiler: Compiler of `structured_outputs`; may be used from other threads.
-    """
-
-    grammar_compiler: GrammarCompiler
-
-    def add(self, submission: Submission) -> None:
-        """Queues a request; if it cannot be honoured, its error is delivered."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
-        ...
-
-    def describe(self) -> None:
-        """Requests the states of all requests, which are delivered."""
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Empties the prefix cache for requests that are added from now on."""
-        ...
-
-    def load_adapter(self, call_id: int, source: str) -> None:
-        """Loads an adapter from a folder; an `AdapterLoad` with this id, which may be any number, is delivered."""
-        ...
-
-    def unload_adapter(self, adapter: bytes) -> None:
-        """Forgets an adapter once no request uses it."""
-        ...
-
-    def change(self, call_id: int, change: EngineChange) -> None:
-        """Changes the engine between two steps; a `ChangeDone` with this id, which may be any number, is delivered."""
-        ...

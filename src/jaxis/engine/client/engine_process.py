@@ -14,25 +14,17 @@ import os
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jaxis.engine.client import wire
-from jaxis.engine.client.engine_change import EngineChange, Pause, Resume, UpdateWeights
+from jaxis.engine.client.async_engine import EngineCallbacks
 from jaxis.engine.client.engine_child import RECEIVE_BYTES, EngineChild
-from jaxis.engine.client.engine_client import (
-    EngineCallbacks,
-    EngineClient,
-    EngineOutputs,
-    EngineStats,
-    Submission,
-)
-from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.client.engine_client import GENERATION, EngineKind, EngineStats
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.channel import to_frame
@@ -55,20 +47,18 @@ class LogSettings:
     level: int
 
 
-class WorkerProcess(ABC):
-    """The `WorkerClient` of an engine of any kind in a process, which it starts.
+class EngineProcess:
+    """The `EngineClient` of an engine in a process, which it starts.
 
     If the process ends, or its engine fails for good, its requests are lost, and another process is started: at most
     `max_restarts` times within RESTART_WINDOW_SECONDS.
 
     Attributes:
       info, tokenizer: Facts about the engine, and its tokenizer.
-      module: Module that builds the engine in the process; its function `build` is a `BuildWorker`.
-      reports: Decoder of the process's messages: an `EngineReady`, `EngineFailed`s, `Heartbeat`s and the outputs of its
-        kind.
 
     Args:
       arguments: Arguments of `EngineArgs`.
+      kind: Kind of the engine.
       stall_seconds: Longest time of a step, as in `EngineThread.is_making_progress`.
       log: Settings of the log; None writes none.
       max_restarts: Most restarts; None is MAX_RESTARTS, 0 leaves restarts to another program.
@@ -82,12 +72,10 @@ class WorkerProcess(ABC):
       EngineError: The process ended before the engine was built.
     """
 
-    module: ClassVar[str]
-    reports: ClassVar[msgspec.msgpack.Decoder[Any]]
-
     def __init__(
         self,
         arguments: Mapping[str, Any],
+        kind: EngineKind = GENERATION,
         *,
         stall_seconds: float,
         log: LogSettings | None = None,
@@ -97,7 +85,7 @@ class WorkerProcess(ABC):
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         settings = {
-            "worker": self.module,
+            "module": kind.module,
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
             "log": log and dataclasses.asdict(log),
@@ -109,7 +97,7 @@ class WorkerProcess(ABC):
         self._child = self._start_child()
         try:
             meanwhile()
-            self.info = self._child.wait_until_ready(admit)
+            self.info = msgspec.convert(self._child.wait_until_ready(admit), kind.info)
             self.tokenizer = read_tokenizer(
                 Path(self.info.model_folder), arguments.get("chat_template"), arguments.get("adapter")
             )
@@ -117,19 +105,13 @@ class WorkerProcess(ABC):
             self._child.kill()
             raise
         self._unsent = bytearray()
-        self._heartbeat = wire.Heartbeat(True, EngineStats())
-        self._heartbeat_time = time.monotonic()
-        self._is_up = True
+        self._begin()
         self._stopping = threading.Event()
         self._child_lock = threading.Lock()  # no child is started once `_stopping` is set
         self._restart_times: list[float] = []
         self._losses: queue.SimpleQueue[tuple[float, float] | None] = queue.SimpleQueue()  # see `_start_again`
         # Started here, because a thread inherits its creator's priority, and the event loop's may be low.
         threading.Thread(target=self._start_when_lost, name="jaxis-restart", daemon=True).start()
-
-    @abstractmethod
-    def delivery_of(self, report: Any) -> Any:
-        """Returns the object to deliver for a report of a step's outputs."""
 
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         self._loop = loop
@@ -144,9 +126,6 @@ class WorkerProcess(ABC):
     def stats(self) -> EngineStats:
         """The engine at the last heartbeat."""
         return self._heartbeat.stats
-
-    def abort(self, request_id: str) -> None:
-        self.send(wire.AbortRequest(request_id))
 
     def send(self, command: msgspec.Struct) -> None:
         """Sends a command. It is dropped if the process is not up: its requests have failed, or will."""
@@ -171,13 +150,14 @@ class WorkerProcess(ABC):
         return self._heartbeat.is_making_progress
 
     def _start_child(self) -> EngineChild:
-        return EngineChild(self.reports, self._settings, waits=self._waits)
+        return EngineChild(self._settings, waits=self._waits)
+
+    def _begin(self) -> None:
+        self._heartbeat, self._heartbeat_time, self._is_up = wire.Heartbeat(True, EngineStats()), time.monotonic(), True
 
     def _listen(self) -> None:
         self._child.connection.setblocking(False)
-        self._heartbeat = wire.Heartbeat(True, EngineStats())
-        self._heartbeat_time = time.monotonic()
-        self._is_up = True
+        self._begin()
         self._loop.add_reader(self._child.connection.fileno(), self._receive)
 
     def _send_rest(self) -> None:
@@ -220,7 +200,7 @@ class WorkerProcess(ABC):
             self._child.kill()
             self._restart(f"it failed ({report.error()})")
         else:
-            self._callbacks.deliver(self.delivery_of(report))
+            self._callbacks.deliver(report)
 
     def _hang_up(self) -> None:
         self._is_up = False
@@ -271,76 +251,3 @@ class WorkerProcess(ABC):
         _logger.info("the engine runs again, %.1f s after it was lost", time.monotonic() - lost_time)
         self._listen()
         self._callbacks.resume()
-
-
-class EngineProcess(WorkerProcess, EngineClient):
-    """An engine process that generates.
-
-    Attributes:
-      grammar_compiler: Compiler that checks grammars in this process; the engine's process compiles them again.
-
-    Args:
-      arguments, **settings: Arguments of `WorkerProcess`.
-    """
-
-    module = "jaxis.engine.client.engine_worker"
-    reports = wire.REPORTS
-
-    def __init__(self, arguments: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(arguments, **settings)
-        self._adapters: dict[bytes, str] = {}  # folders of the adapters that were loaded since the start
-        self._loading: dict[int, str] = {}
-        self._kept: dict[type[EngineChange], EngineChange] = {}  # changes to repeat in a restarted engine
-        self._changing: dict[int, EngineChange] = {}
-        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
-        self.grammar_compiler.prepare()
-
-    def delivery_of(self, report: wire.StepOutputs) -> EngineOutputs:
-        for load in report.loads:
-            source = self._loading.pop(load.call_id, None)
-            if source is not None and load.failure is None:
-                self._adapters[load.adapter] = source
-        for done in report.changes:
-            if (change := self._changing.pop(done.call_id, None)) is not None and done.failure is None:
-                self._note(change, done)
-            elif done.call_id < 0 and done.failure is not None:
-                self._callbacks.fail(EngineError(f"its weights could not be loaded again: {done.failure.message}"))
-        return report.engine_outputs()
-
-    def add(self, submission: Submission) -> None:
-        self.send(wire.AddRequest.of(submission))
-
-    def describe(self) -> None:
-        self.send(wire.DescribeRequests())
-
-    def reset_prefix_cache(self) -> None:
-        self.send(wire.ResetPrefixCache())
-
-    def load_adapter(self, call_id: int, source: str) -> None:
-        self._loading[call_id] = source
-        self.send(wire.LoadAdapter(call_id, source))
-
-    def unload_adapter(self, adapter: bytes) -> None:
-        self._adapters.pop(adapter, None)
-        self.send(wire.UnloadAdapter(adapter))
-
-    def change(self, call_id: int, change: EngineChange) -> None:
-        self._changing[call_id] = change
-        self.send(wire.ChangeEngine(call_id, change))
-
-    def _note(self, change: EngineChange, done: wire.EngineChanged) -> None:
-        if isinstance(change, UpdateWeights):
-            self._kept[UpdateWeights] = UpdateWeights(change.folder, done.version)
-        elif isinstance(change, Pause):
-            self._kept[Pause] = change
-        elif isinstance(change, Resume):
-            self._kept.pop(Pause, None)
-
-    def _listen(self) -> None:
-        super()._listen()
-        self._loading.clear()
-        self._changing.clear()
-        for number, change in enumerate(self._kept.values(), 1):
-            self.send(wire.ChangeEngine(-number, change, waits=True))
-        for number, source in enumerate(self._adapters.values(), 1):  # none unless the engine was restarted
-            self.send(wire.LoadAdapter(-number, source, waits=True))

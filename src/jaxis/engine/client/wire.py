@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import msgspec
 
-from jaxis.engine.client.engine_change import EngineChange
-from jaxis.engine.client.engine_client import (
-    AdapterLoad,
-    ChangeDone,
-    EngineInfo,
-    EngineOutputs,
-    EngineStats,
-    RequestState,
-    Submission,
-    TokenDelta,
-)
+from jaxis.engine.client.engine_client import EngineStats, TokenDelta
 from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
 from jaxis.engine.grammar.matcher import Grammar
@@ -62,25 +54,39 @@ class GrammarDelay(msgspec.Struct, array_like=True):
 
 
 class AddRequest(msgspec.Struct, tag="add"):
-    """The command to queue a request, made from a `Submission`. The engine's process compiles the grammar again."""
+    """The command to queue a request. The engine's process compiles its grammar again.
+
+    Attributes:
+      request_id: An id that was never used before.
+      prompt: The prompt.
+      params: Parameters of sampling and stopping.
+      priority: Priority; the lower value is served first.
+      client: Client of the request, as in `LLMEngine.add_request`.
+      final_only: True to return everything in one output at the end.
+      delay: Text before the grammar of `params.structured_outputs`.
+      budgeted: Marks of the reasoning that `params.thinking_token_budget` limits.
+    """
 
     request_id: str
     prompt: TokenizedPrompt
     params: SamplingParams
-    priority: int
-    client: str | None
-    final_only: bool
-    delay: GrammarDelay | None
-    budgeted: ReasoningMarks | None
+    priority: int = 0
+    client: str | None = None
+    final_only: bool = False
+    delay: GrammarDelay | None = None
+    budgeted: ReasoningMarks | None = None
 
-    @classmethod
-    def of(cls, new: Submission) -> AddRequest:
-        grammar, delay, budgeted = new.grammar, None, None
+    def with_grammar(self, grammar: Grammar | None) -> AddRequest:
+        """Notes how to rebuild a grammar, which the server's process has compiled; returns the request."""
         if isinstance(grammar, ThinkingBudget):
-            grammar, budgeted = grammar.grammar, grammar.marks
+            grammar, self.budgeted = grammar.grammar, grammar.marks
         if isinstance(grammar, DelayedGrammar):
-            delay = GrammarDelay(grammar.marks, list(grammar.alternatives))
-        return cls(new.request_id, new.prompt, new.params, new.priority, new.client, new.final_only, delay, budgeted)
+            self.delay = GrammarDelay(grammar.marks, list(grammar.alternatives))
+        return self
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.params.structured_outputs is not None or self.budgeted is not None
 
     def grammar(self, compiler: GrammarCompiler) -> Grammar | None:
         """Rebuilds the grammar, which may take seconds if there are `structured_outputs`.
@@ -99,12 +105,6 @@ class AddRequest(msgspec.Struct, tag="add"):
         grace = self.params.thinking_budget_grace_period
         return ThinkingBudget(self.budgeted, budget, tokenizer, compiler.vocab_size, grammar, grace=grace)
 
-    def submission(self, grammar: Grammar | None) -> Submission:
-        """Rebuilds the request, with its grammar as compiled here."""
-        return Submission(
-            self.request_id, self.prompt, self.params, self.priority, self.client, self.final_only, grammar
-        )
-
 
 class AbortRequest(msgspec.Struct, tag="abort"):
     """The command to end a request."""
@@ -112,49 +112,29 @@ class AbortRequest(msgspec.Struct, tag="abort"):
     request_id: str
 
 
-class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
-    """The command to forget every cached prefix."""
-
-
-class DescribeRequests(msgspec.Struct, tag="describe"):
-    """The command to report the states of all requests."""
-
-
-class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """The command to load an adapter.
+class Call(msgspec.Struct, tag="call"):
+    """The command to call a function of the engine's process, by its name in the table of calls.
 
     Attributes:
       call_id: Number that comes back with the result.
-      source: Folder of the adapter.
-      waits: True if later commands wait until the adapter is known.
+      name: Name of the function.
+      arguments: Its arguments.
+      waits: True if later commands wait until the function has read what it reads.
     """
 
     call_id: int
-    source: str
+    name: str
+    arguments: list[Any] = []
     waits: bool = False
 
 
-class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
-    """The command to forget an adapter once nothing uses it."""
-
-    adapter: bytes
-
-
-class ChangeEngine(msgspec.Struct, tag="change"):
-    """The command to change the engine: pause it, replace its weights, and the like.
-
-    Attributes:
-      call_id: Number that comes back with the result.
-      change: The change.
-      waits: True if later commands wait until the change is done.
-    """
+class CancelCall(msgspec.Struct, tag="cancel"):
+    """The command to drop a call whose result nobody waits for, if it has not ended."""
 
     call_id: int
-    change: EngineChange
-    waits: bool = False
 
 
-Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests | LoadAdapter | UnloadAdapter | ChangeEngine
+Command = AddRequest | AbortRequest | Call | CancelCall
 
 
 class LoadPlanned(msgspec.Struct, tag="planned"):
@@ -164,99 +144,58 @@ class LoadPlanned(msgspec.Struct, tag="planned"):
 
 
 class EngineReady(msgspec.Struct, tag="ready"):
-    """The report that the engine is built."""
+    """The report that the engine is built. `info` is an `EngineInfo`, of the type of its `EngineKind`."""
 
-    info: EngineInfo
+    info: Any
 
 
-class EngineFailed(msgspec.Struct, tag="failed"):
-    """An error of the engine as a whole."""
+class Failure(msgspec.Struct):
+    """An error; `param` is that of a RequestError."""
 
     kind: str
     message: str
+    param: str | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> EngineFailed:
+    def of(cls, error: BaseException) -> Self:
+        if isinstance(error, RequestError):
+            return cls(RequestError.__name__, error.message, error.param)
         return cls(type(error).__name__, str(error) or type(error).__name__)
 
     def error(self) -> JaxisError:
-        return error_of(self.kind, self.message)
-
-
-class RequestFailed(msgspec.Struct):
-    """A request that ended in an error; `param` is that of a RequestError."""
-
-    request_id: str
-    kind: str
-    message: str
-    param: str | None
-
-    @classmethod
-    def of(cls, request_id: str, error: Exception) -> RequestFailed:
-        if isinstance(error, RequestError):
-            return cls(request_id, RequestError.__name__, error.message, error.param)
-        return cls(request_id, type(error).__name__, str(error), None)
-
-    def error(self) -> JaxisError:
+        """Rebuilds the error; one of a type that is not jaxis's own becomes an EngineError."""
         if self.kind == RequestError.__name__:
             return RequestError(self.message, param=self.param)
-        return error_of(self.kind, self.message)
+        error = _ERRORS.get(self.kind)
+        return EngineError(f"{self.kind}: {self.message}") if error is None else error(self.message)
 
 
-class AdapterLoaded(msgspec.Struct):
-    """The result of a LoadAdapter; the wire form of `AdapterLoad`."""
-
-    call_id: int
-    adapter: bytes
-    failure: EngineFailed | None
-    chat_template: str | None
-
-    @classmethod
-    def of(cls, load: AdapterLoad) -> AdapterLoaded:
-        failure = None if load.error is None else EngineFailed.of(load.error)
-        return cls(load.call_id, load.adapter, failure, load.chat_template)
-
-    def load(self) -> AdapterLoad:
-        return AdapterLoad(self.call_id, self.adapter, self.failure and self.failure.error(), self.chat_template)
+class EngineFailed(Failure, tag="failed"):
+    """An error of the engine as a whole."""
 
 
-class EngineChanged(msgspec.Struct):
-    """The result of a ChangeEngine; the wire form of `ChangeDone`."""
+class CallDone(msgspec.Struct):
+    """The result of a `Call`, or its failure."""
 
     call_id: int
-    fingerprint: str
-    version: str | int
-    failure: EngineFailed | None
-
-    @classmethod
-    def of(cls, done: ChangeDone) -> EngineChanged:
-        failure = None if done.error is None else EngineFailed.of(done.error)
-        return cls(done.call_id, done.fingerprint, done.version, failure)
-
-    def done(self) -> ChangeDone:
-        return ChangeDone(self.call_id, self.fingerprint, self.version, self.failure and self.failure.error())
+    value: Any = None
+    failure: Failure | None = None
 
 
-class StepOutputs(msgspec.Struct, tag="step"):
-    """The results of a step; the wire form of `EngineOutputs`."""
+class EngineOutputs(msgspec.Struct, tag="step"):
+    """The results of a step or a command.
 
-    outputs: list[RequestOutput]
-    deltas: list[TokenDelta]
-    failures: list[RequestFailed]
-    states: list[RequestState] | None = None
-    loads: list[AdapterLoaded] = []
-    changes: list[EngineChanged] = []
+    Attributes:
+      outputs: Additions to requests, without their prompts, as from `DeltaTracker.take`.
+      deltas: Additions to requests that consist of text and tokens only, as from `DeltaTracker.take_tokens`.
+      errors: (request id, error) for each request that failed.
+      calls: Results of calls.
+    """
 
-    @classmethod
-    def of(cls, new: EngineOutputs) -> StepOutputs:
-        failures = [RequestFailed.of(request_id, error) for request_id, error in new.errors]
-        loads, changes = [*map(AdapterLoaded.of, new.loads)], [*map(EngineChanged.of, new.changes)]
-        return cls(new.outputs, new.deltas, failures, new.states, loads, changes)
-
-    def engine_outputs(self) -> EngineOutputs:
-        errors: list[tuple[str, Exception]] = [(failed.request_id, failed.error()) for failed in self.failures]
-        loads, changes = [each.load() for each in self.loads], [each.done() for each in self.changes]
-        return EngineOutputs(self.outputs, self.deltas, errors, self.states, loads, changes)
+    outputs: list[RequestOutput] = []
+    deltas: list[TokenDelta] = []
+    errors: list[tuple[str, Failure]] = []
+    calls: list[CallDone] = []
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -266,15 +205,9 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     stats: EngineStats
 
 
-Report = LoadPlanned | EngineReady | EngineFailed | StepOutputs | Heartbeat
+Report = LoadPlanned | EngineReady | EngineFailed | EngineOutputs | Heartbeat
 
 COMMANDS = msgspec.msgpack.Decoder(Command)
 """Decoder of the commands of the server's process."""
 REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=decode_array)
 """Decoder of the reports of the engine's process."""
-
-
-def error_of(kind: str, message: str) -> JaxisError:
-    """Rebuilds an error from the name of its type; a type that is not jaxis's own becomes an EngineError."""
-    error = _ERRORS.get(kind)
-    return EngineError(f"{kind}: {message}") if error is None else error(message)

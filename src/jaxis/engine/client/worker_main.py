@@ -15,10 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jaxis.engine.client.worker import BuildWorker
+from typing import Any
 
 
 def end_with(connection: socket.socket, is_served: threading.Event) -> None:
@@ -52,6 +49,7 @@ def main() -> None:
     importlib.import_module("jaxis.engine.setup")
     from jaxis.engine.arguments import EngineArgs
     from jaxis.engine.client import wire
+    from jaxis.engine.client.worker import Worker
     from jaxis.engine.memory_budget import MemoryBudget
     from jaxis.errors import JaxisError
     from jaxis.host.channel import to_frame
@@ -66,23 +64,23 @@ def main() -> None:
         from jaxis.host.logs import set_up_logs
 
         set_up_logs(**settings["log"])
-    build: BuildWorker = importlib.import_module(settings["worker"]).build
+    build = importlib.import_module(settings["module"]).build
     progress = ProgressDisplay()
     shared, admit = None, None
     if settings.get("shared") is not None:
         shared, admit = MemoryBudget(**settings["shared"]), functools.partial(_wait_for_memory, connection)
     try:
-        ready, make_worker = build(EngineArgs(**settings["engine"]), progress, shared=shared, admit=admit)
+        info, core = build(EngineArgs(**settings["engine"]), progress, shared=shared, admit=admit)
     except JaxisError as error:
         connection.sendall(to_frame(wire.EngineFailed.of(error)))
         return
     # The objects of start-up stay, so collections can skip them.
     gc.collect()
     gc.freeze()
-    connection.sendall(to_frame(ready))
+    connection.sendall(to_frame(wire.EngineReady(info)))
     is_served.set()
     with progress.silent():
-        make_worker(connection, settings["stall_seconds"]).run()
+        Worker(core, connection, settings["stall_seconds"]).run()
 
 
 if __name__ == "__main__":

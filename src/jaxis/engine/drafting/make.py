@@ -9,10 +9,11 @@ from jaxis.engine.drafting.chooser import DraftChooser
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.prediction import prediction_token_ids
-from jaxis.engine.drafting.speculation import Drafter, NoSpeculation, Speculation
+from jaxis.engine.drafting.speculation import Drafter, Speculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
+from jaxis.engine.speculation import NoSpeculation
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -27,16 +28,9 @@ def make_speculation(
     config: SpeculativeConfig | None,
     runner: Runner,
     extend_blocks: Callable[[Sequence, int, int], bool],
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Tokenizer | None,
 ) -> NoSpeculation:
-    """Returns the object that makes drafts as configured.
-
-    Args:
-      config: The user's configuration; None: n-gram lookup where it is on by default.
-      runner: Runner of the steps with drafts.
-      extend_blocks: The scheduler's `BlockManager.extend`.
-      tokenizer: Tokenizer of predictions that are texts.
-    """
+    """Returns what makes drafts as configured; takes the arguments of `engine.speculation.make_speculation`."""
     compile_seconds = least_step_seconds = 0.0
     if config is None and is_on_by_default(runner):
         # The user did not ask for drafts: they must be worth the time of compiling first.

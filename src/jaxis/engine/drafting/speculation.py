@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from jaxis.engine.drafting.chooser import DraftChooser, Guessed, UsualChance
-from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.speculation import DraftCounts, NoSpeculation
 from jaxis.sampling_params import SamplingParams
 
 
@@ -60,46 +60,6 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Drops the drafter's data of a sequence, which has ended."""
-
-
-class NoSpeculation:
-    """The interface between engine and drafts; this base class makes none.
-
-    Attributes:
-      counts: Counters of drafts; None if none are made.
-    """
-
-    counts: DraftCounts | None = None
-
-    def wants_newest_tokens(self, output: SchedulerOutput, num_running: int) -> bool:
-        """Returns whether the step after `output` should have drafts, for which the tokens of `output` must be read."""
-        del output, num_running
-        return False
-
-    def added(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
-        """Reads the prediction of a request that was queued while so many sequences ran, if it has one."""
-
-    def propose(
-        self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
-    ) -> Mapping[SequenceId, AbstractSequence[int]]:
-        """Returns drafts for the next step, by sequence, from the sampling state of each unfinished one.
-
-        Call it before each step is scheduled.
-        """
-        del sampling, num_running
-        return {}
-
-    def observe(self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]) -> None:
-        """Records the new tokens of each entry of a step, as passed to the scheduler's `update`."""
-
-    def observe_time(self, output: SchedulerOutput, seconds: float) -> None:
-        """Records the time of the step that was observed last."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Drops the data of a sequence, which has ended."""
-
-    def reset(self) -> None:
-        """Drops the data of all sequences."""
 
 
 @dataclass(eq=False)

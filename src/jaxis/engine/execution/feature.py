@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from jaxis.engine.execution.calls import Calls
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.step_part import StepPart
 from jaxis.engine.scheduling.places import Places
@@ -54,6 +56,7 @@ class RequestFeature:
       places: Places that its sequences need to run; None if they need none.
       observer: Observer of the model whose results it reads, a key of `OBSERVERS`; "" for none.
       takes_inputs: True if prompts may have more than tokens, such as images.
+      calls: Functions for the server's process, by name.
       keeps_awake: Reason why an engine with the feature cannot sleep; "" if it can.
     """
 
@@ -61,6 +64,7 @@ class RequestFeature:
     places: Places | None = None
     observer = ""
     takes_inputs = False
+    calls: Calls = MappingProxyType({})
     keeps_awake = ""
 
     def attach(self, programs: Programs) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxis.engine.kv_connector import FETCH_SECONDS
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.block_digests import extend_digests
@@ -22,8 +23,6 @@ from jaxis.kv_transfer_params import KVTransferParams
 if TYPE_CHECKING:
     from jaxis.engine.kv_store.peer_client import PeerClient
 
-# Longest wait of a prompt; blocks that have not arrived by then are computed.
-FETCH_SECONDS = 10.0
 # Most prompts at a time; most of them wait for another engine that still computes their prompt.
 MAX_FETCHES = 32
 _TURN_SECONDS = 0.25

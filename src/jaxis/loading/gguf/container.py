@@ -13,8 +13,6 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,8 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.block_types import BlockType, find_block_type
+from jaxis.loading.gguf_block_types import BlockType, find_block_type
 from jaxis.loading.git_lfs import check_not_lfs_pointer
+from jaxis.loading.header_cache import kept_headers
 from jaxis.loading.mapped_pages import drop_pages_of
 
 MAX_HEADER_BYTES = 100_000_000
@@ -141,21 +140,8 @@ class _Header:
     tensors: dict[str, GGUFTensor]
 
 
-_headers: ContextVar[dict[tuple[Path, int, int], _Header] | None] = ContextVar("headers", default=None)
-
-
-@contextmanager
-def headers_read_once() -> Iterator[None]:
-    """Context in which a file's header is parsed once and shared: a vocabulary takes a tenth of a second."""
-    token = _headers.set({})
-    try:
-        yield
-    finally:
-        _headers.reset(token)
-
-
 def _read_header(path: Path, *, with_tensors: bool) -> _Header:
-    headers = _headers.get()
+    headers = kept_headers()
     try:
         with path.open("rb") as file:
             if headers is None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-
-POOLING_MODE = "gguf_pooling_mode"
-"""Key of the config for the hidden states that are pooled: "mean", "cls" or "last"."""
-DENSE_SIZES = "gguf_dense_sizes"
-"""Key of the config with the (input, output) features of Dense modules, by the names of their tensors."""
+from jaxis.loading.gguf_config_keys import DENSE_SIZES, POOLING_MODE
 
 _POOLING_MODES = {1: "mean", 2: "cls", 3: "last"}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.loading.gguf.container import read_gguf_metadata, shortest_float
-from jaxis.loading.gguf.shards import find_shards
+from jaxis.loading.gguf_files import find_shards
 
 # Key in the file -> key in generation_config.json, and its type.
 SETTINGS = {

@@ -10,14 +10,13 @@ import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.gguf.architecture_names import NAMES
-from jaxis.loading.gguf.block_types import FLOAT32, BlockType
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.model_files import GGUFModelFiles
 from jaxis.loading.gguf.names import parts_of
 from jaxis.loading.gguf.stored_part import Sizes, StoredPart
+from jaxis.loading.gguf_block_types import FLOAT32, BlockType
+from jaxis.loading.gguf_config_keys import QUANT_METHOD
 from jaxis.loading.safetensors import TensorInfo
-
-QUANT_METHOD = "gguf"
 
 _OF_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(\w+)")
 _EXPERT_STACKS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}

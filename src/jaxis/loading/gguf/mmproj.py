@@ -6,7 +6,7 @@ The keys and names are llama.cpp's (`conversion/*.py`, `tools/mtmd/clip.cpp`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,39 +20,11 @@ from jaxis.loading.gguf.container import GGUFFile, GGUFTensor, shortest_float
 Floats = Callable[[GGUFTensor, np.ndarray], np.ndarray]
 Values = dict[str, Any]
 
-_TYPE = re.compile(r"[-_.](?:bf16|f16|f32|i?q\d\w*)(?=[-_.]|$)", re.IGNORECASE)
-_BY_TYPE = ("bf16", "f16", "q8_0", "f32")  # in this order, where a model has its file in several types
 _OF_BLOCK = re.compile(r"v\.blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
 _OF_DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(weight|bias)")
 _PATCHES, _SECOND_PATCHES = "v.patch_embd.weight", "v.patch_embd.weight.1"
 _SOFT_NORM = "mm.soft_emb_norm.weight"
 _QWEN_WINDOW = 112  # pixels; files of Qwen2.5-VL do not say it
-
-
-def is_mmproj(name: str) -> bool:
-    """Returns whether a file with this name can be the vision part of a model."""
-    return name.lower().endswith(".gguf") and "mmproj" in name.lower()
-
-
-def choose_mmproj(names: Sequence[str]) -> str | None:
-    """Returns the file of a model's vision part among these names; there may be several types of it.
-
-    Returns None if there is none, or if they are of several models.
-    """
-    found = sorted(filter(is_mmproj, names))
-    if len({_TYPE.sub("", name.removesuffix(".gguf")).lower() for name in found}) != 1:
-        return None
-
-    def place(name: str) -> int:
-        return next((i for i, each in enumerate(_BY_TYPE) if re.search(rf"[-_.]{each}\b", name.lower())), len(_BY_TYPE))
-
-    return min(found, key=place)
-
-
-def mmproj_beside(model: Path) -> Path | None:
-    """Returns the vision part beside a model's GGUF file; None if there is none, or the choice is not clear."""
-    chosen = choose_mmproj([path.name for path in model.parent.glob("*.gguf")])
-    return None if chosen is None else model.parent / chosen
 
 
 @dataclass(frozen=True)

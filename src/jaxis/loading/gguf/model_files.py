@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.container import GGUFFile, GGUFTensor
-from jaxis.loading.gguf.shards import find_shards
+from jaxis.loading.gguf_files import find_shards
 
 
 class GGUFModelFiles:

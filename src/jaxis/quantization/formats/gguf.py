@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightValue, dequantize
 from jaxis.layers.weight_format import TensorSpec
-from jaxis.loading.gguf.block_types import BlockType
+from jaxis.loading.gguf_block_types import BlockType
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays, float16_of, nibble_pairs
 

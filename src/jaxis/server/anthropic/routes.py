@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
+from jaxis.server.anthropic.claude_code import CLAUDE_CODE
 from jaxis.server.anthropic.message_answer import MessageAnswer
+from jaxis.server.anthropic.message_errors import MESSAGE_ERRORS
 from jaxis.server.anthropic.message_job import left_out, message_job
 from jaxis.server.anthropic.message_schema import (
     AnswerMessage,
@@ -15,13 +17,14 @@ from jaxis.server.anthropic.message_schema import (
     MessagesRequest,
     TokenCount,
 )
-from jaxis.server.context import Context, ServerContext
-from jaxis.server.generation.respond import respond
+from jaxis.server.context import Context, ServerContext, check_generates
 from jaxis.server.http.openapi import TEXT_ERRORS, error_responses, generation_responses
 from jaxis.server.http.sse import respond_whole
 from jaxis.server.http.strict_json import StrictJSONRoute
+from jaxis.server.protocol import Protocol
+from jaxis.server.respond import respond
 
-router = APIRouter(route_class=StrictJSONRoute)
+router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_generates)])
 
 
 @router.post("/v1/messages", response_model=AnswerMessage, responses=generation_responses(MessageErrorResponse))
@@ -56,3 +59,11 @@ async def _count_tokens(request: CountTokensRequest, context: ServerContext) -> 
     async with context.token_counts:
         [prompt] = await context.run_in_worker(job.tokenize)
     return TokenCount(input_tokens=len(prompt.token_ids))
+
+
+PROTOCOL = Protocol(
+    routers=[router],
+    errors=[MESSAGE_ERRORS],
+    browser_headers=("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
+    clients=[CLAUDE_CODE],
+)

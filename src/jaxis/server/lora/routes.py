@@ -14,6 +14,7 @@ from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.lora.served_adapters import ServedAdapters
+from jaxis.server.protocol import Protocol
 from jaxis.server.routes.operations import check_admin
 
 
@@ -83,3 +84,6 @@ def _adapters(parts: Parts) -> ServedAdapters:
     if len(contexts) == 1 and contexts[0] is not None and isinstance(contexts[0].model.adapters, ServedAdapters):
         return contexts[0].model.adapters
     raise RequestError("this server has no adapters by request: start it with one model and --enable-lora")
+
+
+PROTOCOL = Protocol(routers=[router])

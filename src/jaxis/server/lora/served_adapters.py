@@ -99,10 +99,10 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
             if before is None and self._has_tagged(name):
                 raise RequestError("differs from another adapter's only in the tag :latest", param="lora_name")
             try:
-                loaded = await self._engine.load_adapter(source)
+                digest, chat_template = await self._engine.load_adapter(source)
             except (CheckpointError, ConfigError) as error:
                 raise RequestError(f": {error}", param="lora_path") from None
-            self._found[name] = NamedAdapter(name, source, loaded.adapter, loaded.chat_template)
+            self._found[name] = NamedAdapter(name, source, digest, chat_template)
             if before is not None:
                 self._release(before)
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from jaxis.engine.client.engine_client import EngineInfo, EngineStats
-from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.engine.speculation import DraftCounts
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 

@@ -11,11 +11,10 @@ from starlette.datastructures import MutableHeaders
 
 from jaxis.server.context import Parts, ServerContext, ServerParts
 from jaxis.server.generation.job import GenerationJob
-from jaxis.server.generation.respond import respond
 from jaxis.server.http.openapi import error_response
 from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.ollama.ollama_answer import OllamaAnswerWriter, empty_answer
-from jaxis.server.ollama.ollama_errors import NDJSON
+from jaxis.server.ollama.ollama_errors import NDJSON, OLLAMA_ERRORS
 from jaxis.server.ollama.ollama_job import chat_job, generate_job, ignored_options
 from jaxis.server.ollama.ollama_models import (
     OllamaLoadedModels,
@@ -36,6 +35,8 @@ from jaxis.server.ollama.ollama_schema import (
     OllamaGenerateRequest,
     asks_to_unload,
 )
+from jaxis.server.protocol import Protocol
+from jaxis.server.respond import respond
 from jaxis.version import __version__
 
 OLLAMA_VERSION = "0.33.0"
@@ -187,3 +188,11 @@ def _nothing_to_answer(
     if body.streams:
         return Response(f"{answer}\n", media_type=NDJSON, headers=headers)
     return Response(answer, media_type="application/json", headers=headers)
+
+
+PROTOCOL = Protocol(
+    routers=[router],
+    is_on=lambda config: config.ollama_api,
+    errors=[OLLAMA_ERRORS],
+    greeting="Ollama is running",
+)

@@ -10,11 +10,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from jaxis.errors import RequestError
-from jaxis.pooling.client.wire import PoolingInfo
 from jaxis.pooling.inputs import InputReader
+from jaxis.pooling.pooling_info import PoolingInfo
+from jaxis.pooling.text_groups import TextGroup
 from jaxis.server.http.body import LenientModel, NotApplied, is_none, new_id
 from jaxis.server.pooling.fields import Texts
-from jaxis.server.pooling.pool import PooledGroups, TextGroup
+from jaxis.server.pooling.pool import PooledGroups
 
 # Steps of int8 on each side of zero. In vectors of length 1 and size E, elements beyond 8 / sqrt(E) are clipped.
 _INT8_STEPS, _INT8_RANGE = 127, 8.0

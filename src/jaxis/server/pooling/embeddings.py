@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.pooling.client.async_pooling import MAX_TEXTS
-from jaxis.pooling.client.wire import PoolingInfo
-from jaxis.prompts import Prompt
+from jaxis.pooling.async_pooling import MAX_TEXTS
+from jaxis.pooling.pooling_info import PoolingInfo
 from jaxis.server.http.body import NotApplied
 from jaxis.server.pooling.fields import NOT_APPLIED, PoolingRequest, PoolingUsage, Texts, TokenIds
-from jaxis.server.pooling.pool import PooledGroups, TextGroup
+from jaxis.server.pooling.pool import PooledGroups
 
 Inputs = str | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)]
 
@@ -51,18 +49,6 @@ class EmbeddingResponse(BaseModel):
     model: str
     data: list[EmbeddingObject]
     usage: PoolingUsage
-
-
-def as_texts(inputs: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> tuple[list[Prompt], bool]:
-    """Returns the texts of an input, and whether the input is a list of texts."""
-    if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)):
-        return [inputs], False  # pyright: ignore[reportReturnType]
-    return list(inputs), True  # pyright: ignore[reportReturnType, reportArgumentType]
-
-
-def text_group(request: EmbeddingRequest) -> TextGroup:
-    texts, is_list = as_texts(request.input)
-    return TextGroup(texts, "input", is_list, kind=request.prompt_name, truncate_tokens=request.truncate_prompt_tokens)
 
 
 def embedding_response(

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
-from jaxis.pooling.client.async_pooling import MAX_TEXTS
+from jaxis.pooling.async_pooling import MAX_TEXTS
 from jaxis.server.http.body import LenientModel, NotApplied, TokenId
 from jaxis.server.openai.not_applied import ACCOUNT_FIELDS
 

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxis.errors import DeadlineExceededError, OverloadedError, RequestError
+from jaxis.pooling.async_pooling import AsyncPoolingEngine
 from jaxis.pooling.classifier_settings import ClassifierSettings
-from jaxis.pooling.client.async_pooling import AsyncPoolingEngine
-from jaxis.pooling.client.wire import PoolingInfo
-from jaxis.pooling.inputs import InputReader, PoolingInput
-from jaxis.prompts import Prompt
+from jaxis.pooling.pooling_info import PoolingInfo
+from jaxis.pooling.text_groups import PairGroup, TextGroup
 from jaxis.server.context import ServerContext
 
-
-@dataclass(frozen=True)
-class TextGroup:
-    """Texts of a request that are read in the same way.
-
-    Attributes:
-      field: Field of the request that has them, for errors.
-      is_list: True if errors name the text's index in the field.
-      kind: Name of one of the checkpoint's prompts; None for its default.
-      truncate_tokens: Length to which longer texts are cut; see `InputReader.read`.
-    """
-
-    texts: Sequence[Prompt]
-    field: str
-    is_list: bool = True
-    kind: str | None = None
-    truncate_tokens: int | None = None
-
-    def name(self, index: int) -> str:
-        return f"{self.field}[{index}]" if self.is_list else self.field
-
-
-@dataclass(frozen=True)
-class PairGroup:
-    """Pairs of a request, which a cross-encoder reads together.
-
-    Attributes:
-      names: Returns the names of a pair's strings in errors, by its index.
-      truncate_tokens, instruction: Arguments of `InputReader.read_pairs`.
-    """
-
-    pairs: Sequence[tuple[str, str]]
-    names: Callable[[int], tuple[str, str]]
-    truncate_tokens: int | None = None
-    instruction: str | None = None
+# Number of characters up to which tokenizing takes less time than handing it to a thread.
+_QUICK_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -120,12 +84,15 @@ async def pool(context: ServerContext, groups: Sequence[TextGroup | PairGroup]) 
     arrival, timeout = time.monotonic(), context.config.request_timeout_seconds
     usage = context.accounting.start()
     try:
-        with engine.reserve(sum(map(_size, groups))):
+        with engine.reserve(sum(group.num_texts for group in groups)):
             async with asyncio.timeout(timeout):
-                read = await context.run_in_worker(functools.partial(_read, engine, groups), is_quick=_is_quick(groups))
+                read = await context.run_in_worker(
+                    lambda: [group.read(engine.reader) for group in groups],
+                    is_quick=sum(group.num_characters for group in groups) <= _QUICK_CHARACTERS,
+                )
                 token_ids = [each.token_ids for group in read for each in group]
                 if not token_ids:
-                    return PooledGroups([np.zeros((0, engine.pooling_info.size), np.float32) for _ in read], 0)
+                    return PooledGroups([np.zeros((0, 1), np.float32)] * len(read), 0)
                 lengths = [len(ids) for ids in token_ids]
                 with context.metrics.prompts(lengths, arrival):
                     vectors = await engine.pool(
@@ -145,46 +112,3 @@ async def pool(context: ServerContext, groups: Sequence[TextGroup | PairGroup]) 
         ) from None
     ends = np.cumsum([len(group) for group in read])[:-1]
     return PooledGroups(np.split(vectors, ends), sum(lengths))
-
-
-# Number of characters up to which tokenizing takes less time than handing it to a thread.
-_QUICK_CHARACTERS = 1000
-
-
-def _is_quick(groups: Sequence[TextGroup | PairGroup]) -> bool:
-    # Token ids count, too, although they are only checked.
-    return sum(len(text) for group in groups for text in _texts(group)) <= _QUICK_CHARACTERS
-
-
-def _size(group: TextGroup | PairGroup) -> int:
-    return len(group.pairs if isinstance(group, PairGroup) else group.texts)
-
-
-def _texts(group: TextGroup | PairGroup) -> Iterable[Prompt]:
-    return itertools.chain.from_iterable(group.pairs) if isinstance(group, PairGroup) else group.texts
-
-
-def _read(engine: AsyncPoolingEngine, groups: Sequence[TextGroup | PairGroup]) -> list[list[PoolingInput]]:
-    reader = reader_of(engine)
-    return [
-        reader.read_pairs(
-            group.pairs, truncate_tokens=group.truncate_tokens, instruction=group.instruction, names=group.names
-        )
-        if isinstance(group, PairGroup)
-        else reader.read(group.texts, truncate_tokens=group.truncate_tokens, kind=group.kind, name=group.name)
-        for group in groups
-    ]
-
-
-@functools.lru_cache(maxsize=8)
-def reader_of(engine: AsyncPoolingEngine) -> InputReader:
-    """Returns the reader of the texts of an engine's requests."""
-    info = engine.pooling_info
-    template = None if info.classifier is None else info.classifier.template
-    return InputReader(
-        engine.tokenizer,
-        info.settings,
-        max_tokens=info.max_model_len,
-        vocab_size=info.vocab_size,
-        template=template,
-    )

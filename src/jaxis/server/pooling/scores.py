@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
-from jaxis.pooling.client.async_pooling import MAX_TEXTS
-from jaxis.pooling.pairs import check_sides
+from jaxis.pooling.async_pooling import MAX_TEXTS
+from jaxis.pooling.text_groups import TextGroup, check_sides
 from jaxis.server.http.body import LenientModel, is_none, new_id
 from jaxis.server.pooling.fields import PoolingUsage, ScoringRequest, Texts
 
@@ -103,25 +102,7 @@ def text_of(document: str | Document) -> str:
     return document if isinstance(document, str) else document.text
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a request's pairs.
-
-    Attributes:
-      field: Field of the request that has its texts, for errors.
-      texts: Texts, at least one.
-      is_list: True if errors name the text's index in the field.
-    """
-
-    field: str
-    texts: list[str]
-    is_list: bool = True
-
-    def name(self, index: int) -> str:
-        return f"{self.field}[{index}]" if self.is_list else self.field
-
-
-def scored_sides(request: ScoreRequest) -> tuple[Side, Side]:
+def scored_sides(request: ScoreRequest) -> tuple[TextGroup, TextGroup]:
     """Returns both sides. A side with one string is paired with each string of the other side.
 
     Raises:
@@ -129,7 +110,7 @@ def scored_sides(request: ScoreRequest) -> tuple[Side, Side]:
     """
     first = _side(request, ("text_1", "queries", "data_1"))
     second = _side(request, ("text_2", "documents", "data_2"))
-    check_sides(len(first.texts), len(second.texts), (first.field, second.field))
+    check_sides(first, second)
     return first, second
 
 
@@ -161,11 +142,11 @@ def rerank_response(request: RerankRequest, scores: Sequence[float], num_tokens:
     )
 
 
-def _side(request: ScoreRequest, names: Sequence[str]) -> Side:
+def _side(request: ScoreRequest, names: Sequence[str]) -> TextGroup:
     given = [name for name in names if getattr(request, name) is not None]
     if len(given) != 1:
         what = "is missing" if not given else f"and {given[1]} are the same: send one"
         raise RequestError(what, param=given[0] if given else names[0])
     value = getattr(request, given[0])
-    is_list = not isinstance(value, str)
-    return Side(given[0], [text_of(each) for each in value] if is_list else [value], is_list)
+    texts = value if isinstance(value, str) else [*map(text_of, value)]
+    return TextGroup.of(texts, given[0], truncate_tokens=request.truncate_prompt_tokens)

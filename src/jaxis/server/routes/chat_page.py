@@ -1,6 +1,6 @@
 """The chat page at /: static files of the package, without secrets, which load nothing from other hosts.
 
-Clients of Ollama also look for a server at /, and get Ollama's greeting.
+Clients of some protocols also look for a server at /, and get its greeting.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def chat_page_paths() -> frozenset[str]:
     return frozenset({"/", "/favicon.ico", *(f"/static/{file}" for file in files)})
 
 
-def add_chat_page(app: FastAPI, *, greets_ollama: bool = False) -> None:
+def add_chat_page(app: FastAPI, greeting: str = "") -> None:
     """Serves the page at /, its files under /static, and its icon at /favicon.ico.
 
     Args:
       app: The application.
-      greets_ollama: True answers at / as Ollama does, unless a browser asks.
+      greeting: Answer at / unless a browser asks; "" is the page in any case.
     """
     files = _PageFiles(directory=_FOLDER)
 
     async def chat_page(request: Request) -> Response:
-        if greets_ollama and "text/html" not in request.headers.get("accept", ""):
-            return _ollama_greeting()
+        if greeting and "text/html" not in request.headers.get("accept", ""):
+            return _greeting(greeting)
         page = await files.get_response("index.html", request.scope)
         page.headers["Vary"] = "Accept"
         return page
@@ -72,14 +72,14 @@ def add_chat_page(app: FastAPI, *, greets_ollama: bool = False) -> None:
     app.mount("/static", files)
 
 
-def add_ollama_greeting(app: FastAPI) -> None:
-    """Answers at / as Ollama does, since its clients look there for a server."""
+def add_greeting(app: FastAPI, greeting: str) -> None:
+    """Answers at / to clients that look there for a server."""
 
-    async def greeting() -> Response:
-        return _ollama_greeting()
+    async def greet() -> Response:
+        return _greeting(greeting)
 
-    app.add_api_route("/", greeting, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+    app.add_api_route("/", greet, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
 
-def _ollama_greeting() -> Response:
-    return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
+def _greeting(text: str) -> Response:
+    return PlainTextResponse(text, headers={"Vary": "Accept"})

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
-from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.context import Context, ModelEntry, Parts
 from jaxis.server.generation.model_info import rfc3339
 from jaxis.server.http.body import is_none
 from jaxis.server.http.openapi import LOOKUP_ERRORS
+from jaxis.server.protocol import Protocol
 from jaxis.version import __version__
 
 _SHOWN_DEFAULTS = (
@@ -25,7 +25,6 @@ _SHOWN_DEFAULTS = (
     "repetition_penalty",
 )
 router = APIRouter()
-tokenizer_router = APIRouter()
 
 
 class ModelMeta(BaseModel):
@@ -106,29 +105,6 @@ class ModelList(BaseModel):
     last_id: str
 
 
-class TokenizerInfo(BaseModel):
-    """Answer of /tokenizer_info in vLLM's form: settings with which a client can render and count prompts.
-
-    Attributes:
-      tokenizer_class: Class of transformers that reads the checkpoint's tokenizer.json.
-      chat_template: Source of the default chat template.
-      bos_token, eos_token, pad_token, unk_token: Texts of special tokens; None if the tokenizer lacks the token.
-      additional_special_tokens: Texts of other special tokens.
-      model_max_length: Most tokens of a request.
-      added_tokens_decoder: Texts of special tokens by id.
-    """
-
-    tokenizer_class: str = "PreTrainedTokenizerFast"
-    chat_template: str | None
-    bos_token: str | None
-    eos_token: str | None
-    pad_token: str | None
-    unk_token: str | None
-    additional_special_tokens: list[str]
-    model_max_length: int
-    added_tokens_decoder: dict[int, dict[str, Any]]
-
-
 class GenerationSettings(BaseModel):
     """Length of the context and sampling parameters, for llama-server's clients."""
 
@@ -203,26 +179,6 @@ async def properties(context: Context) -> Properties:
     )
 
 
-@tokenizer_router.get("/tokenizer_info", responses=LOOKUP_ERRORS)
-async def tokenizer_info(context: Context) -> TokenizerInfo:
-    """Returns the settings with which a client can render and count prompts."""
-    tokenizer = context.model.tokenizer
-    if tokenizer is None:
-        raise RequestError("the model has no tokenizer: prompts are token ids")
-    named = tokenizer.special_tokens
-    texts = {token_id: tokenizer.token_text(token_id) for token_id in sorted(tokenizer.special_token_ids)}
-    return TokenizerInfo(
-        chat_template=tokenizer.default_chat_template,
-        bos_token=named.get("bos_token"),
-        eos_token=named.get("eos_token"),
-        pad_token=named.get("pad_token"),
-        unk_token=named.get("unk_token"),
-        additional_special_tokens=[text for text in texts.values() if text not in named.values()],
-        model_max_length=context.model_info.context_length,
-        added_tokens_decoder={token_id: {"content": text, "special": True} for token_id, text in texts.items()},
-    )
-
-
 def _card(name: str, entry: ModelEntry) -> ModelCard:
     info, facts, adapter = entry.info, entry.facts, entry.names.adapter(name)
     card = ModelCard(
@@ -255,3 +211,6 @@ def _card(name: str, entry: ModelEntry) -> ModelCard:
 
 def _default_parameters(defaults: SamplingParams) -> dict[str, float]:
     return {parameter: getattr(defaults, parameter) for parameter in _SHOWN_DEFAULTS}
+
+
+PROTOCOL = Protocol(routers=[router])

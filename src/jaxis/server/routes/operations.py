@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from jaxis.server.context import Parts
 from jaxis.server.http.api_keys import current_api_key
 from jaxis.server.http.openapi import ADMIN_ERRORS, LOOKUP_ERRORS
+from jaxis.server.protocol import Protocol
 from jaxis.version import __version__
 
 router = APIRouter()
@@ -85,3 +86,6 @@ async def reset_prefix_cache(parts: Parts) -> Success:
         if entry.context is not None:
             entry.context.engine.reset_prefix_cache()
     return Success()
+
+
+PROTOCOL = Protocol(routers=[router])

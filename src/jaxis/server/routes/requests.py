@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from jaxis.errors import UnavailableError
 from jaxis.server.context import Parts
 from jaxis.server.http.openapi import ADMIN_ERRORS
+from jaxis.server.protocol import Protocol
 from jaxis.server.routes.operations import check_admin
 
 router = APIRouter()
@@ -78,3 +79,6 @@ async def list_requests(parts: Parts) -> RequestList:
             )
             found.append(info)
     return RequestList(data=sorted(found, key=lambda each: each.arrived))
+
+
+PROTOCOL = Protocol(routers=[router])

@@ -10,6 +10,7 @@ from jaxis.server.context import Parts
 from jaxis.server.http.body import LenientModel
 from jaxis.server.http.openapi import GENERATION_ERRORS, LOOKUP_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
+from jaxis.server.protocol import Protocol
 from jaxis.server.routes.models import ModelList, list_models
 
 router = APIRouter(route_class=StrictJSONRoute)
@@ -46,3 +47,6 @@ async def unload(body: ModelRequest, parts: Parts) -> Done:
     if not await parts.models.unload(body.model):
         raise RequestError("stays loaded: this server has one model", param="model")
     return Done()
+
+
+PROTOCOL = Protocol(routers=[router])

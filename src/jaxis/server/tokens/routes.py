@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import TypeAdapter
 
 from jaxis.errors import RequestError
-from jaxis.server.context import Context, ServerContext
+from jaxis.server.context import Context, ServerContext, check_generates
 from jaxis.server.generation.prompts import ChatPrompt
-from jaxis.server.generation.respond import respond
 from jaxis.server.http.openapi import GENERATION_RESPONSES, TEXT_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.openai.chat_job import chat_job
 from jaxis.server.openai.completions import CompletionRequest, completion_job
+from jaxis.server.protocol import Protocol
+from jaxis.server.respond import respond
 from jaxis.server.tokens.render import ChatRenderRequest, RenderedRequest, chat_extension, rendered_requests
-from jaxis.server.tokens.sglang_generate import SGLangAnswer, SGLangRequest, SGLangWriter, sglang_job
-from jaxis.server.tokens.vllm_generate import GenerateAnswer, GenerateRequest, GenerateResponse, generate_job
+from jaxis.server.tokens.sglang_generate import SGLANG_ERRORS, SGLangAnswer, SGLangRequest, SGLangWriter, sglang_job
+from jaxis.server.tokens.vllm_generate import (
+    GENERATE_ERRORS,
+    GenerateAnswer,
+    GenerateRequest,
+    GenerateResponse,
+    generate_job,
+)
 
-router = APIRouter(route_class=StrictJSONRoute)
+router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_generates)])
 _REQUESTS = TypeAdapter(list[RenderedRequest])
 
 
@@ -72,3 +79,6 @@ def _check_ids(field: str, prompts: Sequence[Sequence[int]], context: ServerCont
     for token_ids in prompts:
         if (highest := max(token_ids)) >= vocab_size:
             raise RequestError(f"holds {highest}; the model's token ids are 0 to {vocab_size - 1}", param=field)
+
+
+PROTOCOL = Protocol(routers=[router], errors=[GENERATE_ERRORS, SGLANG_ERRORS])

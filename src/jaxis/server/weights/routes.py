@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
+from starlette.datastructures import State
 
-from jaxis.engine.client.async_engine import AsyncLLMEngine
-from jaxis.engine.client.engine_change import EngineChange, Pause, PauseMode, Resume, Sleep, UpdateWeights, WakeUp
+from jaxis.engine.client.async_engine import AsyncLLMEngine, PauseMode
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.server.context import Parts, ServerParts
 from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
-from jaxis.server.one_model import OneModel
+from jaxis.server.protocol import Protocol
 from jaxis.server.routes.operations import check_admin
 
 _BACKEND = "file"
@@ -93,25 +93,27 @@ class PendingUpdate:
 
     Attributes:
       is_started: True if an update was started.
-      change: Change that will finish it; None until weights are named.
+      weights: Folder and version of the weights that will finish it; None until they are named.
     """
 
     def __init__(self) -> None:
         self.is_started = False
-        self.change: UpdateWeights | None = None
+        self.weights: tuple[str, str | int | None] | None = None
+
+
+def _attach(state: State, *_: object) -> None:
+    state.pending_update = PendingUpdate()
 
 
 async def _pending(request: Request) -> PendingUpdate:
-    state = request.app.state
-    if not hasattr(state, "pending_update"):
-        state.pending_update = PendingUpdate()
-    return state.pending_update
+    return request.app.state.pending_update
 
 
 async def _engine(parts: Parts) -> AsyncLLMEngine:
     """Returns the engine; raises RequestError unless the server has one model that generates."""
-    if isinstance(parts.models, OneModel) and isinstance(parts.models.engine, AsyncLLMEngine):
-        return parts.models.engine
+    context = parts.models.only_context
+    if context is not None and "completion" in context.engine.info.capabilities:
+        return context.generator
     raise RequestError("this is for a server of one model that generates text: start it with one model")
 
 
@@ -121,12 +123,11 @@ _RESPONSES = TEXT_ERRORS | ADMIN_ERRORS
 router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_admin)])
 
 
-async def _change(engine: AsyncLLMEngine, parts: ServerParts, change: EngineChange, param: str | None = None) -> None:
+async def _finish(change: Awaitable[None], parts: ServerParts, param: str | None = None) -> None:
     try:
-        await engine.change(change)
+        await change
     except (CheckpointError, ConfigError, EngineError) as error:
         raise RequestError(f": {error}" if param else str(error), param=param) from None
-    assert isinstance(parts.models, OneModel)
     parts.models.renew_fingerprint()
 
 
@@ -140,7 +141,7 @@ async def pause(
 ) -> EngineStatus:
     """Stops all requests until /resume. New ones wait."""
     mode = "wait" if wait_for_inflight_requests else mode
-    await _change(engine, parts, Pause(mode))
+    await _finish(engine.pause(mode), parts)
     if clear_cache and mode != "keep":
         engine.reset_prefix_cache()
     return EngineStatus(status="paused")
@@ -149,7 +150,7 @@ async def pause(
 @router.post("/resume", responses=_RESPONSES)
 async def resume(engine: Engine, parts: Parts) -> EngineStatus:
     """Lets requests run again."""
-    await _change(engine, parts, Resume())
+    await _finish(engine.resume(), parts)
     return EngineStatus(status="resumed")
 
 
@@ -165,12 +166,12 @@ async def sleep(
 ) -> EngineStatus:
     """Frees the memory of the KV cache, and the device memory of the weights, until /wake_up."""
     was_paused = engine.is_paused
-    await _change(engine, parts, Pause(mode))
+    await _finish(engine.pause(mode), parts)
     try:
-        await _change(engine, parts, Sleep(level))
+        await _finish(engine.sleep(level), parts)
     except RequestError:
         if not was_paused:
-            await _change(engine, parts, Resume())
+            await _finish(engine.resume(), parts)
         raise
     return EngineStatus(status="asleep")
 
@@ -180,9 +181,9 @@ async def wake_up(
     engine: Engine, parts: Parts, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None
 ) -> EngineStatus:
     """Wakes the engine, or a part of it. Requests run again once everything is awake."""
-    await _change(engine, parts, WakeUp(None if tags is None else tuple(tags)))
+    await _finish(engine.wake_up(tags), parts)
     if not engine.is_asleep:
-        await _change(engine, parts, Resume())
+        await _finish(engine.resume(), parts)
     return EngineStatus(status="asleep" if engine.is_asleep else "awake")
 
 
@@ -221,7 +222,7 @@ async def init_weight_transfer_engine(body: InitRequest, parts: Parts) -> DoneMe
 @router.post("/start_weight_update", responses=_RESPONSES)
 async def start_weight_update(pending: Pending) -> DoneMessage:
     """Starts an update, so that new weights take effect at /finish_weight_update instead of /update_weights."""
-    pending.is_started, pending.change = True, None
+    pending.is_started, pending.weights = True, None
     return DoneMessage(message="Weight update started")
 
 
@@ -230,22 +231,23 @@ async def update_weights(body: UpdateRequest, engine: Engine, parts: Parts, pend
     """Loads the weights of a folder into the model. Requests that are not paused continue with them."""
     if body.update_info.path is None:
         raise RequestError("must name a folder as path: weights come no other way here", param="update_info")
-    change = UpdateWeights(str(folder_within(_root(parts), body.update_info.path)), body.update_info.version)
+    folder, version = str(folder_within(_root(parts), body.update_info.path)), body.update_info.version
     if pending.is_started:
-        pending.change = change
+        pending.weights = folder, version
         return DoneMessage(message="Weights will be updated at /finish_weight_update")
-    await _change(engine, parts, change, "update_info")
+    await _finish(engine.update_weights(folder, version), parts, "update_info")
     return DoneMessage(message="Weights updated")
 
 
 @router.post("/finish_weight_update", responses=_RESPONSES)
 async def finish_weight_update(body: FinishRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
     """Loads the weights that were named since /start_weight_update."""
-    change, pending.is_started, pending.change = pending.change, False, None
-    if change is None:
+    weights, pending.is_started, pending.weights = pending.weights, False, None
+    if weights is None:
         raise RequestError("no weights were named: send /start_weight_update, /update_weights, and this")
-    version = change.version if body.weight_version is None else body.weight_version
-    await _change(engine, parts, UpdateWeights(change.folder, version), "update_info")
+    folder, version = weights
+    version = version if body.weight_version is None else body.weight_version
+    await _finish(engine.update_weights(folder, version), parts, "update_info")
     return DoneMessage(message="Weight update finished")
 
 
@@ -291,3 +293,6 @@ def folder_within(root: Path, path: str) -> Path:
         if not Path(os.path.realpath(file)).is_relative_to(root):
             raise RequestError(f"has {file.name}, which is outside of --weights-root", param="update_info.path")
     return folder
+
+
+PROTOCOL = Protocol(routers=[router], attach=_attach)

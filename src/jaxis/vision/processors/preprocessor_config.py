@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import ConfigError
 from jaxis.host.json_object import read_json_object
-from jaxis.loading.gguf.mmproj import MmprojFile
+from jaxis.rooms import room_module
 from jaxis.vision.processors.processor import PixelScale
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ProcessorSettings:
         self.source = str(files)
         self.video: dict[str, Any] = {}
         if files.is_file():
-            with MmprojFile(files) as file:
+            with room_module("loading.gguf", "mmproj", str(files)).MmprojFile(files) as file:
                 self.model, self.processor, self._image = file.config, file.processor, file.image_processor
         else:
             self.model = _read(files / "config.json")

@@ -8,10 +8,15 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from starlette.datastructures import State
 
 from jaxis.errors import EngineError
+from jaxis.server.config import ServerConfig
 from jaxis.server.http.api_keys import current_api_key
 from jaxis.server.openai.stored.database import Database
 
@@ -66,3 +71,20 @@ def current_owner() -> str:
     key = current_api_key.get()
     # Not the name: keys that are given as options share one, and another key may get the name of an old one.
     return "" if key is None else key.sha256
+
+
+def attach_store(state: State, config: ServerConfig, stack: ExitStack) -> None:
+    """Adds an application's store to its state. Raises ConfigError as `ResponseStore` does."""
+    state.responses = None
+    if config.response_ttl_seconds:
+        store = ResponseStore(config.response_folder, config.response_store_bytes, config.response_ttl_seconds)
+        state.responses = stack.enter_context(closing(store))
+
+
+async def get_store(request: Request) -> ResponseStore | None:
+    """Returns the application's store; None if it stores nothing."""
+    return request.app.state.responses
+
+
+Store = Annotated[ResponseStore | None, Depends(get_store)]
+"""Type of a route's parameter for the stored responses and conversations."""

@@ -1,9 +1,13 @@
-"""The GGUF files of a model: one file, or the shards `NAME-00001-of-00003.gguf`."""
+"""The GGUF files of a model by their names: one file or the shards `NAME-00001-of-00003.gguf`, and its vision part.
+
+The room loading/gguf reads them.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxis.errors import CheckpointError
@@ -11,6 +15,8 @@ from jaxis.errors import CheckpointError
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 # Files of a model's repository that are not the model: its vision part, and statistics for quantizing.
 _OTHER_FILE = re.compile(r"(?:.*[-_.])?(?:mmproj|imatrix)(?:[-_.].*)?\.gguf", re.IGNORECASE)
+_TYPE = re.compile(r"[-_.](?:bf16|f16|f32|i?q\d\w*)(?=[-_.]|$)", re.IGNORECASE)
+_BY_TYPE = ("bf16", "f16", "q8_0", "f32")  # in this order, where a model has its file in several types
 
 
 def is_model_file(name: str) -> bool:
@@ -58,3 +64,29 @@ def find_shards(path: Path) -> list[Path]:
             f"({missing[0]}{', ...' if len(missing) > 1 else ''}): download them too"
         )
     return shards
+
+
+def is_mmproj(name: str) -> bool:
+    """Returns whether a file with this name can be the vision part of a model."""
+    return name.lower().endswith(".gguf") and "mmproj" in name.lower()
+
+
+def choose_mmproj(names: Sequence[str]) -> str | None:
+    """Returns the file of a model's vision part among these names; there may be several types of it.
+
+    Returns None if there is none, or if they are of several models.
+    """
+    found = sorted(filter(is_mmproj, names))
+    if len({_TYPE.sub("", name.removesuffix(".gguf")).lower() for name in found}) != 1:
+        return None
+
+    def place(name: str) -> int:
+        return next((i for i, each in enumerate(_BY_TYPE) if re.search(rf"[-_.]{each}\b", name.lower())), len(_BY_TYPE))
+
+    return min(found, key=place)
+
+
+def mmproj_beside(model: Path) -> Path | None:
+    """Returns the vision part beside a model's GGUF file; None if there is none, or the choice is not clear."""
+    chosen = choose_mmproj([path.name for path in model.parent.glob("*.gguf")])
+    return None if chosen is None else model.parent / chosen

@@ -1,1 +1,0 @@
-"""Engine client for embedding models and classifiers, which run in a process of their own."""
