@@ -63,7 +63,7 @@ from jaxis.engine.client.engine_process import EngineProcess
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.host.logs import set_up_logs
 from jaxis.pooling.async_pooling import AsyncPoolingEngine
-from jaxis.pooling.kind import kind_of
+from jaxis.runners import kind_of
 from jaxis.tokenizer import Tokenizer
 
 options = EngineOptions(quantization=sys.argv[1], kv_cache_memory="8MiB")

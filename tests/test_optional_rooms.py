@@ -45,9 +45,7 @@ GENERATE_AND_SERVE = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize(
-    "room", quick_rows(sorted(OPTIONAL), quick=("server.anthropic", "server.ollama", "server.weights"))
-)
+@pytest.mark.parametrize("room", quick_rows(sorted(OPTIONAL), quick=("engine.drafting", "pooling", "server.anthropic")))
 def test_an_installation_without_an_optional_room_generates_and_serves(room, tmp_path):
     copy = tmp_path / "src" / "jaxis"
     for folder in map(Path, jaxis.__path__):  # an editable installation has the native library elsewhere

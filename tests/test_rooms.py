@@ -5,9 +5,11 @@ import pytest
 from jaxis import rooms
 from jaxis.engine.argument_fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.client.engine_client import GENERATION
 from jaxis.errors import ConfigError
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.rooms import has_room, room_module
+from jaxis.runners import kind_of
 
 
 def test_rooms_are_found_without_importing_what_is_in_them():
@@ -54,3 +56,9 @@ def test_a_gguf_file_names_the_room_that_reads_it(nothing_optional, tmp_path):
 
 def test_a_module_of_a_room_is_imported():
     assert room_module("engine.drafting", "make", "speculative_config").__name__ == "jaxis.engine.drafting.make"
+
+
+def test_vectors_need_the_room_of_pooling(nothing_optional):
+    with pytest.raises(ConfigError, match=r"^runner='pooling' needs jaxis\.pooling, which is not part"):
+        kind_of(EngineArgs(), "pooling")
+    assert kind_of(EngineArgs(), "auto") is GENERATION

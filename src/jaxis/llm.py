@@ -11,11 +11,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.client.engine_client import GENERATION
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
@@ -38,11 +39,6 @@ from jaxis.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from jaxis.pooling.embedder import Embedder, open_embedder
-from jaxis.pooling.kind import Runner, check_runner, kind_of_checkpoint
-from jaxis.pooling.pairs import Texts, as_texts
-from jaxis.pooling.pooling_info import POOLING
-from jaxis.pooling.text_groups import TextGroup, check_sides
 from jaxis.prompt_extension import PromptExtension, compare_prompts
 from jaxis.prompts import (
     ContentFormat,
@@ -57,10 +53,15 @@ from jaxis.prompts import (
     tokenize_prompt,
     with_content_format,
 )
+from jaxis.runners import Runner, check_runner, kind_of_checkpoint
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import answer_end_token_ids, chat_template_source, with_template
 from jaxis.vision.prompt_images import NoImages, PromptImages, images_of_prompt, take_images
+
+if TYPE_CHECKING:
+    from jaxis.pooling.embedder import Embedder
+    from jaxis.pooling.pairs import Texts
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,13 @@ class LLM:
         self._num_calls = 0
         self._closed = False
         opened = open_model(args)
-        if kind_of_checkpoint(opened.path, opened.hf_config, runner) is POOLING:
+        if kind_of_checkpoint(opened.path, opened.hf_config, runner) is not GENERATION:
             if needs_chat_template:
                 raise ConfigError(
                     f"{args.model} makes vectors or scores, so it cannot chat: use LLM.embed or LLM.score"
                 )
+            from jaxis.pooling.embedder import open_embedder
+
             self._opened: BuiltEngine | Embedder = open_embedder(args, opened, self._progress)
         else:
             self._opened = build_engine(
@@ -217,7 +220,7 @@ class LLM:
     @property
     def _embedder(self) -> Embedder:
         self._check_open()
-        if not isinstance(self._opened, Embedder):
+        if isinstance(self._opened, BuiltEngine):
             raise RequestError("this model generates text: LLM(model, runner='pooling') makes vectors with it")
         return self._opened
 
@@ -580,8 +583,11 @@ class LLM:
         del use_tqdm
         _check_no_adapter(lora_request)
         check_tokenization_kwargs(tokenization_kwargs)
+        embedder = self._embedder
+        from jaxis.pooling.text_groups import TextGroup
+
         with interrupt_deferred():
-            return self._embedder.embed(
+            return embedder.embed(
                 TextGroup(as_prompt_list(prompts), kind=prompt_name, truncate_tokens=truncate_prompt_tokens)
             )
 
@@ -616,8 +622,11 @@ class LLM:
         del use_tqdm
         _check_no_adapter(lora_request)
         check_tokenization_kwargs(tokenization_kwargs)
+        embedder = self._embedder
+        from jaxis.pooling.text_groups import TextGroup
+
         with interrupt_deferred():
-            return self._embedder.classify(
+            return embedder.classify(
                 TextGroup(as_prompt_list(prompts), truncate_tokens=truncate_prompt_tokens),
                 use_activation=use_activation,
             )
@@ -656,8 +665,11 @@ class LLM:
         """
         del use_tqdm
         _check_no_adapter(lora_request)
-        sides = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
         embedder = self._embedder
+        from jaxis.pooling.pairs import as_texts
+        from jaxis.pooling.text_groups import TextGroup, check_sides
+
+        sides = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
         check_sides(*map(TextGroup, sides, ("data_1", "data_2")))
         with interrupt_deferred():
             return embedder.score(

@@ -35,8 +35,8 @@ def converse(folder: str, num_turns: int, cache: str, **arguments: Any) -> dict[
         LLM(folder, kv_cache_memory="16MiB", enable_prefix_caching=False, **arguments) as plain,
         LLM(folder, kv_cache_memory=cache, kv_offloading_size=0.05, **arguments) as small,
     ):
-        limit = small._engine.max_model_len - 24
-        found["blocks"] = list(small._engine.runner.num_blocks.values())
+        limit = small.engine.max_model_len - 24
+        found["blocks"] = list(small.engine.runner.num_blocks.values())
         while found["turns"] < num_turns:
             turns = rng.sample(conversations, rng.randint(1, 3))
             for tokens in turns:
@@ -53,7 +53,7 @@ def converse(folder: str, num_turns: int, cache: str, **arguments: Any) -> dict[
                 found["largest difference"] = max(found["largest difference"], _difference(output, other))
                 found["cached"] += output.num_cached_tokens
                 tokens += output.outputs[0].token_ids
-        found |= {f"host {name}": value for name, value in vars(small._engine.connector.store.stats["host"]).items()}
+        found |= {f"host {name}": value for name, value in vars(small.engine.connector.store.stats["host"]).items()}
     return found
 
 

@@ -10,7 +10,7 @@ from jaxis.cli.command import Command
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.infer import input_file, output_of
 from jaxis.cli.options import Debug, EngineOptions, expand_options
-from jaxis.pooling.kind import Runner
+from jaxis.runners import Runner
 
 
 @expand_options

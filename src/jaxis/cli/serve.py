@@ -34,8 +34,8 @@ from jaxis.engine.client.worker_start import drop_ahead
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
-from jaxis.pooling.kind import Runner, kind_of
 from jaxis.rooms import check_room
+from jaxis.runners import Runner, kind_of
 from jaxis.server.clients import KEY_VARIABLE, ServerAddress, client_lines
 from jaxis.vision.access import ImageAccess
 

@@ -23,8 +23,8 @@ from jaxis.inference.run import Answered, RunSummary, model_identity, run_to_out
 from jaxis.inference.source import JSONLSource, Row
 from jaxis.pooling.embedder import Embedder, open_embedder
 from jaxis.pooling.inputs import PoolingInput
-from jaxis.pooling.kind import Runner, check_runner, kind_of_checkpoint
 from jaxis.prompts import Prompt
+from jaxis.runners import Runner, check_runner, kind_of_checkpoint
 
 TEXT_KEYS = ("text", "input")
 _ANSWER_KEY = "embedding"

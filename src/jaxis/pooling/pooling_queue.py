@@ -45,7 +45,7 @@ class QueuedRequest:
         self._num_left = len(texts)
 
     def put(self, index: int, vector: np.ndarray, *, is_finite: bool) -> None:
-        """Notes the vector of one text. The last one completes the request; one that is not finite fails it."""
+        """Notes the vector at an index. The last one completes the request, one that is not finite fails it."""
         if self.vectors.done():
             return
         self._found[index] = vector

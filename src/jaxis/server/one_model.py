@@ -11,8 +11,7 @@ from fastapi import Request, Response
 from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine, EngineClient
 from jaxis.errors import EngineError
 from jaxis.parsing.model_parsers import ModelParsers
-from jaxis.pooling.async_pooling import AsyncPoolingEngine
-from jaxis.pooling.pooling_info import PoolingInfo
+from jaxis.rooms import room_module
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
@@ -27,8 +26,10 @@ from jaxis.vision.prompt_images import NoImages, PromptImages
 def behind_loop(client: EngineClient, config: ServerConfig) -> AsyncEngine:
     """Returns an engine of either kind, served from the event loop with the settings of `config`."""
     max_queued, stall_seconds = config.max_queued, config.stall_seconds
-    kind = AsyncPoolingEngine if isinstance(client.info, PoolingInfo) else AsyncLLMEngine
-    return kind(client, max_queued=max_queued, stall_seconds=stall_seconds)
+    if "completion" in client.info.capabilities:
+        return AsyncLLMEngine(client, max_queued=max_queued, stall_seconds=stall_seconds)
+    pooling = room_module("pooling", "async_pooling", "the model")
+    return pooling.AsyncPoolingEngine(client, max_queued=max_queued, stall_seconds=stall_seconds)
 
 
 def model_context(

@@ -42,6 +42,7 @@ class EngineThread:
         self._busy_since: float | None = None  # when the current command or step began
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._unfinished: dict[int, Future[Any]] = {}  # calls whose results come later
+        self._ended: list[CallDone] = []  # calls whose results are sent next, together
         core.connect(self._post, self._commands.put)
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
 
@@ -110,7 +111,9 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                self._post_calls()
                 self._core.step()
+                self._post_calls()
                 self.stats = self._core.stats
         except BaseException as error:
             _logger.critical("the engine has failed for good", exc_info=True)
@@ -155,7 +158,7 @@ class EngineThread:
             self._end_call(call_id, value)
 
     def _end_call(self, call_id: int, value: Any = None, error: BaseException | None = None) -> None:
-        self._post(EngineOutputs(calls=[CallDone(call_id, value, error and Failure.of(error))]))
+        self._ended.append(CallDone(call_id, value, error and Failure.of(error)))
 
     def _end_later(self, call_id: int, done: Future[Any]) -> None:
         del self._unfinished[call_id]
@@ -169,6 +172,10 @@ class EngineThread:
     def _cancel(self, call_id: int) -> None:
         if (unfinished := self._unfinished.get(call_id)) is not None:
             unfinished.cancel()
+
+    def _post_calls(self) -> None:
+        ended, self._ended = self._ended, []
+        self._post(EngineOutputs(calls=ended))
 
     def _post(self, new: EngineOutputs) -> None:
         if new.outputs or new.deltas or new.errors or new.calls:

@@ -92,7 +92,8 @@ class GenerationCore(EngineCore):
         if self._engine.has_work:
             self._post(self._outputs_of(self._engine.step))
         if self._pauses and not self._engine.has_unfinished:
-            self._end_pauses()
+            self._engine.is_paused = True
+            self._let_go(None)
 
     def settle(self) -> None:
         self._post(self._outputs_of(self._engine.settle))
@@ -194,10 +195,6 @@ class GenerationCore(EngineCore):
                 self._abort(request_id)
         self._engine.holds.add(PAUSED)
         return None
-
-    def _end_pauses(self) -> None:
-        self._engine.holds.add(PAUSED)
-        self._let_go(None)
 
     def _resume(self) -> None:
         self._engine.holds.discard(PAUSED)
