@@ -256,7 +256,7 @@ def test_what_generation_config_says_is_applied_or_named(start_llm, changed):
         assert llm.get_default_sampling_params().stop == ["END", "\n\n"]
         assert llm.engine.eos_token_ids == {7, 372}  # the latter ends a turn in the folder's template
     note_unapplied(folder, SimpleNamespace(note=notes.append))
-    expected = "not applied: suppress_tokens, num_beams; give sampling parameters of your own"
+    expected = "not applied: num_beams; give sampling parameters of your own"
     assert notes == [f"generation_config.json: {expected}"]
 
 

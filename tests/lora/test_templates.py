@@ -120,6 +120,16 @@ def test_a_token_within_answers_does_not_end_them():
         "{% for m in messages %}{{ m.content }}<|im_end|>{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}"
         "{% endfor %}"
     )
-    for source in (parts, calls):
+    # Solar Open's way: other names of the reasoning, and the token after each of several parts.
+    other_names = tuple(parts.replace("reasoning_content", name) for name in ("reasoning", "thinking"))
+    each_call = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}"
+        "<|im_end|>{% endfor %}{% if not m.tool_calls %}<|im_end|>{% endif %}{% endfor %}"
+    )
+    one_call = each_call.replace(
+        "{{ m.content", "{% if m.tool_calls|length > 1 %}{{ raise_exception('one') }}{% endif %}{{ m.content"
+    )
+    assert answer_end_token_ids(with_template(tokenizer, one_call)) == {END}
+    for source in (parts, calls, *other_names, each_call):
         assert answer_end_token_ids(with_template(tokenizer, source)) == frozenset()
     assert answer_end_token_ids(read_tokenizer(EMBEDDED_MODEL, "{{ messages[0].content }}")) == frozenset()

@@ -18,6 +18,7 @@ from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.sequence_sampling import NOTHING_SUPPRESSED, SuppressedTokens
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.grammar.request_grammars import RequestGrammars
 from jaxis.engine.kv_connector import KVConnector
@@ -66,6 +67,7 @@ class LLMEngine:
       eos_token_ids: Tokens that end a sequence.
       connector: Connector to blocks beyond the devices; None: there are no such blocks.
       features: Features of requests (see `RequestFeature`).
+      suppressed: Tokens that are never generated.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class LLMEngine:
         eos_token_ids: frozenset[int],
         connector: KVConnector | None = None,
         features: abc.Sequence[RequestFeature] = (),
+        suppressed: SuppressedTokens = NOTHING_SUPPRESSED,
     ) -> None:
         self.vllm_config = vllm_config
         self.tokenizer = tokenizer
@@ -98,6 +101,7 @@ class LLMEngine:
         self._factory = RequestFactory(
             tokenizer,
             eos_token_ids,
+            suppressed,
             vocab_size=self.runner.vocab_size,
             max_model_len=self.max_model_len,
             seed=vllm_config.model_config.seed,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.sequence_sampling import SuppressedTokens
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.json_object import read_json_object
 from jaxis.host.progress import ProgressDisplay
@@ -15,7 +16,7 @@ from jaxis.tokenizer.template_choice import answer_end_token_ids, turn_end_token
 
 # Key of generation_config.json -> values with which it does nothing.
 _UNAPPLIED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ()),
+    **dict.fromkeys(("bad_words_ids", "sequence_bias"), ()),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), ()),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), (0,)),
     **dict.fromkeys(("min_length", "penalty_alpha", "diversity_penalty"), (0,)),
@@ -42,11 +43,15 @@ def eos_token_ids_of(generation: dict[str, Any], hf_config: HFConfig, tokenizer:
 
 def note_unapplied(path: Path, progress: ProgressDisplay) -> None:
     """Reports the keys of generation_config.json that change answers of the reference, but not here."""
-    source = path / "generation_config.json"
-    values = read_json_object(source) if source.is_file() else {}
+    values = _generation_config(path)
     found = [key for key, neutral in _UNAPPLIED.items() if values.get(key) not in (None, [], {}, *neutral)]
     if found:
         progress.note(f"generation_config.json: not applied: {', '.join(found)}; give sampling parameters of your own")
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    source = path / "generation_config.json"
+    return read_json_object(source) if source.is_file() else {}
 
 
 def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay, *, is_given: bool) -> frozenset[int]:
@@ -62,6 +67,25 @@ def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay, *, is_gi
         "string, or another template"
     )
     return frozenset()
+
+
+def suppressed_tokens(path: Path, vocab_size: int) -> SuppressedTokens:
+    """Returns the tokens that generation_config.json suppresses, at every place and as the first one.
+
+    Raises:
+      ConfigError: They are no token ids of the model.
+    """
+    found, values = list[frozenset[int]](), _generation_config(path)
+    for key in ("suppress_tokens", "begin_suppress_tokens"):
+        ids = values.get(key) or []
+        is_list = isinstance(ids, list) and all(type(each) is int and 0 <= each < vocab_size for each in ids)
+        if not is_list or len(set(ids)) == vocab_size:
+            raise ConfigError(
+                f"{path / 'generation_config.json'} has {key}={ids!r}, expected some of the token ids 0 to "
+                f"{vocab_size - 1}: correct the file"
+            )
+        found.append(frozenset(ids))
+    return SuppressedTokens(*found)
 
 
 def sampling_defaults(generation: dict[str, Any], path: Path) -> SamplingParams:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.sampling_batch import check_scores
-from jaxis.engine.execution.sequence_sampling import SequenceSampling, draw_seed, sequence_seed, tokenize_bad_words
+from jaxis.engine.execution.sequence_sampling import (
+    SequenceSampling,
+    SuppressedTokens,
+    draw_seed,
+    sequence_seed,
+    tokenize_bad_words,
+)
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.errors import RequestError
@@ -28,6 +34,7 @@ class RequestFactory:
     Args:
       tokenizer: The checkpoint's tokenizer, if it has one.
       eos_token_ids: Tokens that end a sequence.
+      suppressed: Tokens that are never generated.
       vocab_size: V.
       max_model_len: Maximum number of tokens in a sequence, prompt and output together.
       seed: Seed for requests that bring none.
@@ -39,6 +46,7 @@ class RequestFactory:
         self,
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
+        suppressed: SuppressedTokens,
         *,
         vocab_size: int,
         max_model_len: int,
@@ -46,7 +54,7 @@ class RequestFactory:
         defaults: Mapping[str, Any],
         features: AbstractSequence[RequestFeature],
     ) -> None:
-        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        self._tokenizer, self._eos_token_ids, self._suppressed = tokenizer, eos_token_ids, suppressed
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._seed, self._defaults, self._features = seed, defaults, features
         self._num_requests = 0
@@ -129,6 +137,7 @@ class RequestFactory:
             seed=sequence_seed(request.seed, index),
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
             bad_words_token_ids=self._bad_words(params),
+            suppressed=self._suppressed,
             grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
         )
         return CompletionState(request, sequence, sampling, self._tokenizer)

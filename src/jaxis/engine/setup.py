@@ -26,7 +26,13 @@ from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.extra_memory_setup import cache_bytes_beside, make_extra_memory
 from jaxis.engine.fingerprint import engine_fingerprint
-from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, note_unapplied, sampling_defaults
+from jaxis.engine.generation_defaults import (
+    end_of_turn,
+    eos_token_ids_of,
+    note_unapplied,
+    sampling_defaults,
+    suppressed_tokens,
+)
 from jaxis.engine.host_group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.live_weights import LiveWeights, Weights, WeightVersions, read_weights
 from jaxis.engine.loaded_model import LoadedModel
@@ -222,6 +228,7 @@ def _build_engine(
         eos_token_ids=ends | eos_token_ids_of(generation, hf_config, tokenizer),
         connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
         features=features,
+        suppressed=suppressed_tokens(path, hf_config.get_text_config()["vocab_size"]),
     )
     live = LiveWeights(engine, args, opened, meshes, first, fingerprint, versions)
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)

@@ -52,7 +52,7 @@ class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
     layer_class = functools.partial(Ernie4_5DecoderLayer, interleaved_rope=False)
     text_renames = ()
     text_model_types = ("paddleocr_vl_text", "paddleocr_vl")
-    other_parts = ("visual", "mlp_AR")
+    other_parts = ("visual", "mlp_AR", "projector")
     other_keys = ("vision_config",)
 
     @classmethod

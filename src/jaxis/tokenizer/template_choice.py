@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from jaxis.errors import ConfigError, RequestError
+from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
 from jaxis.tokenizer.tokenizer import Tokenizer
@@ -21,6 +22,8 @@ from jaxis.tokenizer.tokenizer import Tokenizer
 _FOLDER = Path(__file__).parent.parent / "assets" / "chat_templates"
 MAX_TEMPLATE_BYTES = 1 << 20
 _PROBE_ANSWER = "jaxis-turn-end-probe"
+_PROBES = ("jaxis-reasoning-probe", _PROBE_ANSWER, "jaxis_probe_call_1", "jaxis_probe_call_2")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # names of reasoning in chat templates
 
 
 def template_names() -> list[str]:
@@ -99,24 +102,31 @@ def answer_end_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
     """
     if tokenizer is None or not tokenizer.has_chat_template or (end := turn_end_token_id(tokenizer)) is None:
         return frozenset()
-    call = {"type": "function", "function": {"name": "jaxis_probe_call", "arguments": {"a": "b"}}}
-    answers: list[dict[str, Any]] = [
-        {"reasoning_content": "jaxis-reasoning-probe", "content": _PROBE_ANSWER},
-        {"content": _PROBE_ANSWER, "tool_calls": [call]},
-    ]
-    for answer in answers:
+    source = tokenizer.choose_chat_template(None, None)
+    for answer in _probe_answers():
+        messages = with_template_arguments([{"role": "user", "content": "a"}, {"role": "assistant", **answer}], source)
         try:
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": "a"}, {"role": "assistant", **answer}], add_generation_prompt=False
-            )
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
         except RequestError:
             continue
-        places = [text.find(mark) for mark in ("jaxis-reasoning-probe", _PROBE_ANSWER, "jaxis_probe_call")]
-        found = [place for place in places if place >= 0]
+        found = [place for mark in _PROBES if (place := text.find(mark)) >= 0]
         within = text[min(found, default=0) : max(found, default=0)]
         if end in tokenizer.encode(within, add_special_tokens=False):
             return frozenset()
     return frozenset({end})
+
+
+def _probe_answers() -> Iterator[dict[str, Any]]:
+    """Yields answers of all kinds; a template may refuse some of them."""
+    calls = [
+        {"type": "function", "id": f"jaxisid0{name[-1]}", "function": {"name": name, "arguments": {"a": "b"}}}
+        for name in _PROBES[2:]
+    ]
+    reasoning = dict.fromkeys(_REASONING_KEYS, _PROBES[0])
+    yield {**reasoning, "content": _PROBE_ANSWER}
+    for count in (1, 2):
+        yield {"content": _PROBE_ANSWER, "tool_calls": calls[:count]}
+        yield {**reasoning, "content": "", "tool_calls": calls[:count]}
 
 
 def turn_end_token_id(tokenizer: Tokenizer) -> int | None:

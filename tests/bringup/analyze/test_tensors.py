@@ -178,3 +178,23 @@ def test_deepseek_v3_with_its_91991_tensors_takes_seconds(tmp_path):
     assert unfilled.names == "model.layers.60.mlp.experts.down_proj of expert 255"
     assert analysis.bytes_by_dtype["float8_e4m3fn"] > 6e11
     assert seconds < 60  # it takes 8
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_two_tables_are_a_head_of_its_own_if_they_differ(tmp_path, differs):
+    """As loading, and transformers, have it, whatever the config says."""
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"] + differs
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
+    values = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    analysis = analyze(tmp_path)
+    reference = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    assert analysis.parameters.total == reference.num_parameters()
+    words = [feature.value for axis in analysis.axes for feature in axis.features]
+    assert ("a head of its own" in words, "tied" in words) == (differs, not differs)
+    assert not [*analysis.problems, *analysis.tensor_problems]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization_files import config_path, read_config, with_quantization
-from jaxis.errors import CheckpointError
+from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf_files import gguf_file
@@ -16,6 +17,7 @@ from jaxis.loading.hub_headers import download_config, hub_tensor_infos
 from jaxis.loading.open_checkpoint import read_tensor_infos
 from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint
 from jaxis.loading.safetensors import TensorInfo
+from jaxis.models.tied_tables import tables_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class ModelSource:
     weights.
 
     Attributes:
+      config: Parsed config.json. It says whether the head is tied as a folder's tensors do.
       tensors: Tensor name -> header, in the checkpoint's order; None without weights.
     """
 
@@ -59,6 +62,8 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -
         config = read_config(path)
         if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
             return ModelSource(name, str(config_path(path)), config, None, "the folder has no *.safetensors files")
+        if not is_orbax_checkpoint(path):
+            config = _with_tables(config, path)
         return ModelSource(name, str(config_path(path)), config, read_tensor_infos(path))
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
@@ -68,3 +73,10 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -
     tensors = hub_tensor_infos(name, revision=revision)
     reason = "the repository has no model*.safetensors weights" if tensors is None else ""
     return ModelSource(name, str(file), read_config(file.parent), tensors, reason)
+
+
+def _with_tables(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    try:
+        return tables_of(HFConfig(config, source=str(folder / "config.json")), folder).config.to_dict()
+    except ConfigError:  # the analysis says it
+        return config

@@ -92,7 +92,7 @@ class GenerationCore(EngineCore):
         if self._engine.has_work:
             self._post(self._outputs_of(self._engine.step))
         if self._pauses and not self._engine.has_unfinished:
-            self._engine.is_paused = True
+            self._engine.holds.add(PAUSED)
             self._let_go(None)
 
     def settle(self) -> None:

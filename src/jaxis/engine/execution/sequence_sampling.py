@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,22 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class SuppressedTokens:
+    """Tokens that a checkpoint never generates.
+
+    Attributes:
+      anywhere: Tokens that are suppressed at every place.
+      first: Tokens that are suppressed as the first token of an output.
+    """
+
+    anywhere: frozenset[int] = frozenset()
+    first: frozenset[int] = frozenset()
+
+
+NOTHING_SUPPRESSED = SuppressedTokens()
 
 
 class SequenceSampling:
@@ -40,6 +57,7 @@ class SequenceSampling:
         seed: int,
         eos_token_ids: Iterable[int] = (),
         bad_words_token_ids: Iterable[Sequence[int]] = (),
+        suppressed: SuppressedTokens = NOTHING_SUPPRESSED,
         grammar: Matcher | None = None,
     ) -> None:
         """Prepares a sequence.
@@ -52,6 +70,7 @@ class SequenceSampling:
           seed: Seed from `sequence_seed`.
           eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
           bad_words_token_ids: Token sequences from `tokenize_bad_words`.
+          suppressed: Tokens that the checkpoint never generates.
           grammar: Matcher that follows the output, for `structured_outputs` and `thinking_token_budget`.
 
         Raises:
@@ -68,7 +87,8 @@ class SequenceSampling:
         self._bias = dict(params.logit_bias or {})
         self._held_back = {int(i) for i in (*eos_token_ids, *params.stop_token_ids)} if params.min_tokens else set()
         bad_words = [tuple(word) for word in bad_words_token_ids]
-        self._banned = {word[0] for word in bad_words if len(word) == 1}
+        self._banned = {word[0] for word in bad_words if len(word) == 1} | suppressed.anywhere
+        self._banned_first = suppressed.first
         self._bad_sequences = [word for word in bad_words if len(word) > 1]
         self._check_satisfiable()
 
@@ -78,7 +98,7 @@ class SequenceSampling:
         changes_logits = bool(
             self._bias or self._held_back or bad_words or self.allowed_ids.size or params.has_penalties
         )
-        changes_logits = changes_logits or grammar is not None
+        changes_logits = changes_logits or grammar is not None or bool(self._banned or self._banned_first)
         self.takes_argmax = params.greedy and params.logprobs is None and not changes_logits
 
     def history(self) -> TokenHistory | None:
@@ -157,8 +177,11 @@ class SequenceSampling:
         yet; `drafts` count as output.
         """
         bans = set(self._banned)
-        if len(self.output_token_ids) + num_inflight + len(drafts) < self.params.min_tokens:
+        num_tokens = len(self.output_token_ids) + num_inflight + len(drafts)
+        if num_tokens < self.params.min_tokens:
             bans |= self._held_back
+        if not num_tokens:
+            bans |= self._banned_first
         completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1], drafts)}
         if completing and not self._all_banned(bans | completing, drafts):
             bans |= completing
@@ -187,6 +210,12 @@ class SequenceSampling:
         if self.grammar is not None:
             return  # it overrides bans
         where = "allowed_token_ids" if self.allowed_ids.size else "the vocabulary"
+        if not self.params.bad_words and self._all_banned(self._banned | self._banned_first):
+            raise RequestError(
+                f"={self.params.allowed_token_ids} has only tokens that the checkpoint's generation_config.json "
+                "suppresses: allow another token",
+                param="allowed_token_ids",
+            )
         if self._banned and self._all_banned(self._banned):
             raise RequestError(
                 f"={self.params.bad_words!r} ban every token of {where}: allow another token", param="bad_words"

@@ -10,17 +10,21 @@ import numpy as np
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
 
-_ENDS = ("ForCausalLM", "LMHeadModel")
+# A name that has both is the multimodal model's, such as Gemma3Model; that of the text ends in TextModel.
+_ENDS = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
 _PARTS = ("model.", "lm_head.", "score.")
 # Prefixes that the reference gives the inner model in models with a head.
+_TEXT_PREFIXES = ("language_model.", "text_model.")  # of the text model within a multimodal one
 _PREFIXES = ("transformer.", "backbone.", "gpt_neox.", "model.decoder.")
 
 
 def names_with_head(architecture: str) -> list[str]:
     """Returns the possible `architectures` entries of the model with a head; none if the name has one."""
     stem = architecture.removesuffix("Model")
-    is_base = stem not in ("", architecture) and not architecture.endswith(_ENDS)
-    return [stem + end for end in _ENDS] if is_base else []
+    if stem in ("", architecture) or architecture.endswith(_ENDS):
+        return []
+    stems = dict.fromkeys((stem, stem.removesuffix("Text")))
+    return [name + end for name in stems for end in (_ENDS if name == stem else ("ForCausalLM",))]
 
 
 def name_with_prefix(parameter_name: Callable[[str], str], name_in_file: str) -> str:
@@ -31,8 +35,12 @@ def name_with_prefix(parameter_name: Callable[[str], str], name_in_file: str) ->
     name = parameter_name(name_in_file)
     if name.startswith(_PARTS):
         return name
+    for prefix in _TEXT_PREFIXES:
+        if name_in_file.startswith(prefix):
+            return parameter_name(f"model.{name_in_file.removeprefix(prefix)}")
     for prefix in _PREFIXES:
-        if (found := parameter_name(prefix + name_in_file)).startswith("model.") and found != prefix + name_in_file:
+        found = parameter_name(prefix + name_in_file)
+        if found.startswith("model.") and not found.startswith(prefix):
             return found
     return parameter_name(f"model.{name_in_file}")
 

@@ -88,10 +88,10 @@ class TextPart(CausalLM):
         return super().is_tied(config, default if outside is None else outside) or bool(outside)
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """Also drops tensors of `other_parts`."""
-        prefixes = tuple(f"{part}." for part in self.other_parts)
+        """Also drops tensors of `other_parts`, which a checkpoint may have inside or outside of `model`."""
+        prefixes = tuple(f"{part.removeprefix('model.')}." for part in self.other_parts)
         return super().without_redundant_tensors(
-            (name, tensor) for name, tensor in weights if not f"{name}.".startswith(prefixes)
+            (name, tensor) for name, tensor in weights if not f"{name.removeprefix('model.')}.".startswith(prefixes)
         )
 
 
