@@ -136,12 +136,13 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(invoke, tmp_path, chat_llm, 
 
 def test_answers_have_seeds_of_their_own_that_the_stats_name(invoke, tmp_path):
     path = tmp_path / "conversation.json"
-    lines = ["one", "/retry", f"/save {path}"]
-    unfiltered = ("--temperature", "1", "--top-p", "1", "--top-k", "0")  # an end is unlikely then
+    lines = ["/set min_tokens 12", "one", "/retry", f"/save {path}"]
+    # No answer ends by itself: 12 tokens of two seeds are the same once in 10^28 times.
+    unfiltered = ("--temperature", "1", "--top-p", "1", "--top-k", "0")
     result = invoke("chat", "--stats", "--max-tokens", "12", *unfiltered, stdin="\n".join(lines))
     first, second = re.findall(r"seed (\d+)\)", result.stderr)
     assert first != second
-    again = invoke("chat", "--max-tokens", "12", *unfiltered, "--seed", second, stdin="one\n")
+    again = invoke("chat", "--max-tokens", "12", *unfiltered, "--seed", second, stdin="/set min_tokens 12\none\n")
     assert json.loads(path.read_text())["messages"][1]["content"] + "\n" == again.stdout
 
 

@@ -76,7 +76,7 @@ def stored(clients, history, stream):
     asked = clients.openai.responses.create(
         model=MODEL, input=history[place + 1 :], tools=RESPONSE_TOOLS, stream=stream, **more
     )
-    response = next(event.response for event in asked if event.type == "response.incomplete") if stream else asked
+    response = list(asked)[-1].response if stream else asked  # a stream that is left unread ends at any time
     return [{"id": response.id, "calls": [item.model_dump() for item in response.output]}]
 
 

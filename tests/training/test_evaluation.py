@@ -7,6 +7,7 @@ import shutil
 import struct
 import xml.etree.ElementTree
 
+import jax
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from jaxis.errors import ConfigError
 from jaxis.training.run_page import write_report
 from jaxis.training.scorer import load_scorer, scores_of
 from jaxis.training.trainer import Trainer
+from jaxis.version import __version__
 from tests.support import training
 from tests.support.adapters import base_model
 
@@ -106,7 +108,10 @@ def test_live_weights_answer_and_the_best_step_is_the_finished_model(config, tmp
     found = {key: value for key, value in events(output / "runs").items() if key[1] != "tokens_per_second"}
     assert found == pytest.approx(expected, rel=1e-6)
 
-    page = write_report(config).read_text()
+    page = write_report(config, 17).read_text()
+    assert re.search(
+        rf"trained on 17 rows of .*rows.jsonl; 20\d\d-\d\d-\d\d .*, jaxis {__version__}, jax {jax.__version__}", page
+    )
     plots = [xml.etree.ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
     assert len(plots) == 6  # loss, accuracy, learning rate, gradient, speed and score
     assert "Where is the cat?" in page

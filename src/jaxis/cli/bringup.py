@@ -97,7 +97,7 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
-class Part(StrEnum):
+class VerifyPart(StrEnum):
     """A part of the verification."""
 
     layers = "layers"
@@ -131,7 +131,8 @@ def verify(
         Path | None, typer.Option(metavar="FILE", help="Store the reference's logits, for --golden elsewhere.")
     ] = None,
     only: Annotated[
-        list[Part] | None, typer.Option(help="Check this part only; may be given several times.", show_default=False)
+        list[VerifyPart] | None,
+        typer.Option(help="Check this part only; may be given several times.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     revision: Annotated[

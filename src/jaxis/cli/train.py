@@ -68,9 +68,9 @@ def train(
         try:
             result = trainer.run(ProgressDisplay())
         except EngineError:  # such as a loss that is not finite: how it came to that is to be seen
-            _write_report(train_config)
+            _write_report(train_config, trainer.data.num_rows)
             raise
-        _write_report(train_config)
+        _write_report(train_config, trainer.data.num_rows)
     _report(result, train_config, trainer.base.path, config, context.args)
 
 
@@ -82,13 +82,13 @@ def _show(trainer: Trainer, count: int) -> None:
         print(shown(example, trainer.base.tokenizer))
 
 
-def _write_report(config: TrainConfig) -> None:
+def _write_report(config: TrainConfig, num_rows: int) -> None:
     """Writes the page of a run; a failure is a note, not an error."""
     from jaxis.errors import JaxisError
     from jaxis.training.run_page import write_report
 
     try:
-        write_report(config)
+        write_report(config, num_rows)
     except JaxisError as error:
         note(f"no report.html: {error}")
 

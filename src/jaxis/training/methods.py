@@ -25,12 +25,14 @@ class TrainingData:
 
     Attributes:
       examples: Examples from files; none if they are generated during training.
+      num_rows: Number of data rows.
       digests: Digest of each file's content, by path.
       notes: Lines about things that a user may not expect.
     """
 
     source: BatchSource
     examples: Sequence[Example]
+    num_rows: int
     digests: Mapping[str, str]
     notes: Sequence[str]
 
@@ -42,9 +44,9 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
     """
     if config.training.trainer_type == GRPO_TYPE:
         rollouts, digests = load_rollouts(config, base)
-        return TrainingData(rollouts, [], digests, [])
+        return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
     split = load_split(config, config.data.train, base)
-    return TrainingData(GivenBatches(split), split.examples, split.digests, split.notes)
+    return TrainingData(GivenBatches(split), split.examples, len(split.rows), split.digests, split.notes)
 
 
 def make_objective(params: TrainingParams) -> Objective:

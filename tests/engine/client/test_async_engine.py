@@ -70,8 +70,8 @@ def test_a_slow_reader_gets_everything_in_few_pieces():
         async with running() as (engine, _):
             stream = engine.generate(PROMPT, SamplingParams(max_tokens=500), "slow")
             first = await anext(stream)
-            await eventually(lambda: engine.stats().num_requests_running == 0)
-            await asyncio.sleep(0.05)
+            [unread] = engine._streams.values()
+            await eventually(lambda: unread.ended)
             rest = [output async for output in stream]
         tokens = [t for output in [first, *rest] for c in output.outputs for t in c.token_ids]
         assert tokens == list(range(500))

@@ -118,9 +118,15 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(en
             error = response.json()["error"]
             assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
             assert "maximum context length is 1000 tokens" in error["message"]
-    # A stream that has begun fails with the same code.
-    real = Tokenizer.encode
-    monkeypatch.setattr(Tokenizer, "encode", lambda *args, **more: (sse.time.sleep(0.3), real(*args, **more))[1])
+    # A stream that has begun fails with the same code: its prompt is tokenized once its headers are sent.
+    begun, encode, send = threading.Event(), Tokenizer.encode, sse.EventStreamResponse._send_all
+
+    def send_all(*args):
+        begun.set()
+        return send(*args)
+
+    monkeypatch.setattr(sse.EventStreamResponse, "_send_all", send_all)
+    monkeypatch.setattr(Tokenizer, "encode", lambda *args, **more: begun.wait(60) and encode(*args, **more))
     *_, last = client.responses.create(model="jaxis-tiny", input=long, stream=True)
     assert (last.type, last.response.error.code) == ("response.failed", "context_length_exceeded")
 

@@ -69,6 +69,7 @@ class Rollouts:
         for ids, where in zip(self._prompts.ids, self._prompts.where, strict=True):
             base.check_ids(ids, where)
         # The environment's text after reset makes prompts longer.
+        self.num_rows = len(rows)
         self._longest = self._prompts.longest if self._environments is None else longest
         self._max_tokens = self._longest + grpo.max_completion_length
         self._distribution = grpo.distribution

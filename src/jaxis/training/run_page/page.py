@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ from jaxis.host.html_page import render_page
 from jaxis.training.config import TrainConfig
 from jaxis.training.metrics import ANSWERS_FILE, METRICS_FILE
 from jaxis.training.run_page.plots import plots
+from jaxis.version import __version__
 
 REPORT_FILE = "report.html"
 _MAX_ANSWERS = 30
 
 
-def write_report(config: TrainConfig) -> Path:
-    """Writes the page into the folder of a run, finished or not, and returns its path.
+def write_report(config: TrainConfig, num_rows: int) -> Path:
+    """Writes the page into the folder of a run on so many data rows, finished or not, and returns its path.
 
     Raises ConfigError if matplotlib is missing, and CheckpointError if metrics.jsonl is missing or damaged, or the page
     cannot be written.
@@ -34,6 +37,9 @@ def write_report(config: TrainConfig) -> Path:
         output=output.name,
         model=config.model.model_name or "the embedded model",
         files=[str(each.path) for each in config.data.train.datasets],
+        num_rows=num_rows,
+        date=time.strftime("%Y-%m-%d %H:%M %Z"),
+        versions={"jaxis": __version__, "jax": importlib.metadata.version("jax")},
         first=steps[0] if steps else None,
         last=steps[-1] if steps else None,
         held_out=held_out,
