@@ -113,6 +113,7 @@ def test_a_folder_that_is_no_checkout(tmp_path: Path):
         new_model("Falcon4", "llama", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_that_it_prints_runs_tests(tmp_path: Path):
     for folder in ("src/jaxis/models", "tests"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "data"))

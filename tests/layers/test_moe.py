@@ -199,7 +199,7 @@ def test_sparse_block_equals_transformers(name):
     np.testing.assert_allclose(jax.jit(ours)(x), reference_output(theirs, x), rtol=0, atol=2e-5)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["Qwen3 MoE", "Llama 4", "DeepSeek V3"])
 def test_a_tokens_output_is_batch_invariant(name):
     _, block = blocks(name)

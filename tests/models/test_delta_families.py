@@ -34,7 +34,7 @@ def construct(values):
     return construct_abstractly(VllmConfig(config))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["Kimi Linear", "Ling 3", "OLMo Hybrid"])
 def test_the_states_of_a_slot_are_those_of_the_references_cache(name):
     family, tokens = FAMILIES[name], parity.prompt(29)

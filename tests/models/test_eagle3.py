@@ -35,7 +35,7 @@ def load(target, head):
     return model
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["SpecForge", "speculators"])
 @pytest.mark.parametrize(
     "settings", [{"layers": (1, 2, 5)}, {"layers": (0, 4, 5), "norm_before_residual": True}], ids=str

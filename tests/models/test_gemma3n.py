@@ -32,7 +32,7 @@ def construct(values):
     return construct_abstractly(VllmConfig(ModelConfig("it", HFConfig(values), max_model_len=4096)))
 
 
-@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["e2b", "e4b"])
 def test_a_published_size_has_the_references_parameters(size):
     values = published(size)

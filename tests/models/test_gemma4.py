@@ -52,7 +52,7 @@ def shapes(model):
     return {known_as(name): tuple(parameter.shape) for name, parameter in named_parameters(model)}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["published", pytest.param("saved by transformers", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_published_size_has_the_references_parameters(size, style, tmp_path):

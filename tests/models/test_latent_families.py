@@ -83,6 +83,7 @@ def construct(config, **changes):
     return construct_abstractly(VllmConfig(ModelConfig("published", config)))
 
 
+@pytest.mark.slow
 def test_glm_4_7_flash_as_published_has_no_unknown_key_and_30_billion_parameters():
     size = sum(math.prod(param.get_value().shape) for _, param in construct(GLM_4_7_FLASH).named_parameters())
     assert size / 1e9 == pytest.approx(30, rel=0.01)

@@ -42,7 +42,7 @@ def load(folder, *, prediction_layer=True):
     return load_model(VllmConfig(model_config, load_config=LoadConfig(prediction_layer=prediction_layer)), make_mesh())
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
 def test_drafts_are_those_of_transformers(tmp_path, name):
     folder, larger = write_prediction_checkpoint(tmp_path, family(name))

@@ -57,7 +57,7 @@ def test_a_published_config_makes_the_references_parameters(name, tmp_path):
     assert {names.name_in_checkpoint(path).replace(published, "model.") for path in ours} == set(expected)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_config_that_transformers_saved_makes_as_many_parameters_as_the_reference(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(read(name)))

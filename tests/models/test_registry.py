@@ -55,7 +55,7 @@ def test_another_name_of_an_architecture_is_the_same_class():
     assert "InternLM3ForCausalLM" not in built_in_models()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("architecture", "file"),
     [("LlamaForCausalLM", "llama"), ("KimiK25ForConditionalGeneration", "deepseek_v3"), ("Unheard", None)],

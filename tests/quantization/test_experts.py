@@ -96,7 +96,7 @@ def assert_near(actual, exact, tolerance=1e-5):
     np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * np.abs(exact).max())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @schemes
 @packings
 def test_quantized_experts_are_those_of_the_dequantized_weights(scheme, packed):
@@ -252,6 +252,7 @@ def test_the_expert_that_cannot_be_quantized_is_named(packed):
         layer.load_weights(weights.items())
 
 
+@pytest.mark.sampled
 @needs_native
 @schemes
 def test_packed_stacks_are_the_same_in_any_order(scheme):

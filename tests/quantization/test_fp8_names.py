@@ -101,7 +101,7 @@ def stacked_fp8(tensor):
     return value, scale, wide
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("encode", "shape", "config"),

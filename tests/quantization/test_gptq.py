@@ -334,7 +334,7 @@ def test_hostile_headers_are_errors(source, tmp_path):
             load(folder)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["gptq", "awq", "auto-round"])
 def test_plain_weights_under_a_config_that_says_they_are_quantized_load_and_it_is_said(
     source, tmp_path, method, caplog

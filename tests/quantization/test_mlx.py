@@ -69,6 +69,7 @@ def assert_low_precision_weights(model, expected):
             )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("native", [False, True])
 def test_it_can_be_dequantized(sparse, tmp_path, native):
     quantized, wide = write_mlx(tmp_path, sparse, mode="nvfp4", group_size=16)

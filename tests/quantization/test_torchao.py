@@ -80,7 +80,7 @@ def test_it_can_be_dequantized(source, tmp_path):
     assert_equal(load(low_precision, "dequantize"), load(wide))
 
 
-@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "nvfp4"])
 def test_experts_too(tmp_path, kind):
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}

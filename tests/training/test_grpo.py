@@ -105,6 +105,7 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     assert sums[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"), [(131, 1.0, 0.0), (7, 1.0, 0.0), (131, 0.8, 0.0), (131, 1.0, 0.1), (20, 0.9, 0.01)]
 )

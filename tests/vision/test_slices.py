@@ -57,6 +57,7 @@ def test_slices_compute_what_the_program_does(max_flops):
     assert len(sliced.slices) == 1 if max_flops == 1e12 else len(sliced.programs) <= len(sliced.slices) // 2 + 3
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not native.usable(), reason="only native kernels pack weights")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_kernels_are_cut_as_what_they_compute(quantization):

@@ -173,6 +173,7 @@ def positions_as_published(types, grids, interval):
     return torch.tensor(positions).T[:, None]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("count", "fps"), [(3, 2.0), (12, 0.5), (7, 1.7)], ids=["short", "long", "uneven"])
 def test_a_video_is_seen_as_the_reference_sees_it(family, reference, llm, count, fps):
     """Beside an image: its pixels, tokens, embeddings, and 32 greedy tokens with their log-probabilities."""
@@ -231,6 +232,7 @@ def test_sizes_are_those_of_the_reference(family, reference):
         assert ours.target_size(count, *size)[::-1] == size_of(family, count, *size), (count, size)
 
 
+@pytest.mark.sampled
 def test_a_video_answers_alike_alone_among_others_and_from_the_cache(family, llm):
     """Bit for bit; the same frames at other times are another video, where a model sees them."""
 

@@ -164,7 +164,7 @@ def test_a_bfloat16_checkpoint_stays_one(bfloat16_folder, tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
 def test_llama_cpp_writes_the_same_answer(bfloat16_folder, tmp_path, outtype):
     convert_to_gguf(bfloat16_folder, tmp_path / "model.gguf", outtype)

@@ -62,7 +62,7 @@ def test_the_module_at_fault_is_named(config, layer, plant, module, said):
     assert check.divergence.error_after is None or check.divergence.error_after > 1e-4
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("config", quick_rows(PUBLISHED, QUICK_PUBLISHED))
 def test_without_a_fault_every_module_is_right(config):
     check = layers_of(config)

@@ -26,7 +26,7 @@ def assemble(weight_format, tensors, shape=(N, K)):
     return weight_format.assemble(tensors, shape)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -45,7 +45,7 @@ def test_a_weight_is_the_one_that_was_packed(bits, symmetric, version, group_siz
     np.testing.assert_array_equal(dequantize(weight), integers.wide)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_reordered_columns_are_put_back(bits, symmetric):
