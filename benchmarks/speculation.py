@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.speculation import DraftCounts
 from jaxis.engine.drafting.speculation import Speculation
-from jaxis.engine.speculation import NoSpeculation
 from jaxis.engine.output_processor import Request
+from jaxis.engine.speculation import DraftCounts, NoSpeculation
 
 BLOCK_STEPS = 32
 
