@@ -63,7 +63,7 @@ A module belongs to the longest name that its own begins with. Modules of a room
 
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "bench": (),
-    "bringup": ("loading.gguf",),
+    "bringup": ("loading.gguf", "lora"),
     "calibration": (),
     "cli.serve_models": ("server.several",),
     "doctor": ("bench", "bringup", "planning"),
@@ -74,7 +74,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "engine.kv_store": (),
     "inference": (),
     "inference.embedding": ("pooling",),
-    "integrations": ("engine.drafting", "inference", "pooling"),
+    "lora": (),
+    "integrations": ("engine.drafting", "inference", "lora", "pooling"),
     "loading.gguf": (),
     "planning": ("bench", "bringup"),
     "pooling": (),
@@ -85,7 +86,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "server.several": (),
     "server.tokens": (),
     "server.weights": (),
-    "training": ("inference",),
+    "training": ("inference", "lora"),
 }
 """Rooms that an installation may lack -> other such rooms that they need.
 

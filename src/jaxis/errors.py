@@ -41,6 +41,10 @@ class UnknownArgumentError(ConfigError, TypeError):
     """An engine argument with an unknown name. Also a TypeError, as of any function."""
 
 
+class AdaptersInUseError(ConfigError):
+    """Raised if `max_cpu_loras` adapters are known and sequences use all of them."""
+
+
 class CheckpointError(JaxisError):
     """A checkpoint that cannot be found or read, or whose tensors do not match the model's parameters."""
 

@@ -26,12 +26,9 @@ from jaxis.engine.opened_model import open_model
 from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
-from jaxis.errors import ConfigError, EngineError, RequestError
+from jaxis.errors import AdaptersInUseError, ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
-from jaxis.lora import LoRARequest
-from jaxis.lora.feature import adapters_of
-from jaxis.lora.store import AdaptersInUseError
 from jaxis.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -60,6 +57,8 @@ from jaxis.tokenizer.template_choice import answer_end_token_ids, chat_template_
 from jaxis.vision.prompt_images import NoImages, PromptImages, images_of_prompt, take_images
 
 if TYPE_CHECKING:
+    from jaxis.lora import LoRARequest
+    from jaxis.lora.store import AdapterStore
     from jaxis.pooling.embedder import Embedder
     from jaxis.pooling.pairs import Texts
 
@@ -229,6 +228,12 @@ class LLM:
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
         return self._opened.tokenizer
 
+    @property
+    def _adapters(self) -> AdapterStore | None:
+        """The adapters of requests; None if requests have none."""
+        feature = self.engine.runner.feature("adapter")
+        return None if feature is None else feature.store
+
     def tokenizer_of(self, lora_request: LoRARequest | None) -> Tokenizer | None:
         """Returns the tokenizer, with the chat template that an adapter brings, if it brings one.
 
@@ -238,7 +243,7 @@ class LLM:
         Raises:
           ConfigError, CheckpointError: The adapter's files cannot be read.
         """
-        if lora_request is None or self.tokenizer is None or (adapters := adapters_of(self.engine.runner)) is None:
+        if lora_request is None or self.tokenizer is None or (adapters := self._adapters) is None:
             return self.tokenizer
         source = adapters.chat_template_of(lora_request.lora_path)
         return self.tokenizer if source is None else with_template(self.tokenizer, source)
@@ -832,18 +837,17 @@ class LLM:
     ) -> Sequence[LoRARequest | None]:
         if lora_request is None:
             return ()
-        adapters = [lora_request] * len(prompts) if isinstance(lora_request, LoRARequest) else lora_request
+        adapters = lora_request if isinstance(lora_request, Sequence) else [lora_request] * len(prompts)
         if len(adapters) != len(prompts):
             raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
-        if adapters_of(self.engine.runner) is None and any(adapters):
+        if self._adapters is None and any(adapters):
             raise RequestError("lora_request needs LLM(..., enable_lora=True)")
         return adapters
 
     def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
         """Returns the digest of an adapter's current files."""
-        adapters = adapters_of(self.engine.runner)
-        assert adapters is not None
-        return adapters.add(adapters.read(folder))
+        assert self._adapters is not None
+        return self._adapters.add(self._adapters.read(folder))
 
     def _ends_of(self, adapter: LoRARequest) -> frozenset[int]:
         """Returns the tokens that end answers in the chat template that an adapter brings."""

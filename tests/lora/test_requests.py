@@ -17,7 +17,6 @@ from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import ConfigError, RequestError
 from jaxis.lora import LoRARequest
-from jaxis.lora.feature import adapters_of
 from tests.support.adapters import reference_logits, save_adapter
 from tests.support.tiny_checkpoints import write_checkpoint
 
@@ -138,7 +137,7 @@ def test_more_adapters_than_places_take_turns(base, llm, adapters):
 @pytest.mark.slow
 def test_requests_with_and_without_a_place_are_told_apart(base, adapters):
     with LLM(str(base), enable_lora=True, max_loras=1, max_model_len=64, kv_cache_memory="8MiB") as llm:
-        adapters = adapters_of(llm.engine.runner)
+        adapters = llm._adapters
         first, second = (adapters.add(adapters.read(each.lora_path)) for each in adapters[:2])
         for i, adapter in enumerate([first, second, b"", first]):
             llm.engine.add_request(f"{i}", PROMPTS[0], SamplingParams(max_tokens=2, temperature=0), adapter=adapter)
@@ -225,7 +224,7 @@ def test_tables_are_those_of_peft_and_the_same_in_any_batch(changed, end, base, 
 def test_places_are_for_the_layers_that_are_named(base, adapters, llm):
     sizes = {"max_model_len": 64, "kv_cache_memory": "8MiB", "enable_lora": True}
     with LLM(str(base), lora_target_modules=["q_proj", "v_proj"], **sizes) as few:
-        assert 0 < adapters_of(few.engine.runner).bytes_per_place < adapters_of(llm.engine.runner).bytes_per_place / 2
+        assert 0 < few._adapters.bytes_per_place < llm._adapters.bytes_per_place / 2
         expected = llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[1])
         found = few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[1])
         assert list(map(_bits, found)) == list(map(_bits, expected))
@@ -304,7 +303,7 @@ def test_grammars_samples_and_guesses_of_adapters_give_in_a_batch_what_each_give
 def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base, llm, adapters):
     sizes = {"max_loras": 16, "max_model_len": 128, "max_num_seqs": 32, "kv_cache_memory": "64MiB"}
     with LLM(str(base), dtype="bfloat16", enable_lora=True, **sizes) as low:
-        assert adapters_of(low.engine.runner).bytes_per_place < 0.6 * adapters_of(llm.engine.runner).bytes_per_place
+        assert low._adapters.bytes_per_place < 0.6 * llm._adapters.bytes_per_place
         chosen = [None, *adapters[:3]]
         alone = [low.generate([PROMPTS[0]], GREEDY, lora_request=each)[0] for each in chosen]
         low.engine.reset_prefix_cache()
@@ -319,7 +318,7 @@ def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base,
 
 @pytest.mark.slow
 def test_a_thousand_loads_and_unloads_leave_nothing(llm, adapters):
-    adapters = adapters_of(llm.engine.runner)
+    adapters = llm._adapters
     before = {name: len(getattr(adapters, name)) for name in ("_known", "_kept", "_removed", "_unfinished")}
     sizes = []
     for i in range(1000):

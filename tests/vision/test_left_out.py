@@ -10,12 +10,13 @@ from safetensors.numpy import load_file, save_file
 from jaxis import LLM, SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.extra_memory import LeftOut
 from jaxis.engine.setup import build_engine
 from jaxis.errors import RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.vision import encoder_memory as memory
-from jaxis.vision.tower_source import LeftOut, tower_source
+from jaxis.vision.tower_source import tower_source
 from tests.server.conftest import serving
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES
@@ -137,9 +138,9 @@ def test_the_step_that_the_reason_names_is_long_enough(folder):
 def test_stages_and_hosts_are_named(folder, name):
     more = {"master_addr": "127.0.0.1", "tensor_parallel_size": 2} if name == "nnodes" else {}
     args = EngineArgs(str(folder), **{name: 2}, **more)
-    found = memory.encoder_memory(args, folder, read_hf_config(folder), None, lambda _: None)
+    found = memory.make_memory(args, folder, read_hf_config(folder), None, lambda _: None)
     option = name.replace("_", "-")
-    assert found == LeftOut(f"images do not combine with {name}=2: leave out --{option}", is_chosen=False)
+    assert found.left_out == LeftOut(f"images do not combine with {name}=2: leave out --{option}", is_chosen=False)
 
 
 def test_files_of_text_are_no_mistake(tmp_path):

@@ -21,12 +21,12 @@ from jaxis.errors import ConfigError
 from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.lora.merge import MergedAdapter
 from jaxis.models.tied_tables import tables_of
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, PackingConfig
+from jaxis.rooms import room_module
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 DEFAULT_DTYPE = "bfloat16"  # of a checkpoint whose config.json names none
@@ -93,7 +93,7 @@ def _fields_of(config: type, args: EngineArgs) -> dict[str, Any]:
 
 
 def _tensor_changes(args: EngineArgs) -> TensorChanges | None:
-    return None if args.adapter is None else MergedAdapter(args.adapter)
+    return None if args.adapter is None else room_module("lora", "merge", "--adapter").MergedAdapter(args.adapter)
 
 
 def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:

@@ -1,4 +1,4 @@
-"""Construction of the extra memory that an engine's features need: adapters and the image encoder."""
+"""Construction of the extra memory that an engine's features need."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.extra_memory import ExtraMemory, JoinedMemory
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import OpenedModel
-from jaxis.lora.adapter_memory import AdapterMemory
+from jaxis.rooms import has_room, room_module
 from jaxis.tokenizer import Tokenizer
-from jaxis.vision.encoder_memory import encoder_memory
-from jaxis.vision.tower_source import LeftOut
+
+MAKERS = {"lora": "adapter_memory", "vision": "encoder_memory"}
+"""Modules of the features that need extra memory, by their rooms, any of which may not be installed.
+
+Each has a function `make_memory(args, path, hf_config, tokenizer, make_config) -> ExtraMemory`.
+"""
 
 
 def make_extra_memory(
     args: EngineArgs, opened: OpenedModel, tokenizer: Tokenizer | None, make_config: Callable[[EngineArgs], VllmConfig]
-) -> tuple[ExtraMemory, LeftOut | None]:
-    """Returns the extra memory that arguments and checkpoint require; and the image encoder, if it is left out.
+) -> ExtraMemory:
+    """Returns the extra memory that arguments and checkpoint require.
 
     The function `make_config` must use a config.json that no model has read.
 
     Raises:
       ConfigError: A part of the checkpoint requires something that is not supported.
     """
-    parts: list[ExtraMemory] = [AdapterMemory(args)] if args.enable_lora else []
-    vision = encoder_memory(args, opened.path, opened.hf_config, tokenizer, make_config)
-    left_out = vision if isinstance(vision, LeftOut) else None
-    if not isinstance(vision, LeftOut):
-        parts.append(vision)
-    return JoinedMemory(parts) if len(parts) > 1 else parts[0] if parts else ExtraMemory(), left_out
+    modules = [room_module(room, module, room) for room, module in MAKERS.items() if has_room(room)]
+    return JoinedMemory(
+        [module.make_memory(args, opened.path, opened.hf_config, tokenizer, make_config) for module in modules]
+    )
 
 
 def cache_bytes_beside(extra_memory: ExtraMemory, args: EngineArgs, loaded: LoadedModel) -> int | None:

@@ -51,7 +51,6 @@ from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer, template_names
-from jaxis.vision.tower_source import LeftOut
 
 if TYPE_CHECKING:
     from jaxis.engine.hosts.followers import Followers
@@ -197,7 +196,7 @@ def _build_engine(
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
     make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
-    extra_memory, left_out = make_extra_memory(args, opened, tokenizer, make_config)
+    extra_memory = make_extra_memory(args, opened, tokenizer, make_config)
     plan = _plan_memory(args, make_config, meshes, shared, extra_memory) if args.fit_memory else None
     if admit is not None:
         admit(0 if plan is None else plan.nbytes)
@@ -214,7 +213,7 @@ def _build_engine(
     else:
         executor = _leading_executor(args, loaded, followers)
     features = extra_memory.fill(executor, progress.note)
-    _note_parts(hf_config, features, left_out, progress)
+    _note_text_only(hf_config, features, progress)
     versions = WeightVersions()
     returns_experts = loaded.vllm_config.model_config.enable_return_routed_experts
     features += [RoutedExpertsFeature(executor, is_default=returns_experts), versions]
@@ -234,7 +233,7 @@ def _build_engine(
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     if is_loaded_here:
         engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    hosts, reason = followers or NO_OTHER_HOSTS, "" if left_out is None else left_out.reason
+    hosts, reason = followers or NO_OTHER_HOSTS, "" if (out := extra_memory.left_out) is None else out.reason
     return BuiltEngine(engine, default_sampling_params, live, hosts, reason)
 
 
@@ -266,12 +265,8 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
         progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
 
 
-def _note_parts(
-    hf_config: HFConfig, features: Sequence[RequestFeature], left_out: LeftOut | None, progress: ProgressDisplay
-) -> None:
-    """Notes the parts of the checkpoint that are left out, with the reasons."""
-    if left_out is not None and not left_out.is_chosen:
-        progress.note(left_out.reason)
+def _note_text_only(hf_config: HFConfig, features: Sequence[RequestFeature], progress: ProgressDisplay) -> None:
+    """Notes that prompts have text only, though the checkpoint has more."""
     if not any(feature.takes_inputs for feature in features) and hf_config.get_text_config() is not hf_config:
         progress.note("only the text part of this model is served: prompts cannot have images or sound")
 

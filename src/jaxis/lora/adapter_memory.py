@@ -41,3 +41,8 @@ class AdapterMemory(ExtraMemory):
         size = human_bytes(args.max_loras * store.bytes_per_place)
         note(f"adapters: {size} for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
         return [AdapterFeature(store)]
+
+
+def make_memory(args: EngineArgs, *_: object) -> ExtraMemory:
+    """Returns the memory for the places of adapters, if engine arguments ask for any."""
+    return AdapterMemory(args) if args.enable_lora else ExtraMemory()

@@ -12,7 +12,6 @@ import numpy as np
 from jaxis.engine.execution.executor import DeviceExecutor
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.step_part import HeadPart, StepPart
 from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.scheduling import sequence as scheduling
@@ -56,12 +55,6 @@ class AdapterFeature(RequestFeature):
         [stage] = stages
         with jax.set_mesh(stage.context.mesh):
             self.store.rebase(stage.context.model)
-
-
-def adapters_of(runner: Runner) -> AdapterStore | None:
-    """Returns the adapters of an engine; None if its requests have none."""
-    feature = runner.feature(AdapterFeature.name)
-    return None if feature is None else feature.store
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,13 @@ import jax
 from jaxis.engine.execution.calls import Calls, EngineCall
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
-from jaxis.errors import CheckpointError, ConfigError, RequestError
+from jaxis.errors import AdaptersInUseError, CheckpointError, RequestError
 from jaxis.lora.adaptable import ALL_LINEAR
 from jaxis.lora.adapted_model import AdaptedModel, Changes, parts_of
 from jaxis.lora.adapter import digest_of, read_adapter
 from jaxis.lora.root import check_files_inside, find_adapter
 from jaxis.tokenizer.config import TEMPLATE_FILES
 from jaxis.tokenizer.template_choice import adapter_template
-
-
-class AdaptersInUseError(ConfigError):
-    """Raised if `max_cpu_loras` adapters are known and sequences use all of them."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.embedded_inputs.feature import EmbeddedInputs
 from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.extra_memory import ExtraMemory
+from jaxis.engine.execution.extra_memory import ExtraMemory, LeftOut, NoMemory
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.model_arrays import bytes_on_devices
 from jaxis.engine.execution.program_context import ProgramContext, jit
@@ -42,7 +42,7 @@ from jaxis.vision.processors import read_processor
 from jaxis.vision.processors.preprocessor_config import ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor, PixelScale
 from jaxis.vision.slices import SlicedProgram, SliceProgram, cut
-from jaxis.vision.tower_source import LeftOut, MmprojTensors, TowerSource, tower_source
+from jaxis.vision.tower_source import MmprojTensors, TowerSource, tower_source
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -94,7 +94,7 @@ class EncoderMemory(ExtraMemory):
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
         """See `ExtraMemory`."""
-        [stage] = executor.stages  # `encoder_memory` gives others none
+        [stage] = executor.stages  # `make_memory` gives others none
         source = self._source
         tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
         loaded = load_model(self._config, stage.context.mesh, model_class=source.tower_class, tensors=tensors)
@@ -104,13 +104,13 @@ class EncoderMemory(ExtraMemory):
         return [EmbeddedInputs(encoder, self._config.scheduler_config.max_num_batched_tokens)]
 
 
-def encoder_memory(
+def make_memory(
     args: EngineArgs,
     path: Path,
     hf_config: HFConfig,
     tokenizer: Tokenizer | None,
     make_config: Callable[[EngineArgs], VllmConfig],
-) -> EncoderMemory | LeftOut:
+) -> ExtraMemory:
     """Returns the memory for a checkpoint's vision tower, or the reason for which the tower is left out.
 
     Args:
@@ -126,23 +126,23 @@ def encoder_memory(
     """
     limits = MAX_INPUTS | dict(args.limit_mm_per_prompt or {})
     if not any(limits.values()):
-        return _CHOSEN
+        return NoMemory(_CHOSEN)
     mmproj = None if args.mmproj is None else Path(args.mmproj)
     source = tower_source(path, hf_config, mmproj, is_made_up=args.load_format == "dummy")
     if isinstance(source, LeftOut):
-        return source
+        return NoMemory(source)
     if reason := _why_not_here(args):
-        return LeftOut(reason, is_chosen=False)
+        return NoMemory(LeftOut(reason, is_chosen=False))
     processor = read_processor(source.files, tokenizer)
     if processor is None:
-        return LeftOut(_why_no_processor(source.files, tokenizer), is_chosen=False)
+        return NoMemory(LeftOut(_why_no_processor(source.files, tokenizer), is_chosen=False))
     if processor.video is None:
         del limits["video"]
     if not any(limits.values()):
-        return _CHOSEN
+        return NoMemory(_CHOSEN)
     config = make_config(args)
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
-        return LeftOut(reason, is_chosen=False)
+        return NoMemory(LeftOut(reason, is_chosen=False))
     return EncoderMemory(config, source, processor.pixel_scale, limits, _quantization(args, config))
 
 

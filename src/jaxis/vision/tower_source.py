@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.extra_memory import LeftOut
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import dequantize
 from jaxis.loading.gguf_files import mmproj_beside
@@ -81,19 +82,6 @@ class TowerSource:
     def mmproj(self) -> Path | None:
         """The `mmproj` file, if the tower is in one."""
         return self.files if self.files.is_file() else None
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A vision tower that an engine does not load.
-
-    Attributes:
-      reason: Reason and remedy, in one line; empty if the model is one of text.
-      is_chosen: True if the arguments or the model's files ask for text alone; otherwise the engine notes the reason.
-    """
-
-    reason: str
-    is_chosen: bool
 
 
 def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_made_up: bool) -> TowerSource | LeftOut:

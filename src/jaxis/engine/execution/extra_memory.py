@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 from jax.typing import DTypeLike
@@ -14,14 +15,29 @@ from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """Reason for which a feature of a checkpoint was left out.
+
+    Attributes:
+      reason: Reason and remedy, in one line; empty if the checkpoint has no such feature.
+      is_chosen: True if the arguments or the model's files ask for it; otherwise the engine notes the reason.
+    """
+
+    reason: str
+    is_chosen: bool
+
+
 class ExtraMemory:
     """Device memory that is planned with the weights and filled after them. This base class needs none.
 
     Attributes:
       text: The memory's purpose, in the plural, and the options that make it smaller.
+      left_out: Reason for which a feature that the checkpoint has was left out; None if none was.
     """
 
     text = ""
+    left_out: LeftOut | None = None
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
         """Returns the bytes on each device, beside a model or stage computing in `dtype`, which may have no weights."""
@@ -56,12 +72,26 @@ class ExtraMemory:
         return []
 
 
+class NoMemory(ExtraMemory):
+    """The extra memory of a feature that was left out."""
+
+    def __init__(self, left_out: LeftOut) -> None:
+        self.left_out = left_out
+
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
+        del executor
+        if self.left_out is not None and not self.left_out.is_chosen:
+            note(self.left_out.reason)
+        return []
+
+
 class JoinedMemory(ExtraMemory):
-    """The extra memory of several features, at least one."""
+    """The extra memory of several features."""
 
     def __init__(self, memories: Sequence[ExtraMemory]) -> None:
         self._memories = memories
-        self.text = " and ".join(memory.text for memory in memories)
+        self.text = " and ".join(memory.text for memory in memories if memory.text)
+        self.left_out = next((memory.left_out for memory in memories if memory.left_out is not None), None)
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
         return sum(memory.bytes_beside(model, dtype) for memory in self._memories)

@@ -28,7 +28,6 @@ from jaxis.integrations.vllm.contract import check_step
 from jaxis.integrations.vllm.drafts import Drafts
 from jaxis.integrations.vllm.encoder_cache import EncoderCache
 from jaxis.integrations.vllm.requests import RequestTable, ScheduledRequest
-from jaxis.lora.feature import adapters_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -54,9 +53,9 @@ class ModelRunner:
     def __init__(self, runner: Runner, vllm_config: VllmConfig) -> None:
         self.runner = runner
         self.adapters: AdapterTable | None = None
-        if (store := adapters_of(runner)) is not None and (lora := vllm_config.lora_config) is not None:
+        if (feature := runner.feature("adapter")) is not None and (lora := vllm_config.lora_config) is not None:
             self.adapters = AdapterTable(
-                store,
+                feature.store,
                 lora.max_cpu_loras or lora.max_loras,
                 has_prefix_cache=bool(vllm_config.cache_config.enable_prefix_caching),
             )

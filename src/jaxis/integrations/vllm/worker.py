@@ -53,9 +53,10 @@ class JaxisWorker(WorkerBase):
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
-        self._extra_memory, left_out = make_extra_memory(
+        self._extra_memory = make_extra_memory(
             self._args, self._opened, read_tokenizer(self._opened.path), self._make_engine_config
         )
+        left_out = self._extra_memory.left_out
         if left_out is not None and not left_out.is_chosen:
             raise ConfigError(f'{left_out.reason}; for text alone, give limit_mm_per_prompt={{"image": 0}}')
 
