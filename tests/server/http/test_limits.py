@@ -50,7 +50,7 @@ def test_large_bodies_are_refused_announced_or_not(serve):
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b"\xff"],
+    [b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}', b'{"prompt": NaN}'],
 )
 def test_broken_json_is_a_bad_request(http, body):
     response = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
