@@ -25,9 +25,6 @@ from jaxis.server.config import BODY_BYTES, ServerConfig
 _EFFORT = re.compile(r"([A-Za-z_-]{1,64})=([0-9]{1,9})")
 
 
-# vLLM's options of `serve` that are for another way to spread a model: refused, with what to give instead.
-
-
 _ALL_RANKS = "one server has all data ranks: give --data-parallel-size, and --nnodes for several hosts"
 _HOSTS = "hosts find each other by --nnodes, --node-rank and --master-addr"
 _EXPERTS = "--enable-expert-parallel is all there is to give"
@@ -44,6 +41,7 @@ NOT_TAKEN = {
     "--all2all-backend": _EXPERTS,
     "--enable-eplb": _EXPERTS,
 }
+"""vLLM's options of `serve` for another way to spread a model -> the options to give instead."""
 
 
 class ServeCommand(TyperCommand):

@@ -97,7 +97,7 @@ class CompletionState:
       request: The request that it belongs to.
       sequence: Its tokens, as the scheduler sees them.
       sampling: Its parameters, as the sampler sees them.
-      records: What features record of its tokens, by name.
+      records: Records that features keep of its tokens, by name.
 
     Args:
       request: The request that it belongs to.

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from jaxis.engine.arguments import EngineArgs
 
 MAX_INPUTS = {"image": 32, "video": 32}
-"""Of a prompt, unless an engine is told otherwise."""
+"""Default limits of a prompt's inputs, by kind."""
 REQUEST_BYTES = 64 * 2**20
-"""Of a request with images: one file of the largest size in base64 takes two thirds of it."""
+"""Size of a request with images, in bytes; one file of the largest size in base64 takes two thirds of it."""
 _CHOSEN = LeftOut("limit_mm_per_prompt allows no images: raise --limit-mm-per-prompt, or send text", is_chosen=True)
 _CACHE_BYTES = 256 * 2**20  # of images that no request has any more
 _SMALLEST_PADDED = 64
@@ -62,14 +62,10 @@ _SLICE_FLOPS = 1e12
 
 
 class EncoderMemory(ExtraMemory):
-    """The tower's weights.
+    """Device memory for the weights of a vision tower.
 
-    Args:
-      config: The engine's.
-      source: The tower's.
-      pixel_scale: The processor's.
-      max_inputs: See `InputEncoder`.
-      quant_config: How the tower's weights are stored and applied; None: as they are.
+    `max_inputs` is that of `InputEncoder`. `quant_config` stores and applies the tower's weights; None keeps them as
+    they are.
     """
 
     text = 'the weights of the vision tower (--limit-mm-per-prompt \'{"image": 0, "video": 0}\' leaves it out)'
@@ -86,14 +82,12 @@ class EncoderMemory(ExtraMemory):
         self._pixel_scale, self._max_inputs = pixel_scale, max_inputs
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
-        """See `ExtraMemory`."""
         del model
         tower = construct_abstractly(self._config, check_config=False, model_class=self._source.tower_class)
         # As if each device had all of it.
         return weight_bytes(tower, np.dtype(dtype).itemsize)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
-        """See `ExtraMemory`."""
         [stage] = executor.stages  # `make_memory` gives others none
         source = self._source
         tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
@@ -122,7 +116,7 @@ def make_memory(
 
     Raises:
       ConfigError: The tower or the processor asks for something that is not supported.
-      CheckpointError: See `tower_source`.
+      CheckpointError: `tower_source` fails.
     """
     limits = MAX_INPUTS | dict(args.limit_mm_per_prompt or {})
     if not any(limits.values()):
@@ -147,7 +141,7 @@ def make_memory(
 
 
 def _quantization(args: EngineArgs, config: VllmConfig) -> QuantizationConfig | None:
-    """How the tower's weights are stored: packed where the text's are."""
+    """Returns the quantization of the tower's weights, which are packed where the text's are."""
     choice = parse_quantization(args.vision_quantization)
     assert not isinstance(choice, Dequantize)
     return PackingConfig(choice) if isinstance(config.quant_config, PackingConfig) else choice
@@ -187,11 +181,11 @@ class _Encoding:
 
     Attributes:
       item: The image.
-      program: Of each view.
-      values: Those of the view's program that slices still take; they may still be computed.
-      num_slices: How many slices of the view's program were dispatched.
-      newest: What the newest slice makes.
-      rows: Of the views before that.
+      program: Program of each view.
+      values: Values of the view's program that later slices take; devices may still compute them.
+      num_slices: Number of dispatched slices of the view's program.
+      newest: Results of the newest slice.
+      rows: Embeddings of the views before that.
     """
 
     item: EmbeddedInput
@@ -203,7 +197,7 @@ class _Encoding:
 
     @property
     def is_view_done(self) -> bool:
-        """Whether all of the view's slices were dispatched."""
+        """True if all of the view's slices were dispatched."""
         return self.num_slices == len(self.program.slices)
 
 
@@ -214,18 +208,14 @@ class ImageEncoder:
     take the rows that they need.
 
     Attributes:
-      max_inputs: See `InputEncoder`.
-      request_bytes: See `InputEncoder`.
-      embedding_size: See `InputEncoder`.
-      files: See `InputEncoder`.
-      num_encoded: Images that were encoded.
+      num_encoded: Number of images that were encoded.
 
     Args:
-      tower: Loaded.
-      pixel_scale: The processor's.
-      max_inputs: See `InputEncoder`.
-      context: Of the text model.
-      files: What the processor is read from.
+      tower: The loaded tower.
+      pixel_scale: Scale of the processor's pixels.
+      max_inputs: Limits as in `InputEncoder`.
+      context: Context of the text model's programs.
+      files: Folder or file that the processor is read from.
     """
 
     request_bytes = REQUEST_BYTES
@@ -259,7 +249,6 @@ class ImageEncoder:
         return bytes_on_devices(self.arrays)
 
     def check(self, item: EmbeddedInput) -> None:
-        """See `InputEncoder`."""
         side = self.patch_size * self.merge_size
         is_image = len(item.shape) == 4 and item.shape[3] in self._channels and len(item.data) == math.prod(item.shape)
         if not is_image or min(item.shape) < 1 or item.shape[1] % side or item.shape[2] % side:
@@ -273,14 +262,12 @@ class ImageEncoder:
             raise RequestError("an image has another number of embeddings than there are tokens for it")
 
     def begin(self) -> None:
-        """See `InputEncoder`."""
         self._uses.clear()
         self._begun = None
         for digest in list(self._held):
             self._keep(digest, self._held.pop(digest))
 
     def hold(self, inputs: Iterable[EmbeddedInput]) -> None:
-        """See `InputEncoder`."""
         for item in inputs:
             self._uses[item.digest] += 1
             if (rows := self._unused.pop(item.digest, None)) is not None:
@@ -288,7 +275,6 @@ class ImageEncoder:
                 self._held[item.digest] = rows
 
     def let_go(self, inputs: Iterable[EmbeddedInput]) -> None:
-        """See `InputEncoder`."""
         for item in inputs:
             self._uses[item.digest] -= 1
             if not self._uses[item.digest]:
@@ -297,11 +283,10 @@ class ImageEncoder:
                     self._keep(item.digest, rows)
 
     def is_ready(self, item: EmbeddedInput) -> bool:
-        """See `InputEncoder`."""
         return item.digest in self._held
 
     def go_on(self, awaited: Sequence[EmbeddedInput], programs: Programs) -> None:
-        """See `InputEncoder`; one image is encoded at a time, a view of it after the other."""
+        """Encodes one image at a time, one view after the other."""
         begun = self._begun
         if begun is not None and begun.item.digest not in self._uses:
             begun = None  # its request was aborted
@@ -312,12 +297,10 @@ class ImageEncoder:
         self._run_slice(begun, programs)
 
     def wait(self) -> None:
-        """See `InputEncoder`."""
         if self._begun is not None:
             jax.block_until_ready(self._begun.newest)
 
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
-        """See `InputEncoder`."""
         while item.digest not in self._held:
             if self._begun is None:
                 self._begun = self._encoding(item)
@@ -329,7 +312,7 @@ class ImageEncoder:
         return _Encoding(item, program, self._values(item, 0, program))
 
     def _values(self, item: EmbeddedInput, index: int, program: SlicedProgram) -> dict[int, Any]:
-        """What the program of a view begins with."""
+        """Returns the values with which the program of a view begins."""
         view = np.frombuffer(item.data, np.uint8).reshape(item.shape)[index]
         num_padded = _padded(self._num_patches(item), self.merge_size)
         packed = pack_patches(view, self.patch_size, self.merge_size, num_padded)
@@ -381,7 +364,7 @@ class ImageEncoder:
             self._keep(digest, rows)
 
     def _num_patches(self, item: EmbeddedInput) -> int:
-        """Of each view."""
+        """Returns the number of patches of each view."""
         return item.shape[1] * item.shape[2] // self.patch_size**2
 
     def _keep(self, digest: bytes, rows: np.ndarray) -> None:
@@ -413,21 +396,18 @@ class SliceKey:
 
     @property
     def result_tree(self) -> list[int]:
-        """See `ProgramKey`."""
         return [0] * self.slice_program.num_outputs
 
     @property
     def description(self) -> str:
-        """See `ProgramKey`."""
         return "the vision tower"
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
-        """See `ProgramKey`."""
         program = self.slice_program
         return jit(program.function, out_shardings=context.replicated).lower(*program.structs)
 
     def run(self, program: Compiled, state: DeviceState, values: Sequence[Any]) -> list[jax.Array]:
-        """See `ProgramKey`; `values` are those of the slice's inputs."""
+        """Runs the slice; `values` are those of its inputs."""
         del state
         return program(*values)
 

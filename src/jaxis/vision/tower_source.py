@@ -1,4 +1,4 @@
-"""Where a model's vision tower is: in its checkpoint, or in the `mmproj` file of a GGUF model."""
+"""Source of a model's vision tower: its checkpoint, or the `mmproj` file of a GGUF model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MmprojTensors:
       path: The file.
 
     Attributes:
-      total_bytes: Of all of them, in the file.
+      total_bytes: Bytes of all tensors in the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,9 +69,9 @@ class TowerSource:
     """A tower that can be loaded.
 
     Attributes:
-      tower_class: The tower's.
-      config: What `tower_class.config_keys` are read from.
-      files: What the processor is read from: the checkpoint's folder, or the `mmproj` file.
+      tower_class: Class of the tower.
+      config: Configuration with `tower_class.config_keys`.
+      files: Folder of the checkpoint, or `mmproj` file, with the processor's settings.
     """
 
     tower_class: type[VisionTower]
@@ -91,7 +91,7 @@ def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_mad
       path: The checkpoint's folder, or its GGUF file.
       hf_config: The checkpoint's.
       mmproj: The file that a user names; None takes what lies beside a GGUF file.
-      is_made_up: Whether weights are made, not read.
+      is_made_up: True if weights are made, not read.
 
     Raises:
       ConfigError: `mmproj` is not one of the model.

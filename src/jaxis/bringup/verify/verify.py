@@ -78,7 +78,7 @@ class DecodeCheck:
 
 
 PARTS = ("layers", "images", "logits", "paths", "decode")
-"""What `verify` checks, in this order."""
+"""Parts that `verify` checks, in this order."""
 SCHEMA = 1
 """Version of the JSON that `VerifyResult.to_dict` gives; incremented when a field changes its meaning or is removed."""
 

@@ -27,7 +27,7 @@ _BIDIRECTIONAL_FIELDS = ("is_bidirectional", "segment_requests", "segment_ends")
 
 @dataclass(frozen=True)
 class InputPart(StepPart):
-    """What the embedded inputs of prompts add to a step.
+    """Addition of prompts' embedded inputs to a step.
 
     Attributes:
       embedding_size: Size of a token's embedding, with additions for layers, if an encoder computes some embeddings of

@@ -22,7 +22,7 @@ SamplingStates = Mapping[SequenceId, SequenceSampling]
 
 @dataclass(frozen=True)
 class Observation:
-    """What a feature's observer saw in a step.
+    """Values that a feature's observer saw in a step.
 
     Attributes:
       feature: The feature.
@@ -51,7 +51,7 @@ class DispatchedStep:
         no sequence samples in the step.
       prompt_logprobs: For entries that asked for them: the entry's index and the log-probabilities of its chunk's next
         tokens.
-      observed: What observers saw.
+      observed: Values that observers saw.
     """
 
     output: SchedulerOutput

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Record(Protocol):
-    """What a feature records of a completion's tokens."""
+    """Record that a feature keeps of a completion's tokens."""
 
     def report(self, output: CompletionOutput, sequence: Sequence, start: int) -> None:
         """Writes what is recorded into the completion's output from output token `start` on."""
@@ -39,7 +39,7 @@ class Completion(Protocol):
 
     Attributes:
       sequence: Its tokens, as the scheduler sees them.
-      records: What features record of its tokens, by name.
+      records: Records that features keep of its tokens, by name.
     """
 
     @property

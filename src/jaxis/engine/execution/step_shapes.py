@@ -30,7 +30,7 @@ class StepShape:
       has_states: True if there are layers with a recurrent state.
       samples_drafts: True if a token may be sampled after every row, as for entries with drafts, not just one for each
         sequence.
-      parts: What features add to the step (see `StepPart`).
+      parts: Additions of features to the step (see `StepPart`).
     """
 
     num_tokens: int
