@@ -50,6 +50,7 @@ from jaxis.prompts import (
     tokenize_prompt,
     with_content_format,
 )
+from jaxis.rooms import room_module
 from jaxis.runners import Runner, check_runner, kind_of_checkpoint
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -877,7 +878,8 @@ def _name(index: int, count: int) -> str:
 
 def _check_adapters(lora_request: object) -> None:
     adapters = lora_request if isinstance(lora_request, list | tuple) else [lora_request]
-    if not all(each is None or isinstance(each, LoRARequest) for each in adapters):
+    request_type = room_module("lora", "request", "lora_request").LoRARequest if any(adapters) else type(None)
+    if not all(each is None or isinstance(each, request_type) for each in adapters):
         raise RequestError("lora_request must be a LoRARequest, or a list with one, or None, for each prompt")
 
 

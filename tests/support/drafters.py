@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxis.engine.drafting.chooser import DraftChooser, Guessed
+from jaxis.engine.drafting.prediction import prediction_token_ids
 from jaxis.engine.drafting.speculation import Drafter, DraftRequest, Speculation
 from jaxis.engine.engine import LLMEngine
+from jaxis.sampling_params import SamplingParams
 
 
 class TestDrafter(Drafter):
@@ -91,7 +93,12 @@ class AlwaysSpeculation(Speculation):
 @contextlib.contextmanager
 def drafting(engine: LLMEngine, drafter: Drafter, max_drafts: int) -> Iterator[Speculation]:
     """Has an engine use a drafter, as often and as long as may be."""
-    before, engine.speculation = engine.speculation, AlwaysSpeculation(drafter, AllDrafts(), max_drafts=max_drafts)
+
+    def read_prediction(params: SamplingParams) -> list[int]:
+        return prediction_token_ids(params, engine.tokenizer, engine.runner.vocab_size, engine.max_model_len)
+
+    before = engine.speculation
+    engine.speculation = AlwaysSpeculation(drafter, AllDrafts(), max_drafts=max_drafts, read_prediction=read_prediction)
     try:
         yield engine.speculation
     finally:

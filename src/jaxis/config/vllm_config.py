@@ -25,22 +25,24 @@ class ModelConfig:
       max_model_len: Most tokens of a request, prompt and output together.
       seed: Seed of requests that bring none, and of random weights.
       logprobs_mode: Meaning of log-probabilities, unless a request says: see `SamplingParams` and docs/rl.md.
-      enable_return_routed_experts: Return the experts of each token, unless a request says, as above.
+      enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
+        docs/rl.md.
     """
 
     model: str
     hf_config: HFConfig
     dtype: Any = np.float32
     max_model_len: int = 2048
-    seed: int = 0
-    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
-    enable_return_routed_experts: bool = False
 
     @property
     def parameter_defaults(self) -> dict[str, Any]:
         """Values of sampling parameters for requests that leave them at None."""
         returns_experts = {"return_routed_experts": True} if self.enable_return_routed_experts else {}
         return returns_experts | ({"logprobs_mode": self.logprobs_mode} if self.logprobs_mode != "raw_logprobs" else {})
+
+    seed: int = 0
+    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
+    enable_return_routed_experts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class CacheConfig:
     Attributes:
       cache_dtype: Data type of keys and values; None is the model's.
       kv_cache_memory_bytes: Memory for all blocks; None sizes it from what is free.
+      enable_prefix_caching: Compute equal prompt prefixes only once.
       block_size: Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.
     """
 

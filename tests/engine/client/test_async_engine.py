@@ -398,7 +398,7 @@ def test_a_pause_waits_for_running_requests_and_holds_later_ones():
             release.set()
             await pause
             assert (await first)[0] == [[0, 1, 2]]
-            assert (engine.is_paused, second.done(), fake.is_paused) == (True, False, True)
+            assert (engine.is_paused, second.done(), fake.holds) == (True, False, {"paused"})
             [(described, state)] = await engine.describe()
             assert (described.request_id, state.status) == ("second", "waiting")
             await engine.resume()

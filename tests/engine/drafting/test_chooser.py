@@ -192,7 +192,7 @@ def test_data_ranks_share_the_drafts_of_a_step() -> None:
         can_draft=can_draft,
         vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=8)),
     )
-    speculation = make_speculation(SpeculativeConfig("ngram"), runner, lambda *_: False)
+    speculation = make_speculation(SpeculativeConfig("ngram"), runner, lambda *_: False, None)
     assert isinstance(speculation, Speculation)
     # Two sequences on each rank, whose steps take as long with 8 rows as with 2.
     for _ in range(1 + MIN_TIMES):

@@ -367,9 +367,9 @@ class Runner:
         packed = self._pack(output, shape)
         self._step_logits.num_replaced += 1
         self.newest = None
-        returned = self.programs.run(ForwardKey(shape, observers), packed)
+        observed = self.programs.run(ForwardKey(shape, observers), packed)
         self.connector.step_dispatched(output)
-        return packed, returned
+        return packed, observed or []  # the stages of other hosts return nothing
 
     def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, row: int) -> TokenLogprobs[np.ndarray]:
         return self._step_logits.prompt_logprobs(num_padded, entry, row, head_of(self._parts([entry])))

@@ -90,7 +90,7 @@ class SequenceSampling:
         self._banned = {word[0] for word in bad_words if len(word) == 1} | suppressed.anywhere
         self._banned_first = suppressed.first
         self._bad_sequences = [word for word in bad_words if len(word) > 1]
-        self._check_satisfiable()
+        self._check_satisfiable(set(suppressed.anywhere | suppressed.first))
 
         # Only the repetition penalty looks at the prompt.
         prompt = prompt_token_ids if params.repetition_penalty != 1.0 else []
@@ -206,17 +206,17 @@ class SequenceSampling:
             return bans.issuperset(self.allowed_ids.tolist())
         return len(bans) >= self._vocab_size
 
-    def _check_satisfiable(self) -> None:
+    def _check_satisfiable(self, suppressed: set[int]) -> None:
         if self.grammar is not None:
             return  # it overrides bans
         where = "allowed_token_ids" if self.allowed_ids.size else "the vocabulary"
-        if not self.params.bad_words and self._all_banned(self._banned | self._banned_first):
+        if suppressed and self._all_banned(suppressed):
             raise RequestError(
                 f"={self.params.allowed_token_ids} has only tokens that the checkpoint's generation_config.json "
                 "suppresses: allow another token",
                 param="allowed_token_ids",
             )
-        if self._banned and self._all_banned(self._banned):
+        if (banned := self._banned | self._banned_first) and self._all_banned(banned):
             raise RequestError(
                 f"={self.params.bad_words!r} ban every token of {where}: allow another token", param="bad_words"
             )
