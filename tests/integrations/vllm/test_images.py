@@ -259,7 +259,7 @@ def test_pixels_that_vllm_leaves_out_are_those_that_came_before(mistral3):
     cache = EncoderCache(Encoder())
     lost = cache.read([without])
     entry = SimpleNamespace(
-        sequence=SimpleNamespace(seq_id="a"), start=0, num_tokens=9, inputs=[image for _, image in lost]
+        sequence=SimpleNamespace(seq_id="a"), start=0, num_tokens=9, spans=[image for _, image in lost]
     )
     cache.update(step, lambda _: lost)
     with pytest.raises(EngineError, match="within an image that the worker does not have any more"):
