@@ -187,10 +187,10 @@ class LLMEngine:
         for feature in features:
             for sequence in sequences:
                 feature.mark(sequence, asked[feature.name])
+        self.speculation.begin(sequences, self.scheduler.num_running)
         add_all(self.scheduler, sequences)
         self._requests.add(request)
         self.connector.request_added(sequences[0])
-        self.speculation.added(sequences, self.scheduler.num_running)
         return request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -364,9 +364,9 @@ class LLMEngine:
         num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # sequences of one stage's step
         drafts = self.speculation.propose(self._requests.sampling, num_running)
         output = self.scheduler.schedule(drafts)
+        awaited, waits = self.scheduler.awaited_spans, output is None and not self._inflight
         for feature in self.runner.features:
-            waits = output is None and not self._inflight
-            feature.prepare(self.scheduler.awaited_spans, waits=waits)
+            feature.prepare(awaited, waits=waits)
         if output is None:
             return None
         self.num_preemptions += len(output.preempted)

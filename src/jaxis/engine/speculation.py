@@ -77,8 +77,12 @@ class NoSpeculation:
         del output, num_running
         return False
 
-    def added(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
-        """Reads the prediction of a request that was queued while so many sequences ran, if it has one."""
+    def begin(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
+        """Reads the prediction of a request that is about to be queued while so many sequences run, if it has one.
+
+        Raises:
+          RequestError: The prediction cannot be tokenized.
+        """
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int

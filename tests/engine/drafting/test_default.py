@@ -9,6 +9,7 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.make import is_on_by_default
+from jaxis.errors import RequestError
 from jaxis.kernels import native
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 
@@ -71,3 +72,12 @@ def test_nothing_is_compiled_for_drafts_before_they_would_have_saved_the_time_un
             num_started[config is None] = sum(started)
     assert num_started[True] == 0
     assert num_started[False] > 0
+
+
+def test_a_prediction_that_cannot_be_read_leaves_nothing_queued() -> None:
+    sizes = {"max_model_len": 128, "kv_cache_memory": "8MiB", "show_progress": False}
+    with LLM(speculative_config={"method": "ngram"}, **sizes) as llm:
+        with pytest.raises(RequestError, match="lone surrogate"):
+            llm.generate("1 2 3 4", SamplingParams(max_tokens=4, prediction="1 \ud800"))
+        assert not llm.engine.has_unfinished
+        assert not llm.engine.scheduler.has_unfinished

@@ -117,7 +117,7 @@ class Speculation(NoSpeculation):
         guessed = [each.guessed for each in self._ready.values() if each.sequence.status is SequenceStatus.RUNNING]
         return bool(guessed) and any(self.chooser.choose(guessed, num_running))
 
-    def added(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
+    def begin(self, sequences: AbstractSequence[Sequence], num_running: int) -> None:
         """Reads the prediction, and compiles the programs for the first drafts beside `num_running` sequences."""
         if sequences[0].sampling_params.prediction:
             token_ids = self._read_prediction(sequences[0].sampling_params)
