@@ -25,7 +25,7 @@ from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.step_inputs import pack_step
 from jaxis.engine.execution.step_logits import StepLogits, first_rows, token_rows
-from jaxis.engine.execution.step_part import StepParts, head_of
+from jaxis.engine.execution.step_part import HeadPart, StepParts, head_of
 from jaxis.engine.execution.step_programs import (
     ForwardKey,
     GreedyStepKey,
@@ -258,7 +258,7 @@ class Runner:
         for feature, values in zip(observing, observed, strict=True):
             rows = [each for each in first_rows(output, shape.num_tokens) if feature.observes(each[0])]
             observations.append(Observation(feature, values, rows))
-        sampler = functools.partial(self._sample, output, shape.num_rows)
+        sampler = functools.partial(self._sample, output, shape.num_rows, head_of(parts))
         return ForwardedStep(output, prompt_logprobs, sampler, observations)
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
@@ -389,7 +389,9 @@ class Runner:
     def _is_ready(self, span: PromptSpan) -> bool:
         return all(feature.is_ready(span) for feature in self.features)
 
-    def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
+    def _sample(
+        self, output: SchedulerOutput, num_rows: int, head: HeadPart | None, sampling: SamplingStates
+    ) -> SamplerOutput:
         """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""
         batches = [
             [sampling.get(entry.sequence.seq_id, self._ended_sampling) for entry in rank.scheduled]
@@ -407,7 +409,7 @@ class Runner:
             if features != SamplerFeatures():
                 features = self._compiled_features.choose(num_rows, features)
                 parameters = self._sampling_packer.pack(of_ranks, num_rows, features)
-        sampled = self._run_sampler(output, num_rows, features, parameters)
+        sampled = self._run_sampler(output, num_rows, head, features, parameters)
         # The newest token depends on the number of right drafts: no step is dispatched ahead of a step with drafts.
         self.inflight_rows = {}
         if not output.has_drafts:
@@ -421,9 +423,13 @@ class Runner:
         return sampled
 
     def _run_sampler(
-        self, output: SchedulerOutput, num_rows: int, features: SamplerFeatures, parameters: np.ndarray | None
+        self,
+        output: SchedulerOutput,
+        num_rows: int,
+        head: HeadPart | None,
+        features: SamplerFeatures,
+        parameters: np.ndarray | None,
     ) -> SamplerOutput:
-        head = head_of(self._parts(output.scheduled))
         of_head = []
         if head is not None:
             entries = [[(entry, entry.num_rows) for entry in rank.scheduled] for rank in output.ranks]
