@@ -613,8 +613,7 @@ class LLM:
           prompts: One or many texts, as in `generate`.
           truncate_prompt_tokens: Number of tokens to keep, as in `embed`.
           use_activation: True to convert logits to probabilities: by a sigmoid for one label, a softmax for several, or
-            as the
-            checkpoint's config.json says.
+            as the checkpoint's config.json says.
           use_tqdm: Accepted as in vLLM; without effect.
           lora_request: Accepted as in vLLM; must be None.
           tokenization_kwargs: Accepted as in vLLM; must be empty.
@@ -666,8 +665,7 @@ class LLM:
 
         Raises:
           RequestError: An input is invalid, as in `embed`; the lists' lengths differ; or the model is a classifier of
-            several
-            labels.
+            several labels.
         """
         del use_tqdm
         _check_no_adapter(lora_request)

@@ -1,4 +1,4 @@
-"""What commands make of their options."""
+"""Engine arguments and parameters that commands make of their options."""
 
 import pytest
 

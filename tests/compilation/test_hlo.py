@@ -1,4 +1,4 @@
-"""What is read from the text of compiled programs: sizes, traffic, copies and exchanges of programs written by hand."""
+"""Facts read from the text of compiled programs: sizes, traffic, copies and exchanges of programs written by hand."""
 
 from __future__ import annotations
 

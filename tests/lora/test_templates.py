@@ -49,7 +49,7 @@ def _edit(path, **values):
 
 
 def _reference(folder):
-    """What transformers' own `generate` answers."""
+    """Answer of transformers' own `generate`."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     inputs = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt", return_dict=True)

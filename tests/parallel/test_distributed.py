@@ -1,4 +1,4 @@
-"""What jaxis relies on in the processes and collectives of JAX, and what it must not rely on."""
+"""Properties of JAX's processes and collectives that jaxis relies on, and those that it must not rely on."""
 
 import signal
 import time

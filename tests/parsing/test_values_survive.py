@@ -76,7 +76,7 @@ def texts(value):
 
 
 def cannot_be_told(form, key, value):
-    """Whether a format without escapes has two readings of a string: it holds its own closing tag, and behind that
+    """True if a format without escapes has two readings of a string: it holds its own closing tag, and behind that
     what follows one; or the beginning of another argument of the function; or is null where that is allowed too.
     """
     parser = get_tool_parser(form.tool)

@@ -1,4 +1,4 @@
-"""What a device holds and what steps cost it, against numbers computed by hand from published sizes."""
+"""Contents of a device's memory and the cost of steps, against numbers computed by hand from published sizes."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_more_devices_than_key_value_heads_hold_copies_of_them(qwen):
     ("name", "number"), [("nemotron-h-56b", 54), ("falcon-h1-0.5b", 36), ("mamba-2.8b", 0), ("gpt-oss-20b", 24)]
 )
 def test_feed_forward_blocks_are_those_of_the_constructed_layers(name, number):
-    """Of Nemotron-H's 118 layers, 54 are one; Falcon-H1's 36 have it beside two caches; Mamba's have none."""
+    """Nemotron-H has 54 among its 118 layers; Falcon-H1's 36 have it beside two caches; Mamba's have none."""
     assert Planner(published(name), Wanted()).device_model(parse_target("h100x1")).num_feed_forwards == number
 
 

@@ -111,8 +111,7 @@ class JAXInferenceEngine:
 
         Returns:
           The conversations in the order of the input, of the same class as the input; with an output path, a sequence
-          that
-          reads them from the file.
+          that reads them from the file.
 
         Raises:
           ConfigError: There is not exactly one input, two conversations have the same id, or a field cannot be

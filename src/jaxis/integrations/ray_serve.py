@@ -4,8 +4,7 @@
 
 A replica is an actor with the web application, and with an engine in a process of its own, as in `jaxis serve`. With
 `nnodes`, its model also runs on other hosts, in an actor on each. Ray routes requests, replaces replicas that die or
-make
-no progress, and scales their number.
+make no progress, and scales their number.
 """
 
 from __future__ import annotations

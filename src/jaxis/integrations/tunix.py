@@ -60,8 +60,7 @@ class JaxisRollout(BaseRollout):
 
         Returns:
           Answers as texts and tokens, including the end-of-sequence token, and prompts padded on the left; if asked
-          for, also
-          the log-probabilities with which the tokens were sampled. No logits.
+          for, also the log-probabilities with which the tokens were sampled. No logits.
         """
         config, pad = rollout_config, self.pad_id()
         ids = [self._encode(prompt)[-config.max_prompt_length :] for prompt in prompts]

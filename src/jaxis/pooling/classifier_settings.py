@@ -41,8 +41,7 @@ class ClassifierSettings:
       activation: Function from logits to scores.
       template: Text around a pair; None: the tokenizer combines the two texts.
       head_tokens: Tokens whose logits, from the language model's head, are those of the labels; empty: the classifier
-        has
-        a head of its own.
+        has a head of its own.
       is_difference: True if there are two of these tokens, and the logit is the second's minus the first's.
     """
 

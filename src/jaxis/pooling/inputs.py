@@ -71,8 +71,7 @@ class InputReader:
         Args:
           inputs: Strings or token ids.
           truncate_tokens: Number of tokens to keep of a longer input, including its end token; -1 is `max_tokens`.
-            None: an
-            input that is too long is an error.
+            None: an input that is too long is an error.
           kind: Name of one of the checkpoint's prompts, which is put before texts; None: the checkpoint's default.
           name: Returns the name of an input in errors, given its index.
 

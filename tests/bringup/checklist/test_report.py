@@ -86,7 +86,7 @@ def test_markdown_ticks_and_shows_commands(report: Report):
 
 
 class Page(HTMLParser):
-    """What a page refers to, and its text."""
+    """Reader of a page's references and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

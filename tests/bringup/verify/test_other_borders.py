@@ -1,4 +1,4 @@
-"""What `verify` says of a family whose modules the reference calls another number of times, or has otherwise."""
+"""Verdicts of `verify` on a family whose modules the reference calls another number of times, or has otherwise."""
 
 import functools
 import json

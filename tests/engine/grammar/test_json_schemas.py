@@ -157,7 +157,7 @@ def accepts(grammar, tokenizer, eos, text):
 
 
 def random_text(grammar, tokenizer, eos, rng):
-    """What random tokens of the grammar spell; None if it has not ended in time."""
+    """Text that random tokens of the grammar spell; None if it has not ended in time."""
     matcher = grammar.new_matcher()
     token_ids = []
     closing = {token_id for text in '"}],01' for token_id in tokenizer.encode(text, add_special_tokens=False)}

@@ -1,4 +1,4 @@
-"""What becomes of requests, servers and processes when one of several hosts has a fault (docs/several-machines.md)."""
+"""Requests, servers and processes when one of several hosts has a fault (docs/several-machines.md)."""
 
 import os
 import re

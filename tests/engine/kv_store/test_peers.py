@@ -68,7 +68,7 @@ def handing_out(store, namespace="a", tls=None, stats=None):
 
 
 def fetch(port, namespace="a", tls=None, choose=None, seconds=5.0, client=None):
-    """What arrives of all blocks, and the counters of a client of its own."""
+    """Blocks that arrive of all of them, and the counters of a client of its own."""
     arrived, stats = {}, TierStats()
     client = client or PeerClient(namespace, LAYOUT, tls, stats)
 

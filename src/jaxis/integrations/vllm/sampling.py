@@ -116,10 +116,8 @@ class GivenMasks:
 
         Args:
           rows: int32 [1 + drafts, W], bit i % 32 of word i / 32 for token i; the first row for the next token, then one
-            after
-            each draft. Tokens of the model that the tokenizer does not have are forbidden. Further tokens of the
-            tokenizer are
-            ignored, because the model cannot sample them. None allows all.
+            after each draft. Tokens of the model that the tokenizer does not have are forbidden. Further tokens of the
+            tokenizer are ignored, because the model cannot sample them. None allows all.
         """
         num_rows, num_words = 1 if rows is None else len(rows), self._masks.shape[1]
         masks = np.full((num_rows, num_words), -1 if rows is None else 0, np.int32)
