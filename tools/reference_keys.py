@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import json
 import sys
@@ -111,10 +112,11 @@ def _nulls_of(model_type: str, defaults: dict[str, Any]) -> list[str]:
     config_class = CONFIG_MAPPING[model_type]
 
     def keeps(key: str) -> bool:
-        try:
-            return getattr(config_class.from_dict({key: None}), key) is None
-        except Exception:  # it is refused, each class in its own way
-            return False
+        # Some classes need other keys with null, such as the kinds of layers, which files with null have.
+        for others in ({}, {"layer_types": ["full_attention"] * (defaults.get("num_hidden_layers") or 0)}):
+            with contextlib.suppress(Exception):  # it is refused, each class in its own way
+                return getattr(config_class.from_dict({key: None, **others}), key) is None
+        return False
 
     named = {field.name for field in dataclasses.fields(config_class)}
     return sorted(key for key, value in defaults.items() if value and key in named and keeps(key))
