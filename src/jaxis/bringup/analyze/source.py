@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from jaxis.loading.hub_headers import download_config, hub_tensor_infos
 from jaxis.loading.open_checkpoint import read_tensor_infos
 from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.models.tied_tables import tables_of
+from jaxis.models.tied_tables import tables_of, tie_keys
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,16 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -
 
 
 def _with_tables(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the config with what the folder's tensors say of embeddings and head; keys stay as they are written."""
+    written = HFConfig(config, source=str(folder / "config.json"))
     try:
-        return tables_of(HFConfig(config, source=str(folder / "config.json")), folder).config.to_dict()
+        decided = tables_of(written, folder).config
     except ConfigError:  # the analysis says it
         return config
+    if decided is written:
+        return config
+    config = copy.deepcopy(config)
+    for key, is_tied in tie_keys(decided).items():
+        place, _, name = key.rpartition(".")
+        (config[place] if place else config)[name] = is_tied
+    return config
