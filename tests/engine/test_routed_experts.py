@@ -103,21 +103,31 @@ def test_beside_requests_without_them_and_of_cached_prompts(outputs):
 
 
 def test_a_model_without_experts_says_so():
+    expected = r"return_routed_experts cannot be given.*the model has no experts"
+    with LLM(show_progress=False, kv_cache_memory="16MiB") as llm, pytest.raises(RequestError, match=expected):
+        llm.generate("x", SamplingParams(return_routed_experts=True))
     with pytest.raises(ConfigError, match=r"enable_return_routed_experts has no use.*no experts"):
         LLM(show_progress=False, kv_cache_memory="16MiB", enable_return_routed_experts=True)
 
 
-def _has_experts(family):
-    return any(isinstance(module, JaxRouter) for _, module in model(family.name).named_modules())
+def _experts_per_token(family):
+    """Returns the number of experts that each router chooses for a token."""
+    modules = [module for _, module in model(family.name).named_modules()]
+    return [module.routing.num_experts_per_token for module in modules if isinstance(module, JaxRouter)]
 
 
 @pytest.mark.parametrize("family", parity.FAMILIES, ids=lambda family: family.name)
 def test_of_each_family(family):
     """The engine's own default, in place of a request's field."""
-    if not _has_experts(family):
+    if not (numbers := _experts_per_token(family)):
         pytest.skip("no experts")
     options = {"max_num_batched_tokens": 16, "kv_cache_memory": "8MiB", "enable_return_routed_experts": True}
-    with LLM(parity.checkpoint_folder(family), dtype="float32", show_progress=False, max_num_seqs=2, **options) as llm:
+    options |= {"dtype": "float32", "show_progress": False, "max_num_seqs": 2}
+    if len(set(numbers)) > 1:
+        with pytest.raises(ConfigError, match="different numbers of experts a token"):
+            LLM(parity.checkpoint_folder(family), **options)
+        return
+    with LLM(parity.checkpoint_folder(family), **options) as llm:
         [output] = llm.generate(
             {"prompt_token_ids": PROMPTS[3]}, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
         )

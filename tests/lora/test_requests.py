@@ -137,16 +137,16 @@ def test_more_adapters_than_places_take_turns(base, llm, adapters):
 @pytest.mark.slow
 def test_requests_with_and_without_a_place_are_told_apart(base, adapters):
     with LLM(str(base), enable_lora=True, max_loras=1, max_model_len=64, kv_cache_memory="8MiB") as llm:
-        adapters = llm._adapters
-        first, second = (adapters.add(adapters.read(each.lora_path)) for each in adapters[:2])
+        store = llm._adapters
+        first, second = (store.add(store.read(each.lora_path)) for each in adapters[:2])
         for i, adapter in enumerate([first, second, b"", first]):
             llm.engine.add_request(f"{i}", PROMPTS[0], SamplingParams(max_tokens=2, temperature=0), adapter=adapter)
-        assert adapters.use == PlaceUse(1, (), (first, second))
+        assert store.use == PlaceUse(1, (), (first, second))
         llm.engine.step()
-        assert adapters.use == PlaceUse(1, (first,), (first, second))
+        assert store.use == PlaceUse(1, (first,), (first, second))
         while llm.engine.has_unfinished:
             llm.engine.step()
-        assert adapters.use == PlaceUse(1, (), ())
+        assert store.use == PlaceUse(1, (), ())
 
 
 def test_a_name_with_other_weights_finds_nothing_in_the_cache(base, llm, tmp_path):
@@ -318,15 +318,15 @@ def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base,
 
 @pytest.mark.slow
 def test_a_thousand_loads_and_unloads_leave_nothing(llm, adapters):
-    adapters = llm._adapters
-    before = {name: len(getattr(adapters, name)) for name in ("_known", "_kept", "_removed", "_unfinished")}
+    store = llm._adapters
+    before = {name: len(getattr(store, name)) for name in ("_known", "_kept", "_removed", "_unfinished")}
     sizes = []
     for i in range(1000):
-        digest = adapters.add(adapters.read(adapters[i % 16].lora_path), keep=True)
+        digest = store.add(store.read(adapters[i % 16].lora_path), keep=True)
         if i % 50 == 0:
             llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[i % 16], progress=False)
-        adapters.remove(digest)
+        store.remove(digest)
         if i % 100 == 99:
             sizes.append(psutil.Process().memory_info().rss)
-    assert all(len(getattr(adapters, name)) <= size for name, size in before.items())
+    assert all(len(getattr(store, name)) <= size for name, size in before.items())
     assert sizes[-1] - sizes[2] < 16 << 20, sizes
