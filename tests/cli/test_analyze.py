@@ -21,7 +21,7 @@ def test_text_fits_80_columns_and_has_no_colours_where_it_is_piped(run_jaxis, cl
     assert "\x1b" not in result.stdout
     assert lines[1] == "can run"
     assert re.search(r"tensors +all \d+ match\n", result.stdout)
-    for section in ("Axes", "Keys of config.json", "Weights", "KV cache in bfloat16"):
+    for section in ("Modules (each with --tree)", "Keys of config.json", "Weights", "KV cache in bfloat16"):
         assert section in lines
 
 
@@ -39,17 +39,16 @@ def test_json_is_one_object_of_a_fixed_schema(invoke, checkpoint):
             "architectures",
             "problems",
             "keys",
-            "axes",
+            "modules",
             "tensor_problems",
         ),
         *("no_tensors_reason", "num_tensors", "bytes_by_dtype", "parameters", "kv_cache_dtype", "kv_cache"),
         *("max_context", "memory", "closest_families"),
     ]
-    assert (facts["schema"], facts["can_run"], facts["fits"], facts["problems"]) == (1, True, True, [])
+    assert (facts["schema"], facts["can_run"], facts["fits"], facts["problems"]) == (2, True, True, [])
     assert facts["architectures"] == ["Qwen3ForCausalLM"]
     assert set(facts["keys"][0]) == {"key", "value", "status"}
-    assert set(facts["axes"][0]) == {"name", "features", "keys"}
-    assert set(facts["axes"][0]["features"][0]) == {"value", "provided", "files"}
+    assert set(facts["modules"][0]) == {"depth", "name", "module", "file", "settings", "shapes"}
     assert set(facts["parameters"]) == {"total", "embedding", "experts", "active"}
     assert set(facts["kv_cache"][0]) == {"kind", "layers", "bytes_per_token", "max_tokens"}
     assert set(facts["memory"]) == {"name", "nbytes", "fits"}
@@ -61,14 +60,18 @@ def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
     assert result.exit_code == 1
     assert result.stderr == ""
     assert "cannot run" in result.stdout
-    assert "layers/decoder_layer.py" in result.stdout
+    assert "unlike deepseek_v32: it does not know the keys compress_ratios" in " ".join(result.stdout.split())
     facts = json.loads(invoke("analyze", CONFIGS / "deepseek-v4-flash.json", "--json").stdout)
     assert facts["can_run"] is False
-    assert {"value": "4 residual streams (hyper-connections)", "provided": False} in [
-        {name: feature[name] for name in ("value", "provided")}
-        for axis in facts["axes"]
-        for feature in axis["features"]
-    ]
+    assert facts["modules"] is None
+
+
+def test_tree_is_the_forward_pass_with_files(invoke, checkpoint):
+    result = invoke("analyze", checkpoint(), "--tree")
+    assert result.exit_code == 0
+    names = [line.split()[0] for line in result.stdout.splitlines()]
+    assert names.index("self_attn") < names.index("q_proj") < names.index("o_proj") < names.index("mlp")
+    assert "(layers/grouped_query_attention.py)" in result.stdout
 
 
 def test_json_knows_no_infinity(invoke):

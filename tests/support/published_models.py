@@ -66,13 +66,5 @@ def _published(model: str, parameters: float, cache: list[int] | int, **more: An
 
 _ROWS = yaml.safe_load((TESTS / "data" / "published_models.yaml").read_text())
 PUBLISHED = {name: _published(**row) for name, row in _ROWS.items()}
-UNSUPPORTED = {
-    "deepseek-v4-flash": {
-        "contexts compressed to one entry for 21 x 4 tokens and 20 x 128 tokens": "kernels/",
-        "4 residual streams (hyper-connections)": "layers/decoder_layer.py",
-        "by a hash of the token's id in 3 layers": "layers/routing.py",
-        "outputs through a latent of 1024 in 8 groups": "layers/",
-        "sqrtsoftplus scores": "layers/routing.py",
-    },
-}
-"""Models of no family here: name -> what `jaxis analyze` must say is missing, and in which file that belongs."""
+UNSUPPORTED = {"deepseek-v4-flash": ("deepseek_v32", ("compress_ratios", "hc_mult", "num_hash_layers", "o_groups"))}
+"""Models of no family here: name -> the closest family, and keys that it lacks."""

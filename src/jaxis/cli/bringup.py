@@ -27,6 +27,10 @@ def analyze(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the keys that change nothing too.")] = False,
+    tree: Annotated[
+        bool,
+        typer.Option("--tree", help="Print only the modules, in the order of their calls, with shapes and files."),
+    ] = False,
     memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Ask about a memory such as 80GiB, not this machine's; it must then fit."),
@@ -48,17 +52,22 @@ def analyze(
     [bold]Examples[/bold]
       jaxis analyze Qwen/Qwen3-30B-A3B
       jaxis analyze ./model --memory 80GiB
+      jaxis analyze Qwen/Qwen3-0.6B --tree
       jaxis analyze config.json --json | jq .problems
     """
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=2 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.analyze.analysis import analyze
-        from jaxis.bringup.analyze.text import analysis_text
+        from jaxis.bringup.analyze.text import analysis_text, tree_text
 
-        analysis = analyze(model, memory=memory, kv_cache_dtype=kv_cache_dtype, revision=revision)
+        analysis = analyze(
+            model, memory=memory, kv_cache_dtype=kv_cache_dtype, revision=revision, in_order_of_calls=tree
+        )
         if as_json:
             print(analysis.to_json())
+        elif tree and analysis.modules is not None:
+            print(tree_text(analysis.modules, Console(highlight=False)), end="")
         else:
             print(analysis_text(analysis, Console(highlight=False), verbose=verbose), end="")
         if not analysis.can_run or (memory is not None and not analysis.fits):

@@ -93,24 +93,18 @@ def config_of_text(name):
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_the_report_of_an_unsupported_model_says_what_is_missing_and_where_it_belongs(name):
+def test_a_model_of_no_family_is_compared_with_the_closest_one(name):
     analysis = published_analysis(name)
+    like, lacking = UNSUPPORTED[name]
     assert not analysis.can_run
-    assert any("no family of this architecture" in problem for problem in analysis.problems)
-    for feature, file in UNSUPPORTED[name].items():
-        [problem] = [problem for problem in analysis.problems if feature in problem]
-        assert file in problem
-    assert "unsupported" in statuses(analysis).values()
-    assert analysis.parameters is None
-
-
-def test_what_is_there_is_not_called_missing():
-    analysis = published_analysis("deepseek-v4-flash")
-    missing = [problem for problem in analysis.problems if problem.startswith("missing")]
-    assert len(missing) == len(UNSUPPORTED["deepseek-v4-flash"]), "the indexer is DeepSeek V3.2's"
+    assert analysis.closest_families[0].like == like
+    [problem] = [problem for problem in analysis.problems if problem.startswith(f"unlike {like}")]
+    assert all(key in problem for key in lacking)
     keys = statuses(analysis)
-    assert {keys[key] for key in ("compress_ratios", "hc_mult", "num_hash_layers", "o_groups")} == {"unsupported"}
-    assert keys["index_topk"] == keys["index_head_dim"] == "supported"
+    assert {keys[key] for key in lacking} == {"unknown"}
+    assert keys["index_topk"] == keys["index_head_dim"] == "supported", "the indexer is DeepSeek V3.2's"
+    assert analysis.parameters is None
+    assert analysis.modules is None
 
 
 def test_an_unregistered_architecture_whose_parts_are_all_there(tmp_path):
@@ -158,39 +152,47 @@ def test_active_parameters_are_without_the_embeddings_of_layers(name, expected):
     assert published_analysis(name).parameters.active / 1e9 == pytest.approx(expected, rel=0.006)
 
 
-def test_layers_that_share_a_cache_are_reported():
-    axes = {axis.name: [f.value for f in axis.features] for axis in published_analysis("gemma-4-e2b").axes}
-    assert axes["layer kinds"] == [
-        "12 x window of 512",
-        "3 x full",
-        "20 x another layer's keys and values",
-        "embeddings of each layer's own, 256 a token",
+def test_equal_layers_share_a_row_of_the_tree():
+    modules = published_analysis("gemma-4-e2b").modules
+    assert [row.name for row in modules if row.depth == 2 and row.name.startswith("layers.")] == [
+        *("layers.0-3,5-8,10-13", "layers.4,9,14", "layers.15-18,20-23,25-28,30-33", "layers.19,24,29,34")
     ]
-    assert "heads of 512 in full layers" in axes["attention"]
+    [window, full, *_] = [row.settings for row in modules if row.module == "GroupedQueryAttention"]
+    assert {"head_dim 256", "num_kv_heads 1", "span (sliding_window 512)"} <= {*window}
+    assert {"head_dim 512"} <= {*full}
+    assert not any(words.startswith("span") for words in full)
 
 
-@pytest.mark.slow
-def test_axes_tell_what_the_constructed_model_has():
-    scout = published_analysis("llama-4-scout")
-    axes = {axis.name: [feature.value for feature in axis.features] for axis in scout.axes}
-    assert sorted(axes["layer kinds"]) == ["12 x full", "36 x chunks of 8192"]
-    assert axes["rope"] == ["llama3, theta 500000, factor 16", "none in 12 layers"]
-    assert axes["embeddings and head"] == ["a head of its own"]
+def test_a_tree_in_order_of_calls_is_the_forward_pass(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(of_two_layers("qwen3-8b")))
+    modules = analyze(tmp_path / "config.json", in_order_of_calls=True).modules
+    assert [(row.name, row.shapes) for row in modules if row.depth == 3] == [
+        ("input_layernorm", "[T, 4096] -> [T, 4096]"),
+        ("self_attn", "[T, 4096] -> [T, 4096]"),
+        ("post_attention_layernorm", "[T, 4096] -> [T, 4096]"),
+        ("mlp", "[T, 4096] -> [T, 4096]"),
+    ]
+    assert [(row.name, row.shapes) for row in modules if row.depth == 4][:4] == [
+        ("q_proj", "[T, 4096] -> [T, 4096]"),
+        ("k_proj", "[T, 4096] -> [T, 1024]"),
+        ("v_proj", "[T, 4096] -> [T, 1024]"),
+        ("q_norm", "[T, 32, 128] -> [T, 32, 128]"),
+    ]
+    assert modules[0].file == "models/qwen3.py"
 
 
 def test_an_unknown_key_fails(tmp_path):
     analysis = analyzed(tmp_path, of_two_layers("qwen3-8b") | {"brand_new_switch": True})
-    assert analysis.problems == ("config.json has keys that nothing here knows: brand_new_switch",)
+    assert analysis.problems == ("config.json has keys that the family does not know: brand_new_switch",)
     assert statuses(analysis)["brand_new_switch"] == "unknown"
     assert analysis.parameters is not None, "the rest is told all the same"
 
 
-def test_a_key_that_another_family_has_fails_by_its_axis(tmp_path):
+def test_a_key_that_another_family_has_names_it(tmp_path):
     analysis = analyzed(tmp_path, read("deepseek-v3") | {"num_hidden_layers": 4, "index_topk": 2048})
-    assert statuses(analysis)["index_topk"] == "unsupported"
+    assert statuses(analysis)["index_topk"] == "unknown"
     [problem] = analysis.problems
-    assert "sparse indexer" in problem
-    assert "layers/mla.py" in problem
+    assert "index_topk (known to deepseek_v32, glm_moe_dsa" in problem
 
 
 def test_every_refused_value_is_reported_not_only_the_first(tmp_path):

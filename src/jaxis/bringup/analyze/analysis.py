@@ -1,4 +1,4 @@
-"""Analyses whether jaxis can run a model, by axis and by key, from config.json and safetensors headers alone."""
+"""Analyses whether jaxis can run a model, by its keys, modules and tensors, from config.json and headers alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from jaxis.bringup.analyze.axes import Axis, ModelFacts, files_of
-from jaxis.bringup.analyze.closest import ClosestFamily, closest_families
+from jaxis.bringup.analyze.closest import ClosestFamily, closest_families, families_that_read
 from jaxis.bringup.analyze.config import Construction, construct
-from jaxis.bringup.analyze.detectors import AXES
 from jaxis.bringup.analyze.figures import (
     BLOCK_SIZE,
     CacheKind,
@@ -26,6 +24,7 @@ from jaxis.bringup.analyze.figures import (
     fit,
     machine_memory,
 )
+from jaxis.bringup.analyze.module_tree import ModuleRow, module_tree
 from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
@@ -41,10 +40,11 @@ from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON that `Analysis.to_json` writes; incremented when a field changes its meaning or is removed."""
 _STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral", "ignored": "neutral"}
 _QUANTIZATIONS = ("int8", "int4")
+_NUM_READERS = 3
 _ANY_LENGTH = 1 << 20  # tokens, where a config has no limit
 
 
@@ -55,7 +55,8 @@ class KeyStatus:
     Attributes:
       key: Name of the key, dotted if it is nested.
       status: "supported": read and honoured. "default": read, and equal to what the family assumes anyway. "neutral":
-        cannot change logits. "unsupported": known, but not implemented. "unknown": not known to jaxis.
+        cannot change logits. "unsupported": refused. "unread": not read before something else was refused. "unknown":
+        the family does not know it; of an architecture without a family, the closest one.
     """
 
     key: str
@@ -80,10 +81,11 @@ class Analysis:
 
     Attributes:
       problems: Reasons why the model cannot run, one line each; empty if it can.
+      modules: Modules of the constructed model; None, like `kv_cache`, `parameters` and `memory`, if it cannot be
+        constructed.
       tensor_problems: Mismatches of tensors and parameters; None without weights, or without a family to check.
       no_tensors_reason: Reason why tensors were not checked; empty if they were.
-      kv_cache: Cache of each kind of layer, in `kv_cache_dtype`; None, like `parameters` and `memory`, if the model
-        cannot be constructed.
+      kv_cache: Cache of each kind of layer, in `kv_cache_dtype`.
       max_context: Most tokens that the config allows; None if it has no limit.
       closest_families: Families to start from if jaxis lacks the architecture, the closest first.
     """
@@ -92,7 +94,7 @@ class Analysis:
     architectures: tuple[str, ...]
     problems: tuple[str, ...]
     keys: tuple[KeyStatus, ...]
-    axes: tuple[Axis, ...]
+    modules: tuple[ModuleRow, ...] | None
     tensor_problems: tuple[TensorProblem, ...] | None
     no_tensors_reason: str
     num_tensors: int | None
@@ -117,15 +119,8 @@ class Analysis:
     def to_json(self) -> str:
         """Returns one JSON object, described in docs/bring-up.md."""
         status = "can_run" if self.can_run else "cannot_run"
-        facts = {"schema": SCHEMA, "status": status, "can_run": self.can_run, "fits": self.fits} | dataclasses.asdict(
-            self
-        )
-        for axis, facts_of_axis in zip(self.axes, facts["axes"], strict=True):
-            facts_of_axis["features"] = [
-                {"value": feature.value, "provided": feature.is_provided, "files": files_of(feature)}
-                for feature in axis.features
-            ]
-        return json.dumps(_finite(facts), indent=2)
+        facts = {"schema": SCHEMA, "status": status, "can_run": self.can_run, "fits": self.fits}
+        return json.dumps(_finite(facts | dataclasses.asdict(self)), indent=2)
 
 
 def analyze(
@@ -134,52 +129,52 @@ def analyze(
     memory: int | str | None = None,
     kv_cache_dtype: str = "bfloat16",
     revision: str | None = None,
+    in_order_of_calls: bool = False,
 ) -> Analysis:
     """Analyses a model, of which only config.json and headers are downloaded.
 
     `memory` is for weights and cache, in bytes or as "80GiB"; None is this machine's. The sizes assume a cache of
-    `kv_cache_dtype`.
+    `kv_cache_dtype`. `in_order_of_calls` is that of `module_tree`.
 
     Raises:
       CheckpointError: There is no such model, or a file is broken.
       ConfigError: `memory` is not a size.
     """
     name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory, "--memory"))
-    return analyze_source(open_source(model, revision=revision), name_and_bytes, kv_cache_dtype)
+    return analyze_source(open_source(model, revision=revision), name_and_bytes, kv_cache_dtype, in_order_of_calls)
 
 
-def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
+def analyze_source(
+    source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16", in_order_of_calls: bool = False
+) -> Analysis:
     """Like `analyze`, for a source that was already read; `memory` is (name, bytes)."""
     construction = construct(source.config, source.config_path, tensors=source.tensors)
-    facts = tensor_problems = None
+    tensor_problems = modules = None
     plain = construction
     if construction.model is not None and construction.vllm_config is not None:
-        facts = ModelFacts.of(construction.model, construction.vllm_config)
+        modules = module_tree(construction.model, in_order_of_calls=in_order_of_calls)
         if construction.vllm_config.quant_config is not None or source.tensors is not None:
             # For the figures: the model without quantization, and with parameters that stay empty.
             plain = construct(_unquantized(source.config), source.config_path)
         if source.tensors is not None and not construction.refusals:
             quant_config = construction.vllm_config.quant_config
             tensor_problems = tuple(check_tensors(construction.model, source.tensors, quant_config))
-    config = HFConfig(source.config, source=source.config_path)
-    text_config = config.get("text_config")
-    prefix = "text_config." if isinstance(text_config, HFConfig) else ""
     closest = () if construction.is_known else closest_families(source.config, source.tensors)
-    axes = [row.detect(_text_view(source.config), facts) for row in AXES]
-    keys = _key_statuses(construction, axes, prefix)
+    keys = _key_statuses(construction, closest)
     parameters = kinds = fits = None
-    max_context = _text_view(source.config).get("max_position_embeddings")
+    text_view = _text_view(source.config)
+    max_context = text_view.get("max_position_embeddings")
     if plain.model is not None and plain.vllm_config is not None:
-        parameters = count_parameters(plain.model, _text_view(source.config))
+        parameters = count_parameters(plain.model, text_view)
         kinds = tuple(cache_kinds(plain.model, plain.vllm_config, KV_CACHE_DTYPES[kv_cache_dtype]))
         sized = _sized(plain.vllm_config, max_context or _ANY_LENGTH, KV_CACHE_DTYPES[kv_cache_dtype])
         fits = _memory(source, plain.model, sized, memory)
     return Analysis(
         model=source.name,
         architectures=tuple(source.config.get("architectures") or ()),
-        problems=tuple(_problems(construction, axes, keys, tensor_problems, closest)),
+        problems=tuple(_problems(construction, keys, tensor_problems, closest)),
         keys=keys,
-        axes=tuple(axes),
+        modules=modules,
         tensor_problems=tensor_problems,
         no_tensors_reason=_no_tensors_reason(source, construction, tensor_problems),
         num_tensors=None if source.tensors is None else len(source.tensors),
@@ -202,56 +197,48 @@ def _text_view(values: dict[str, Any]) -> HFConfig:
     return HFConfig({**outer, **with_defaults(text)})
 
 
-def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> tuple[KeyStatus, ...]:
-    asked = {key for axis in axes for feature in axis.missing for key in feature.keys}
-    understood: dict[str, bool] = {}
-    for axis in axes:
-        for key, says_more in axis.keys.items():
-            top = key.partition(".")[0]
-            understood[top] = understood.get(top, False) or says_more
+def _key_statuses(construction: Construction, closest: tuple[ClosestFamily, ...]) -> tuple[KeyStatus, ...]:
+    unknown = set(closest[0].unknown_keys) if closest else None
     statuses = []
     for use in construction.uses:
-        key = use.key.removeprefix(prefix).partition(".")[0]
-        is_asked = key in asked and use.value is not None
-        is_refused = any(f"{use.key}.".startswith(f"{refused}.") for refused in construction.refused_keys)
-        if is_refused or (is_asked and (use.use == "unread" or construction.model is None)):
+        if any(f"{use.key}.".startswith(f"{refused}.") for refused in construction.refused_keys):
             status = "unsupported"
         elif use.use in _STATUS_OF_USE:
             status = _STATUS_OF_USE[use.use]
-        elif construction.model is None and key in understood:  # construction did not get that far
-            status = "supported" if understood[key] else "default"
+        elif construction.is_known:
+            status = "unread" if construction.model is None else "unknown"
         else:
-            status = "unknown"
+            is_read = unknown is not None and use.key.removeprefix("text_config.").partition(".")[0] not in unknown
+            status = "supported" if is_read else "unknown"
         statuses.append(KeyStatus(use.key, use.value, status))
     return tuple(statuses)
 
 
 def _problems(
     construction: Construction,
-    axes: list[Axis],
     keys: tuple[KeyStatus, ...],
     tensor_problems: tuple[TensorProblem, ...] | None,
     closest: tuple[ClosestFamily, ...],
 ) -> list[str]:
     problems = list(construction.refusals)
-    missing = [(axis, feature) for axis in axes for feature in axis.missing]
-    refused = construction.refused_keys
-    unread = [key for key in keys if key.status == "unsupported" and key.key.partition(".")[0] not in refused]
-    if construction.model is None or unread:
-        for axis, feature in missing:
-            where = f": belongs in {', '.join(files_of(feature))}" if files_of(feature) else ""
-            problems.append(f"missing on the axis {axis.name!r}: {feature.value}{where}")
     if not construction.is_known:
         near = f"; the closest by {closest[0].by}: {', '.join(family.like for family in closest)}" if closest else ""
         problems.append(f"no family of this architecture: belongs in models/{near}")
         for family in closest[:1]:
             problems += [f"unlike {family.like}: {words}" for words in family.differences()]
-    if unknown := [key.key for key in keys if key.status == "unknown"]:
-        problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
+    elif unknown := [key.key for key in keys if key.status == "unknown"]:
+        problems.append(f"config.json has keys that the family does not know: {', '.join(map(_with_readers, unknown))}")
     for kind, words in (("refused", "tensors of the checkpoint are refused"), ("unfilled", "parameters stay unfilled")):
         if count := sum(problem.count for problem in tensor_problems or () if problem.kind == kind):
             problems.append(f"{count} {words}")
     return problems
+
+
+def _with_readers(key: str) -> str:
+    """Writes a key with the families that read it, which have what it asks for."""
+    if not (readers := families_that_read(key.rpartition(".")[2])):
+        return key
+    return f"{key} (known to {', '.join(readers[:_NUM_READERS])}{', ...' if len(readers) > _NUM_READERS else ''})"
 
 
 def _no_tensors_reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 from jaxis.bringup.analyze.config import construct_once
 from jaxis.bringup.analyze.tensors import check_tensors
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.reference import model_types_of, reference_of
 from jaxis.errors import JaxisError
 from jaxis.loading.safetensors import TensorInfo
@@ -20,6 +22,7 @@ _NUM_FAMILIES = 3
 _NUM_TRIED = 16  # of those with the most similar keys: each is constructed
 _NUM_LAYERS = 4
 _SUFFIX = "ForCausalLM"
+_BY_KEYS = "the keys of config.json alone"
 _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 
 
@@ -63,7 +66,25 @@ def closest_families(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo
         if (family := _compared(architecture, values, tensors)) is not None:
             distance = len(family.unknown_tensors) + len(family.missing_tensors) + len(family.unknown_keys)
             ranked.setdefault(family.like, (distance, _other_words(architecture, values), family))
+    if not ranked:  # none can be constructed from such a config
+        return tuple(_by_references(values))[:_NUM_FAMILIES]
     return tuple(family for *_, family in sorted(ranked.values(), key=lambda rank: rank[:2])[:_NUM_FAMILIES])
+
+
+def _by_references(values: dict[str, Any]) -> list[ClosestFamily]:
+    """Compares the keys alone: those that could change logits with those that each family's reference reads."""
+    families = []
+    for architecture in _by_keys(values):
+        model_type = model_types_of(architecture)[0]
+        config = HFConfig({**values, "model_type": model_type})
+        unknown = [key for key in config.unread_keys() if key not in _keys_of_families()[architecture]]
+        families.append(ClosestFamily(_like(architecture), (), (), tuple(unknown), _BY_KEYS))
+    return sorted(families, key=lambda family: len(family.unknown_keys))
+
+
+def families_that_read(key: str) -> tuple[str, ...]:
+    """Returns the built-in families whose references read a key of config.json, sorted."""
+    return tuple(sorted(_like(name) for name, keys in _keys_of_families().items() if key in keys))
 
 
 def _other_words(architecture: str, values: Mapping[str, Any]) -> int:
@@ -76,13 +97,23 @@ def _other_words(architecture: str, values: Mapping[str, Any]) -> int:
     )
 
 
-def _by_keys(values: Mapping[str, Any]) -> list[str]:
-    """Architectures whose references read the keys of the config, rare keys counting more; Llama's first."""
-    keys_of = {
+@functools.cache
+def _keys_of_families() -> dict[str, frozenset[str]]:
+    """Returns, of each built-in architecture, the keys that its reference reads."""
+    return {
         name: frozenset(reference.defaults)
         for name in built_in_models()
         if name.endswith(_SUFFIX) and (types := model_types_of(name)) and (reference := reference_of(types[0]))
     }
+
+
+def _like(architecture: str) -> str:
+    return built_in_models()[architecture].__module__.rpartition(".")[2]
+
+
+def _by_keys(values: Mapping[str, Any]) -> list[str]:
+    """Architectures whose references read the keys of the config, rare keys counting more; Llama's first."""
+    keys_of = _keys_of_families()
     counts = Counter(key for keys in keys_of.values() for key in keys)
 
     def weight(keys: Iterable[str]) -> float:
@@ -109,9 +140,8 @@ def _compared(
         kind: tuple(dict.fromkeys(_kind(problem.names) for problem in problems if problem.kind == kind))
         for kind in ("refused", "unfilled")
     }
-    by = "the keys of config.json alone" if tensors is None else "tensor names and keys"
-    like = built_in_models()[architecture].__module__.rpartition(".")[2]
-    return ClosestFamily(like, kinds["refused"], kinds["unfilled"], tuple(unknown_keys), by)
+    by = _BY_KEYS if tensors is None else "tensor names and keys"
+    return ClosestFamily(_like(architecture), kinds["refused"], kinds["unfilled"], tuple(unknown_keys), by)
 
 
 def _first_layers(values: dict[str, Any]) -> dict[str, Any]:

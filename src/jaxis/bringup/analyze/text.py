@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxis.bringup.analyze.analysis import Analysis, KeyStatus
-from jaxis.bringup.analyze.axes import Axis
 from jaxis.bringup.analyze.figures import MEMORY_SHARE, Fit
+from jaxis.bringup.analyze.module_tree import ModuleRow
 from jaxis.host.byte_size import human_bytes
 
-_STATUSES = ("unsupported", "unknown", "supported", "default", "neutral")
+_STATUSES = ("unsupported", "unknown", "unread", "supported", "default", "neutral")
 _LONGEST_VALUE = 40
 _BLOCK_TYPES = "quantization_config.block_types."
 
@@ -37,7 +37,8 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
         console.print(Text(f"cannot run, for {count} reason{'s' if count > 1 else ''}:", style="red"))
         for problem in analysis.problems:
             console.print(_hanging("-", Text(problem)))
-    _section(console, "Axes", [(axis.name, _axis_text(axis)) for axis in analysis.axes])
+    if analysis.modules is not None:
+        _section(console, "Modules (each with --tree)", [_module_row(row) for row in analysis.modules if row.is_told])
     _section(console, "Keys of config.json", _key_rows(analysis, verbose=verbose))
     _section(console, "Weights", _weight_rows(analysis))
     for problem in analysis.tensor_problems or ():
@@ -57,6 +58,21 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
         console.print(Text("\njaxis plan says how it fits on TPUs and GPUs, and how fast it can be there"))
 
 
+def tree_text(modules: Sequence[ModuleRow], console: Console) -> str:
+    """Formats the modules of a model in the order of their calls: the forward pass, with the files to read."""
+    files: set[str] = set()
+    with console.capture() as capture:
+        for row in modules:
+            line = Text(f"{row.name or 'model'} ", style="cyan")
+            line.append(row.module, style="bold")
+            line.append(f" ({row.file})" if row.file not in files else "", style="dim")
+            line.append(f"  {row.shapes}" if row.shapes else "", style="green")
+            line.append(f"  {', '.join(row.settings)}" if row.settings else "")
+            files.add(row.file)
+            console.print(Padding(line, (0, 0, 0, 2 * row.depth)))
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
 def human_count(count: int) -> str:
     """Formats a number of parameters: "494 M", "30.53 B"."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
@@ -65,7 +81,7 @@ def human_count(count: int) -> str:
 def _section(console: Console, title: str, rows: Iterable[tuple[str, Text | str]]) -> None:
     console.print(Text(f"\n{title}", style="bold"))
     table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=24)
+    table.add_column(max_width=24, overflow="fold")
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(Text(name, style="cyan"), value if isinstance(value, Text) else Text(value))
@@ -80,14 +96,8 @@ def _hanging(mark: str, text: Text) -> Table:
     return table
 
 
-def _axis_text(axis: Axis) -> Text:
-    parts = []
-    for feature in axis.features:
-        if feature.is_provided:
-            parts.append(Text(feature.value))
-        else:
-            parts.append(Text(f"missing: {feature.value}", style="red"))
-    return Text("; ").join(parts)
+def _module_row(row: ModuleRow) -> tuple[str, str]:
+    return f"{' ' * row.depth}{row.name}", ", ".join([row.module, *row.settings])
 
 
 def _key_rows(analysis: Analysis, *, verbose: bool) -> Iterable[tuple[str, Text | str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 
 from jaxis.bringup.analyze.analysis import Analysis, analyze
+from jaxis.bringup.analyze.module_tree import ModuleRow
 from jaxis.bringup.checklist.round_trips import RoundTrip, round_trips
 from jaxis.bringup.verify.reference import Reference
 from jaxis.bringup.verify.shrink import tiny_twin
@@ -125,7 +126,7 @@ def _checklist(
 
 def _architecture(model: str, analysis: Analysis) -> ChecklistItem:
     unknown = [key.key for key in analysis.keys if key.status in ("unsupported", "unknown")]
-    evidence = [f"{axis.name}: {', '.join(feature.value for feature in axis.features)}" for axis in analysis.axes]
+    evidence = [f"{row.name}: {', '.join([row.module, *row.settings])}" for row in _told(analysis) if row.settings]
     evidence.append(
         f"{len(analysis.keys)} keys of config.json, of which not accounted for: {', '.join(unknown) or 'none'}"
     )
@@ -133,11 +134,17 @@ def _architecture(model: str, analysis: Analysis) -> ChecklistItem:
 
 
 def _features(model: str, analysis: Analysis) -> ChecklistItem:
-    missing = [feature.value for axis in analysis.axes for feature in axis.missing]
     model_class = get_model_class(list(analysis.architectures))
-    evidence = [f"implemented by {model_class.__module__}.{model_class.__name__}"]
-    evidence.append(f"not provided: {', '.join(missing) or 'nothing'}")
-    return ChecklistItem("Feature implementation", not missing, tuple(evidence), (f"jaxis analyze {model} --verbose",))
+    modules = dict.fromkeys(row.module for row in _told(analysis))
+    evidence = (
+        f"implemented by {model_class.__module__}.{model_class.__name__}",
+        f"of the modules {', '.join(modules)}",
+    )
+    return ChecklistItem("Feature implementation", analysis.can_run, evidence, (f"jaxis analyze {model} --tree",))
+
+
+def _told(analysis: Analysis) -> list[ModuleRow]:
+    return [row for row in analysis.modules or () if row.depth and row.is_told]
 
 
 def _conversion(model: str, analysis: Analysis, conversions: Sequence[RoundTrip]) -> ChecklistItem:
