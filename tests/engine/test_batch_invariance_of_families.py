@@ -1,4 +1,4 @@
-"""With native kernels, what families have besides Llama's layer is batch-invariant too: packed
+"""With native kernels, what families have besides Llama's layer is batch-invariant too: heads of any size, packed
 projections, layer norms, caps and factors on the logits, caches and selections that layers share, several states a
 token, recurrent states, experts without a gate. In a process of its own, with XLA's usual optimizations."""
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 NAMES = (
     *("Gemma 4, shared keys and values, embeddings of layers", "Command R+, norms on heads", "Gemma 3"),
-    *("Gemma 3n", "Phi-4", "Falcon-H1", "GLM-5.2", "Jamba", "Ling 3"),
+    *("Llama, head_dim, one kv head", "Gemma 3n", "Phi-4", "Falcon-H1", "GLM-5.2", "Jamba", "Ling 3"),
     *("Nemotron 3", "OLMo Hybrid", "Qwen3.5", "Step 3.5"),
 )
 BFLOAT16_NAMES = (

@@ -29,11 +29,11 @@ cache_types = pytest.mark.parametrize("dtype", CACHE_TYPES, ids=["float32", "bfl
 
 
 def blocked(kv_cache: np.ndarray, head_dim: int) -> np.ndarray:
-    """A cache in the standard layout -> in the native kernel's."""
+    """A cache in the standard layout -> in the native kernel's, whose heads are whole tiles."""
     num_blocks, block_size, combined, _ = kv_cache.shape
     entries = kv_cache.reshape(num_blocks, block_size, combined // 2, 2, -1).transpose(3, 0, 2, 1, 4)
-    keys, values = entries[..., :head_dim]
-    keys = keys.reshape(*keys.shape[:2], block_size // 16, 16, head_dim).swapaxes(-1, -2)
+    keys, values = np.pad(entries[..., :head_dim], [(0, 0)] * 4 + [(0, -head_dim % 16)])
+    keys = keys.reshape(*keys.shape[:2], block_size // 16, 16, -1).swapaxes(-1, -2)
     scales = [np.ascontiguousarray(part) for part in entries[..., head_dim:]]
     parts = [part.reshape(num_blocks, combined // 2, -1) for part in (keys, values, *scales)]
     return np.concatenate(parts, axis=-1)
@@ -110,6 +110,8 @@ def check(step: Step, dtype: type = np.float32, *, atol: float = 2e-5, **options
         (6, 1, 256, 16),
         (7, 1, 96, 64),
         (4, 2, 512, 16),
+        (6, 2, 120, 16),
+        (4, 1, 20, 32),
     ],
     ids=str,
 )
@@ -260,12 +262,12 @@ class TestOneRequestsResultDependsOnNothingElse:
     @pytest.mark.sampled(4)
     @each_isa
     @cache_types
-    @pytest.mark.parametrize("lookahead", [0, None])
-    def test_alone_or_in_a_batch(self, isa, dtype, lookahead):  # noqa: F811
+    @pytest.mark.parametrize(("lookahead", "head_dim"), [(0, 64), (None, 64), (0, 12)])
+    def test_alone_or_in_a_batch(self, isa, dtype, lookahead, head_dim):  # noqa: F811
         requests = [(700, 1), (130, 1), (0, 13), (300, 71), (31, 1)]
         if lookahead is None:  # whole sequences
             requests = [(0, history + queries) for history, queries in requests]
-        step = make_step(requests, pad_tokens=5, pad_requests=2)
+        step = make_step(requests, head_dim=head_dim, pad_tokens=5, pad_requests=2)
         together = Operands.of(step, dtype)
         options = self.OPTIONS | {"span": AttentionSpan(500, lookahead=lookahead)}
         _, expected = together.run(**options)
@@ -359,7 +361,8 @@ def test_instruction_sets_agree():
         (32, 256, BFLOAT16, True),
         (16, 128, np.int8, True),
         (8, 64, np.float32, False),
-        (16, 72, np.float32, False),
+        (16, 72, np.float32, True),
+        (16, 72, np.int8, True),
         (16, 512, BFLOAT16, True),
         (16, 528, np.float32, False),
         (16, 64, np.float16, False),
@@ -370,5 +373,6 @@ def test_shapes_and_types_that_the_kernel_does_not_take_have_the_standard_layout
 ):
     layout = kv_cache_layout(block_size, 2, head_dim, dtype)
     assert layout.kernels == ("native" if is_native else "any")
-    entry_bytes = head_dim * np.dtype(dtype).itemsize + (4 if dtype == np.int8 else 0)
+    stored_dim = head_dim + (-head_dim % 16 if is_native else 0)
+    entry_bytes = stored_dim * np.dtype(dtype).itemsize + (4 if dtype == np.int8 else 0)
     assert layout.block_bytes == block_size * 2 * 2 * entry_bytes

@@ -7,7 +7,6 @@ To add a family, add a row to tests/data/families.yaml, which says what the fiel
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import json
 import re
@@ -94,15 +93,6 @@ FAMILIES = tuple(_read(TESTS / "data" / "families.yaml"))
 # Rows whose tests are slow ones, and those of which all paths are compared every time.
 SLOW_NAMES = {family.name for family in FAMILIES if family.slow}
 EVERY_KIND = {family.name for family in FAMILIES if family.every_path}
-
-
-def with_native_heads(family: Family) -> Family:
-    """The family, with heads twice as large where native attention, which takes multiples of 16, has none of the size.
-
-    Twice, so that parts of a head, such as those that RoPE rotates, stay whole numbers.
-    """
-    size = family.config.get("head_dim", 16)
-    return family if size % 16 == 0 else dataclasses.replace(family, config={**family.config, "head_dim": 2 * size})
 
 
 @lru_cache(NUM_KEPT)

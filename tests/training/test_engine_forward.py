@@ -20,7 +20,7 @@ from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.examples import Example
 from jaxis.training.trainable import make_trainable
 from tests.support import parity, training
-from tests.support.parity import FAMILIES, with_native_heads
+from tests.support.parity import FAMILIES
 
 pytestmark = [
     pytest.mark.production_xla,
@@ -35,7 +35,7 @@ REFUSED = "have no derivatives"
 
 
 def trainable_of(family, tmp_path, dtype, quantization, forward_pass="engine", *, adapts=True):
-    folder = Path(parity.checkpoint_folder(with_native_heads(family)))
+    folder = Path(parity.checkpoint_folder(family))
     rows = training.write_rows(tmp_path / "rows.jsonl", [])
     peft = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0} if adapts else None
     config = training.train_config(folder, rows, tmp_path / "out", peft=peft, forward_pass=forward_pass)

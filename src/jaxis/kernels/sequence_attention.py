@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels import native
-from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
+from jaxis.kernels.head_tiles import padded
+from jaxis.kernels.native_constants import MAX_HEAD_DIM
 
 _Operands = tuple[jax.Array, ...]
 
@@ -29,7 +30,8 @@ def sequence_attention(
     """
     if not has_kernel(q, k, v):
         return _definition(scale, q, k, v, first, last)
-    return _differentiable(scale)(q, k, v, first, last)
+    out = _differentiable(scale)(*map(padded, (q, k, v)), first, last)
+    return out[..., : q.shape[-1]]
 
 
 def kernel_attention(
@@ -38,8 +40,8 @@ def kernel_attention(
     """Attends with some queries by the native kernel, without a derivative. `has_kernel` must be true.
 
     Takes q [Q, H, D], k and v float32 [K, T, D], by head, and the first and last token that each query sees, int32 [Q].
-    Returns [Q, H, D]. A query's output depends only on the tokens that it sees, and on where tiles of 16 queries begin
-    among them.
+    D must be whole tiles (`head_tiles.py`). Returns [Q, H, D]. A query's output depends only on the tokens that it
+    sees, and on where tiles of 16 queries begin among them.
     """
     out, _ = _call_forward(scale, _by_head(_as_float32(q)), k, v, first, last)
     return _by_head(out).astype(q.dtype)
@@ -53,13 +55,11 @@ def visible_tokens(first: jax.Array, last: jax.Array) -> jax.Array:
 
 def has_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
     """Returns whether native kernels compute attention, and its derivative, of q [T, H, D] and k and v [T, K, D]."""
-    head_dim = q.shape[-1]
     return (
         native.usable()
         and all(each.dtype in (jnp.float32, jnp.bfloat16) for each in (q, k, v))
         and k.shape == v.shape
-        and head_dim % ATTENTION_TILE == 0
-        and head_dim <= MAX_HEAD_DIM
+        and q.shape[-1] <= MAX_HEAD_DIM
     )
 
 

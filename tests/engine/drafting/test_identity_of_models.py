@@ -26,7 +26,7 @@ def main(families: list[str], options: dict[str, object]) -> None:
     from jaxis import LLM, SamplingParams
     from tests.support import parity
     from tests.support.drafters import drafters, drafting
-    from tests.support.parity import prompt, with_native_heads
+    from tests.support.parity import prompt
 
     prompts = [{"prompt_token_ids": prompt(length)} for length in (3, 40, 61)]
     requests = [
@@ -34,7 +34,7 @@ def main(families: list[str], options: dict[str, object]) -> None:
         for temperature in (0.0, 0.7, 2.0)
     ]
     found = {}
-    for family in [with_native_heads(each) for each in parity.FAMILIES if each.name in families]:
+    for family in [each for each in parity.FAMILIES if each.name in families]:
         with LLM(
             parity.checkpoint_folder(family),
             **{
