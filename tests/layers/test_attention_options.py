@@ -18,6 +18,7 @@ from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.parallel.mesh import make_mesh
@@ -172,7 +173,7 @@ def test_norms_apply_without_a_rope_too():
 @pytest.mark.parametrize("packed", [False, True])
 def test_devices_that_share_heads_have_the_rows_of_smaller_values_too(packed):
     """Two kv heads, of keys of 16 and values of 12, on four devices."""
-    layer = GroupedQueryAttention(scope_of(SIZES), value_dim=12, packed_qkv=packed)
+    layer = GroupedQueryAttention(scope_of(SIZES), value_dim=12, packing=PACKED if packed else None)
     orders = [np.asarray(order.rows) for order in layer.row_orders(4)]
     keys, values = (np.arange(2 * size).reshape(2, size)[[0, 0, 1, 1]] for size in (16, 12))
     if not packed:
@@ -206,9 +207,8 @@ LAYER_OPTIONS = {
     "norms over all heads": {"qk_norm": lambda heads, head_dim: rms_norm(scope_of(SIZES), heads * head_dim)},
     "no rope": {"use_rope": False},
     "biases": {"qkv_bias": True, "o_bias": True},
-    "packed": {"packed_qkv": True},
+    "packed": {"packing": PACKED},
     "smaller values": {"value_dim": 12},
-    "value scale": {"value_scale": 0.5},
 }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -18,12 +19,12 @@ from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
-from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm, UnweightedRmsNorm
+from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
-from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
@@ -47,19 +48,13 @@ class GroupedQueryAttention(JaxModule):
       layer_head_dim: D of this layer; None means config.json's.
       input_size: Features of x; None means E, the features of the output.
       value_dim: Size of a value head, at most D; None means D. Smaller values are cached with zeros up to D.
-      value_scale: Multiplies the values.
       use_rope: True to rotate queries and keys; False for a layer without positional encoding.
       rope_settings: Rope of this layer; None means config.json's settings for all layers.
       interleaved_rope: True if the rope pairs neighbouring dimensions.
       alibi: Biases of scores by distance; None for none.
       scale: Multiplies the scores; None means D ** -0.5.
       qkv_bias, o_bias: True if those projections have biases.
-      packed_qkv: True if the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
-      packed_by_group: Order of the packed rows. True: for each key-value head, its queries, keys and values. False: all
-        queries, then all keys, then all values.
-      packed_parts: Number of parts of the packed rows, each with its queries, keys and values, if this is neither 1 nor
-        K; None for the order of `packed_by_group`.
-      packs_values_first: True if values come before keys in each part.
+      packing: Order of the rows of the checkpoint's one `qkv_proj`; None if it has three matrices.
       qkv_clip: Bound of the magnitude of queries, keys and values; None for none.
       qk_norm: Function that creates the norms of queries and keys; True for an RMS norm over each head; False for none.
       norm_after_rope: True to apply these norms after the rope, False before it.
@@ -69,7 +64,6 @@ class GroupedQueryAttention(JaxModule):
       use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
       values_are_keys: True if there is no `v_proj`: the output of `k_proj`, before norm and rope, is also the values.
-      use_v_norm: True for an RMS norm, without a weight, over each head's values.
 
     Raises:
       ConfigError: config.json's rope is not supported, values are larger than keys, or heads with ALiBi share keys.
@@ -85,7 +79,6 @@ class GroupedQueryAttention(JaxModule):
         layer_head_dim: int | None = None,
         input_size: int | None = None,
         value_dim: int | None = None,
-        value_scale: float = 1.0,
         use_rope: bool = True,
         rope_settings: RopeConfig | None = None,
         interleaved_rope: bool = False,
@@ -93,10 +86,7 @@ class GroupedQueryAttention(JaxModule):
         scale: float | None = None,
         qkv_bias: bool = False,
         o_bias: bool = False,
-        packed_qkv: bool = False,
-        packed_by_group: bool = False,
-        packed_parts: int | None = None,
-        packs_values_first: bool = False,
+        packing: QKVPacking | None = None,
         qkv_clip: float | None = None,
         qk_norm: MakeHeadNorm | bool = False,
         norm_after_rope: bool = False,
@@ -106,7 +96,6 @@ class GroupedQueryAttention(JaxModule):
         use_sinks: bool = False,
         output_gate: OutputGate | None = None,
         values_are_keys: bool = False,
-        use_v_norm: bool = False,
     ) -> None:
         config = scope.config
         hidden_size: int = config["hidden_size"]
@@ -121,7 +110,6 @@ class GroupedQueryAttention(JaxModule):
                 f"{config.source} has values of {self.value_dim} dimensions, more than the {self.head_dim} of keys, "
                 "which is not supported"
             )
-        self.value_scale = value_scale
         if alibi is not None and self.num_kv_heads != self.num_heads:
             raise ConfigError(f"{config.source} has ALiBi with heads that share keys, which is not supported")
         self.alibi = alibi
@@ -145,11 +133,10 @@ class GroupedQueryAttention(JaxModule):
         heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
         q_size, k_size, v_size = self._projection_sizes
         self.qkv_proj = None
-        # Parts of a packed projection's output, each with queries, keys and values of its own.
-        self.num_parts = packed_parts or (self.num_kv_heads if packed_by_group else 1)
-        self.packs_values_first = packs_values_first
         self.qkv_clip = qkv_clip
-        if packed_qkv:
+        self.packing = packing
+        if packing is not None:
+            self.packing = dataclasses.replace(packing, num_parts=packing.num_parts or self.num_kv_heads)
             qkv_size = q_size + k_size + v_size
             self.qkv_proj = linear(scope / "qkv_proj", input_size, qkv_size, axes=heads, use_bias=qkv_bias)
         else:
@@ -165,7 +152,6 @@ class GroupedQueryAttention(JaxModule):
         o_size = self.num_heads * self.value_dim
         self.o_proj = linear(scope / "o_proj", o_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
-        self.v_norm = UnweightedRmsNorm(epsilon=config["rms_norm_eps"]) if use_v_norm else None
         self.norm_after_rope = norm_after_rope
         self.query_scale = query_scale
         self.sinks = None
@@ -186,27 +172,22 @@ class GroupedQueryAttention(JaxModule):
         heads equally.
         """
         copies = self.kv_cache_spec.on_devices(num_devices).num_kv_heads // self.num_kv_heads
-        k_rows, v_rows = (
-            np.repeat(np.arange(self.num_kv_heads * size).reshape(-1, size), copies, axis=0)
-            for size in (self.head_dim, self.value_dim)
-        )
-        if self.qkv_proj is None:
-            projections = [(self.k_proj, k_rows), *([] if self.v_proj is None else [(self.v_proj, v_rows)])]
-            is_same = copies == 1 or not all(has_movable_rows(each) for each, _ in projections)
-            return [] if is_same else [RowOrder(each, rows.ravel()) for each, rows in projections]
-        is_same = copies == 1 and self.num_parts % num_devices == 0
+        if self.qkv_proj is None or self.packing is None:
+            projections = [(self.k_proj, self.head_dim)]
+            if self.v_proj is not None:
+                projections.append((self.v_proj, self.value_dim))
+            if copies == 1 or not all(has_movable_rows(each) for each, _ in projections):
+                return []
+            rows = [np.arange(self.num_kv_heads * size).reshape(-1, size) for _, size in projections]
+            return [
+                RowOrder(each, np.repeat(heads, copies, axis=0).ravel())
+                for (each, _), heads in zip(projections, rows, strict=True)
+            ]
+        is_same = copies == 1 and self.packing.num_parts % num_devices == 0
         if num_devices == 1 or not has_movable_rows(self.qkv_proj) or is_same:
             return []
-        q_size, k_size, v_size = self._projection_sizes
-        parts = (np.arange(q_size), q_size + k_rows, q_size + k_size + v_rows)
-        if self.num_parts > 1:
-            by_group = np.arange(self.qkv_proj.output_size).reshape(self.num_parts, -1)
-            second_size = v_size if self.packs_values_first else k_size
-            ends = np.array([q_size, q_size + second_size]) // self.num_parts
-            q_rows, k_rows, v_rows = (part.reshape(self.num_kv_heads, -1) for part in np.split(by_group, ends, axis=1))
-            if self.packs_values_first:
-                k_rows, v_rows = v_rows, k_rows
-            parts = (q_rows, np.repeat(k_rows, copies, axis=0), np.repeat(v_rows, copies, axis=0))
+        q_rows, *of_keys = self.packing.rows(*self._projection_sizes)
+        parts = [q_rows, *(np.repeat(rows.reshape(self.num_kv_heads, -1), copies, axis=0) for rows in of_keys)]
         rows = np.concatenate([part.reshape(num_devices, -1) for part in parts], axis=1)
         return [RowOrder(self.qkv_proj, rows.ravel())]
 
@@ -219,7 +200,7 @@ class GroupedQueryAttention(JaxModule):
         for order in orders:
             put_in_order(order)
         if self.qkv_proj is not None:
-            self.num_parts, self.packs_values_first = num_devices, False
+            self.packing = QKVPacking(num_devices)
         copies = max(1, num_devices // self.num_kv_heads)
         weight = None if self.k_norm is None or isinstance(self.k_norm, HeadLayerNorms) else self.k_norm.weight
         if weight is not None and weight.shape != (self.head_dim,) and copies > 1:
@@ -236,9 +217,7 @@ class GroupedQueryAttention(JaxModule):
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
         # The number of heads may be larger than the model's: `after_loading` repeats them for devices.
         k = k.reshape(num_tokens, -1, self.head_dim)
-        v = scaled(v.reshape(num_tokens, -1, self.value_dim), self.value_scale)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
+        v = self.values(v.reshape(num_tokens, -1, self.value_dim))
         if self.value_dim < self.cached_dim:
             v = jnp.pad(v, ((0, 0), (0, 0), (0, self.cached_dim - self.value_dim)))
         q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=is_cache(kv_cache))
@@ -265,6 +244,10 @@ class GroupedQueryAttention(JaxModule):
             out = self.output_gate(out, *gate)
         return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.value_dim))
 
+    def values(self, v: jax.Array) -> jax.Array:
+        """Projected values [T, K, V] -> the values attended to; overridden by families that scale or norm them."""
+        return v
+
     @property
     def _projection_sizes(self) -> tuple[int, int, int]:
         q_size = self.num_heads * self.head_dim
@@ -276,19 +259,14 @@ class GroupedQueryAttention(JaxModule):
         """Returns queries [T, H * D], keys [T, K * D] with copies, values, and any logits of the gate, of x [T, E]."""
         num_tokens, gate = x.shape[0], self.output_gate
         gate_proj = [] if gate is None or gate.name is None else [getattr(self, gate.name)]
-        if self.qkv_proj is None:
+        if self.qkv_proj is None or self.packing is None:
             v_proj = [] if self.v_proj is None else [self.v_proj]
             projected = apply_together(x, self.q_proj, self.k_proj, *v_proj, *gate_proj)
             if self.v_proj is None:
                 projected.insert(2, projected[1])
         else:
-            parts = self.qkv_proj(x).reshape(num_tokens, self.num_parts, -1)
-            q_size = self._projection_sizes[0] // self.num_parts
-            k_size = (parts.shape[-1] - q_size) * self.head_dim // (self.head_dim + self.value_dim)
-            qkv = jnp.split(parts, [q_size, q_size + k_size], axis=-1)
-            if self.packs_values_first:  # as large as keys
-                qkv = [qkv[0], qkv[2], qkv[1]]
-            projected = [*(each.reshape(num_tokens, -1) for each in qkv), *(layer(x) for layer in gate_proj)]
+            qkv = self.packing.split(self.qkv_proj(x), self._projection_sizes[0], self.head_dim, self.value_dim)
+            projected = [*qkv, *(layer(x) for layer in gate_proj)]
         if gate is None or not gate.is_in_queries:
             return projected
         q_and_gate, k, v = projected

@@ -6,6 +6,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -28,7 +29,7 @@ class BailingMoeV2DecoderLayer(PreNormDecoderLayer):
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 rope_settings=rope_config(config, default_theta=default_theta),
-                packed_qkv=True,
+                packing=PACKED,
                 qkv_bias=config.get("use_qkv_bias", False),
                 qk_norm=config.get("use_qk_norm", True),
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.alibi import Alibi
+from jaxis.layers.qkv_packing import PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -13,7 +14,7 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 
 class BloomDecoderLayer(Gpt2DecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(scope, packed_by_group=True, alibi=Alibi.of_powers(scope.config["num_attention_heads"]))
+        super().__init__(scope, packing=PACKED_BY_GROUP, alibi=Alibi.of_powers(scope.config["num_attention_heads"]))
 
 
 class BloomForCausalLM(CausalLM):

@@ -10,6 +10,7 @@ from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import ParallelDecoderLayer, PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.qkv_packing import PACKED, PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -25,8 +26,7 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
         num_kv_heads=_num_kv_heads(config, is_new),
         use_rope=not config.get("alibi", False),
         alibi=_alibi(config),
-        packed_qkv=True,
-        packed_by_group=is_new or not config.get("multi_query", True),
+        packing=PACKED if config.get("multi_query", True) and not is_new else PACKED_BY_GROUP,
         qkv_bias=use_bias,
         o_bias=use_bias,
     )

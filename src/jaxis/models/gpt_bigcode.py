@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.layers.qkv_packing import PACKED, PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.gpt2 import Gpt2CausalLM, Gpt2DecoderLayer
@@ -14,7 +15,7 @@ class GPTBigCodeDecoderLayer(Gpt2DecoderLayer):
         super().__init__(
             scope,
             num_kv_heads=1 if is_multi_query else None,
-            packed_by_group=not is_multi_query,
+            packing=PACKED if is_multi_query else PACKED_BY_GROUP,
             default_activation="gelu_pytorch_tanh",
         )
 

@@ -7,6 +7,7 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import ParallelDecoderLayer, PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.qkv_packing import PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -20,8 +21,7 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
         scope / "self_attn",
         num_kv_heads=config["num_attention_heads"],
         rope_settings=rope_config(config, default_partial_rotary_factor=0.25),
-        packed_qkv=True,
-        packed_by_group=True,
+        packing=PACKED_BY_GROUP,
         qkv_bias=use_bias,
         o_bias=use_bias,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -15,7 +16,7 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 class GPTJDecoderLayer(ParallelDecoderLayer):
     """The layer of both families. CodeGen packs queries, values and keys in four parts, by quarters of the heads."""
 
-    def __init__(self, scope: LayerScope, *, packed_parts: int | None = None) -> None:
+    def __init__(self, scope: LayerScope, *, packing: QKVPacking | None = None) -> None:
         config = scope.config
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         rotated = config.get("rotary_dim", head_dim) / head_dim
@@ -26,9 +27,7 @@ class GPTJDecoderLayer(ParallelDecoderLayer):
                 num_kv_heads=config["num_attention_heads"],
                 rope_settings=rope_config(config, default_partial_rotary_factor=rotated),
                 interleaved_rope=True,
-                packed_qkv=packed_parts is not None,
-                packed_parts=packed_parts,
-                packs_values_first=packed_parts is not None,
+                packing=packing,
             ),
             mlp=ungated_mlp(scope / "mlp", "gelu_new"),
             make_norm=biased_layer_norm,
@@ -57,7 +56,7 @@ class GPTJForCausalLM(CausalLM):
 
 
 def _codegen_layer(scope: LayerScope) -> GPTJDecoderLayer:
-    return GPTJDecoderLayer(scope, packed_parts=4)
+    return GPTJDecoderLayer(scope, packing=QKVPacking(4, values_first=True))
 
 
 class CodeGenForCausalLM(GPTJForCausalLM):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.qkv_packing import PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
@@ -16,7 +17,7 @@ class InternLM2DecoderLayer(PreNormDecoderLayer):
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
-                scope / "self_attn", packed_qkv=True, packed_by_group=True, qkv_bias=use_bias, o_bias=use_bias
+                scope / "self_attn", packing=PACKED_BY_GROUP, qkv_bias=use_bias, o_bias=use_bias
             ),
             mlp=GatedMLP(scope / "mlp"),
         )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
+
+import jax
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
@@ -12,6 +15,7 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
+from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -80,7 +84,18 @@ def _predicts(scope: LayerScope) -> bool:
     return scope.layer_index >= scope.config["num_hidden_layers"]
 
 
-def _attention(scope: LayerScope) -> GroupedQueryAttention:
+class MiMoAttention(GroupedQueryAttention):
+    """Attention whose values are multiplied by `attention_value_scale`."""
+
+    def __init__(self, scope: LayerScope, **options: Any) -> None:
+        super().__init__(scope, **options)
+        self.value_scale = scope.config.get("attention_value_scale", 0.707) or 1.0
+
+    def values(self, v: jax.Array) -> jax.Array:
+        return scaled(v, self.value_scale)
+
+
+def _attention(scope: LayerScope) -> MiMoAttention:
     config = scope.config
     has_window = _has_window(scope)
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -96,13 +111,12 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
         num_heads, num_kv_heads, head_dim, value_dim = sizes
     sink_key = "add_swa_attention_sink_bias" if has_window else "add_full_attention_sink_bias"
     use_bias = config.get("attention_bias", False)
-    return GroupedQueryAttention(
+    return MiMoAttention(
         scope / "self_attn",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         layer_head_dim=head_dim,
         value_dim=value_dim,
-        value_scale=config.get("attention_value_scale", 0.707) or 1.0,
         rope_settings=rope_config(
             config,
             SLIDING_ATTENTION if has_window else FULL_ATTENTION,

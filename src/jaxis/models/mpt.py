@@ -7,6 +7,7 @@ from jaxis.layers.alibi import Alibi
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -25,7 +26,7 @@ class MptDecoderLayer(PreNormDecoderLayer):
                 use_rope=False,
                 alibi=Alibi.of_max_bias(num_heads, attention.get("alibi_bias_max", 8)),
                 scale=attention.get("softmax_scale"),
-                packed_qkv=True,
+                packing=PACKED,
                 qkv_clip=attention.get("clip_qkv"),
             ),
             mlp=UngatedMLP(

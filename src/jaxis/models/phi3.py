@@ -9,6 +9,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
@@ -20,7 +21,7 @@ class Phi3DecoderLayer(PreNormDecoderLayer):
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
-                packed_qkv=True,
+                packing=PACKED,
                 span=uniform_span(scope.config, scope.config.get("sliding_window")),
             ),
             mlp=GatedMLP(scope / "mlp", packed_gate_up=True),

@@ -21,7 +21,7 @@ _SIZES = ("weight ", "bias ", "epsilon ")
 # Attributes of modules that repeat what their parameters' shapes say, or do not change what they compute.
 _UNTOLD = {
     *("aux_hidden_state_layers", "cache_entries", "checkpoint_names", "context_devices", "dtype", "input_size"),
-    *("has_shared_selection", "kernel_axes", "kernel_init", "num_features", "num_parts", "output_size"),
+    *("has_shared_selection", "kernel_axes", "kernel_init", "num_features", "output_size"),
     *("prediction_modules", "quant_method"),
 }
 

@@ -8,6 +8,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.embed import PositionEmbedding
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.qkv_packing import PACKED, QKVPacking
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.layer_norms import biased_layer_norm
@@ -28,7 +29,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
     """`x = x + self_attn(norm(x))`
     `x = x + mlp(norm(x))`, with packed projections.
 
-    `num_kv_heads`, `packed_by_group` and `alibi` are arguments of `GroupedQueryAttention`, and `default_activation` is
+    `num_kv_heads`, `packing` and `alibi` are arguments of `GroupedQueryAttention`, and `default_activation` is
     for a config.json that names none.
     """
 
@@ -37,7 +38,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
         scope: LayerScope,
         *,
         num_kv_heads: int | None = None,
-        packed_by_group: bool = False,
+        packing: QKVPacking = PACKED,
         alibi: Alibi | None = None,
         default_activation: str = "gelu_new",
     ) -> None:
@@ -48,8 +49,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
                 num_kv_heads=num_kv_heads or scope.config["num_attention_heads"],
                 use_rope=False,
                 alibi=alibi,
-                packed_qkv=True,
-                packed_by_group=packed_by_group,
+                packing=packing,
                 qkv_bias=True,
                 o_bias=True,
             ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from jaxis.config.attention_span import AttentionSpan
@@ -14,6 +15,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import SelfAttention
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.module import named_modules
+from jaxis.layers.norm import UnweightedRmsNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.shared_cache_attention import SharedCacheAttention
 from jaxis.models.common.decoder import CausalLM
@@ -57,6 +59,17 @@ class SharingLayer(Protocol):
         ...
 
 
+class _NormedValues(GroupedQueryAttention):
+    """Attention with an RMS norm, without a weight, over each head's values."""
+
+    def __init__(self, scope: LayerScope, **options: Any) -> None:
+        super().__init__(scope, **options)
+        self.v_norm = UnweightedRmsNorm(epsilon=scope.config["rms_norm_eps"])
+
+    def values(self, v: jax.Array) -> jax.Array:
+        return self.v_norm(v)
+
+
 def own_or_shared_attention(
     scope: LayerScope,
     layer: SharingLayer,
@@ -80,7 +93,7 @@ def own_or_shared_attention(
             use_bias=use_bias,
             span=layer.span,
         )
-    return GroupedQueryAttention(
+    return _NormedValues(
         scope,
         num_kv_heads=num_kv_heads,
         layer_head_dim=head_dim,
@@ -91,7 +104,6 @@ def own_or_shared_attention(
         qk_norm=True,
         span=layer.span,
         values_are_keys=values_are_keys,
-        use_v_norm=True,
     )
 
 

@@ -12,6 +12,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
 from jaxis.pooling.encoders.nomic_bert import NomicBertModel, RotaryBertLayer, post_norm
@@ -28,7 +29,7 @@ class GteLayer(RotaryBertLayer):
         self.self_attn = GroupedQueryAttention(
             scope / "self_attn",
             rope_settings=rope_config(scope.config, default_theta=self.default_theta),
-            packed_qkv=True,
+            packing=PACKED,
             qkv_bias=True,
             o_bias=True,
             span=WHOLE_SEQUENCE,

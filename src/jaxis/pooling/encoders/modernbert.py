@@ -22,6 +22,7 @@ from jaxis.layers.leaves import layer_norm
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
@@ -47,7 +48,7 @@ class ModernBertLayer(JaxModule):
         self.self_attn = GroupedQueryAttention(
             scope / "self_attn",
             rope_settings=_rope(config, kind),
-            packed_qkv=True,
+            packing=PACKED,
             qkv_bias=use_bias,
             o_bias=use_bias,
             span=_span(config, kind),

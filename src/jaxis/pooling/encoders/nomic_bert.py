@@ -22,6 +22,7 @@ from jaxis.layers.leaves import layer_norm
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
@@ -40,7 +41,7 @@ class RotaryBertLayer(JaxModule):
     def __init__(self, scope: LayerScope) -> None:
         rope = rope_config(scope.config, default_theta=1000.0)
         self.self_attn = GroupedQueryAttention(
-            scope / "self_attn", rope_settings=rope, packed_qkv=True, span=WHOLE_SEQUENCE
+            scope / "self_attn", rope_settings=rope, packing=PACKED, span=WHOLE_SEQUENCE
         )
         self.post_attention_layernorm = post_norm(scope)
         self.mlp = GatedMLP(scope / "mlp", activation="silu")
