@@ -126,7 +126,7 @@ STORED = {"quantization_config": {"quant_method": "gguf", "block_types": {"a": "
 def test_a_users_choices():
     assert isinstance(quantization_of_checkpoint(HFConfig(STORED), Dequantize()), DequantizingConfig)
     rules = RuleQuantizationConfig([QuantizationRule(".*", weight_qtype="int8")])
-    with pytest.raises(ConfigError, match="is quantized by GGUF and cannot be quantized again"):
+    with pytest.raises(ConfigError, match="is quantized by gguf and cannot be quantized again"):
         quantization_of_checkpoint(HFConfig(STORED), rules)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.embed import JaxEmbed
@@ -18,11 +19,14 @@ from jaxis.layers.experts import JaxExperts
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.safetensors import TensorInfo
+from jaxis.quantization.checkpoint_format import CheckpointFormat, Choice, Stored
 from jaxis.quantization.compressed_tensors_groups import integer_format, read_group, scheme_of
 from jaxis.quantization.module_patterns import WHERE, ModuleList, check_keys, names_of
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization.stored import StoredConfig, stored_as
 from jaxis.quantization.tensor_names import TensorNames
+from jaxis.quantization.wrappers import Dequantize, DequantizingConfig, QuantizedActivationsConfig
+from jaxis.quantization_rules import rules_from
 
 RULES_KEY = "jaxis_quantization"
 """Key of config.json under which `jaxis quantize` stores its rules: they decide which activations to quantize."""
@@ -152,3 +156,21 @@ def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None,
             "checkpoint cannot be quantized again, leave quantization out"
         )
     return None if rule is None or stored is None else dataclasses.replace(stored, act_qtype=rule.act_qtype)
+
+
+def _choose(stored: Stored, choice: Choice) -> QuantizationConfig:
+    """Makes the config; the user's rules may name types of weights, if they are those that are stored."""
+    if isinstance(choice, Dequantize):
+        return DequantizingConfig(CompressedTensorsConfig(stored.settings, tensors=stored.tensors))
+    if choice is not None and choice.keeps_weights:
+        return QuantizedActivationsConfig(CompressedTensorsConfig(stored.settings, tensors=stored.tensors), choice)
+    if choice is None and stored.rules is not None:
+        choice = RuleQuantizationConfig(rules_from(stored.rules, f"{RULES_KEY} in config.json"), must_match=False)
+    return CompressedTensorsConfig(stored.settings, choice, stored.tensors)
+
+
+COMPRESSED_TENSORS = CheckpointFormat(
+    ("compressed-tensors",),
+    lambda settings, tensors: CompressedTensorsConfig(settings, tensors=tensors),
+    choose=_choose,
+)

@@ -9,6 +9,8 @@ from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.weight_format import PLAIN, WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.gguf_block_types import BLOCK_TYPES
+from jaxis.loading.gguf_config_keys import QUANT_METHOD
+from jaxis.quantization.checkpoint_format import CheckpointFormat
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
 from jaxis.quantization.wrappers import DequantizingConfig
 
@@ -58,3 +60,6 @@ class GGUFQuantizationConfig:
     def _latent_heads(self, layer: LatentUpProjection, prefix: str) -> LatentHeadsFormat:
         key_type, value_type = (_TYPES[self._block_types[f"{prefix}.{name}"]] for name in ("k_b", "v_b"))
         return LatentHeadsFormat(key_type, value_type, layer.num_heads, layer.key_dim)
+
+
+GGUF = CheckpointFormat((QUANT_METHOD,), lambda settings, _: GGUFQuantizationConfig(settings))

@@ -18,6 +18,7 @@ from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.awq import awq_config
 from jaxis.quantization.by_tensors import FormatsByTensors
+from jaxis.quantization.checkpoint_format import CheckpointFormat
 from jaxis.quantization.formats.gptq import GptqFormat
 from jaxis.quantization.formats.integer_groups import BITS, group_sizes
 from jaxis.quantization.formats.word_packing import num_words
@@ -192,3 +193,6 @@ def _as_stored(
         group_size = None if scales[0] == 1 else columns // scales[0]
         settings = dataclasses.replace(settings, group_size=group_size)
     return settings
+
+
+GPTQ = CheckpointFormat(("gptq", "gptqmodel"), gptq_config, is_always_stored=True)

@@ -13,6 +13,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
+from jaxis.quantization.checkpoint_format import CheckpointFormat
 from jaxis.quantization.formats.hqq import METADATA, HqqFormat
 from jaxis.quantization.module_patterns import WHERE, check_keys
 
@@ -64,3 +65,6 @@ def hqq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | No
 def is_quantized(tensors: Iterable[str]) -> bool:
     """Returns whether the weights are quantized already: config.json may also ask an engine to quantize them."""
     return any(name.endswith(".W_q") for name in tensors)
+
+
+HQQ = CheckpointFormat(("hqq",), hqq_config, is_quantized)

@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
+from jaxis.quantization.checkpoint_format import CheckpointFormat, Choice, Stored, as_chosen
+from jaxis.quantization.compressed_tensors import RULES_KEY
 from jaxis.quantization.formats.mlx import AFFINE_BITS, FLOAT_MODES, MlxAffineFormat, MlxFloatFormat
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
+from jaxis.quantization_rules import rules_from
 
 KEY = "quantization"
 """Key of config.json; newer files repeat the object as `quantization_config`."""
@@ -95,3 +99,17 @@ def _sizes(columns: int, weight: TensorInfo, scales: TensorInfo) -> tuple[int, i
     words, groups = (tensor.shape[-1] if tensor.shape else 0 for tensor in (weight, scales))
     bits = words * _WORD_BITS // columns if words * _WORD_BITS % columns == 0 else 0
     return bits, columns // groups if groups and columns % groups == 0 else 0
+
+
+def _choose(stored: Stored, choice: Choice) -> QuantizationConfig:
+    """Makes the config of a checkpoint, which jaxis may have written by rules; a choice overrides activations."""
+    config = mlx_config(stored.settings, stored.tensors)
+    if stored.rules is not None:
+        rules = rules_from(stored.rules, f"{RULES_KEY} in config.json")
+        if choice is not None:
+            rules = tuple(dataclasses.replace(rule, act_qtype=None) for rule in rules)
+        config = QuantizedByRules(config.format_of, RuleQuantizationConfig(rules, must_match=False))
+    return as_chosen(config, "mlx", choice)
+
+
+MLX = CheckpointFormat(("mlx",), mlx_config, choose=_choose)

@@ -16,6 +16,7 @@ from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.layers.weight_method import WeightedLayer
 from jaxis.loading.safetensors import TensorInfo
+from jaxis.quantization.checkpoint_format import CheckpointFormat
 from jaxis.quantization.formats.fp8_blocks import Fp8BlocksFormat
 from jaxis.quantization.formats.fp8_tensor import Fp8TensorFormat
 from jaxis.quantization.formats.microscaling import MicroscalingFormat
@@ -24,8 +25,6 @@ from jaxis.quantization.formats.nvfp4 import NvFp4Format
 from jaxis.quantization.module_patterns import WHERE, check_keys, is_excluded, is_meant, names_of
 from jaxis.quantization.stored import StoredConfig
 from jaxis.quantization.tensor_names import TensorNames
-
-QUANT_METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 
 _KEYS: dict[str, tuple[Any, ...] | None] = {
     **dict.fromkeys(("quant_method", "quant_algo", "ignore", "exclude_modules", "group_size", "quantized_layers")),
@@ -105,3 +104,6 @@ def _read_algorithm(settings: Mapping[str, Any], where: str) -> WeightFormat:
             f"{where}: group_size={group_size!r} is not supported with {algorithm}; supported: {expected}"
         )
     return weight_format
+
+
+MODELOPT = CheckpointFormat(("modelopt", "modelopt_fp4", "modelopt_mixed"), ModelOptConfig)

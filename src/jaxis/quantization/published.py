@@ -20,14 +20,12 @@ class PublishedFormat:
       read: Reads the format from the object in config.json; raises ConfigError if that is invalid.
       layers: Classes of layers that are stored in this format.
       keys: Keys that the object may have, with their values; None means any.
-      is_meant: Returns whether the object describes this format, if its `quant_method` has several.
       renames: Other names of its tensors in files -> their names in the format.
     """
 
     read: Callable[[Mapping[str, Any]], WeightFormat]
     layers: tuple[type, ...]
     keys: Mapping[str, tuple[Any, ...] | None]
-    is_meant: Callable[[Mapping[str, Any]], bool] = lambda _: True
     renames: Mapping[str, str] = field(default_factory=dict)
 
 

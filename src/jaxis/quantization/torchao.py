@@ -14,6 +14,7 @@ from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.loading.safetensors import TensorInfo, TensorInfos
 from jaxis.quantization.by_tensors import FormatsByTensors
+from jaxis.quantization.checkpoint_format import CheckpointFormat
 from jaxis.quantization.formats.torchao import (
     TorchaoFloat8Format,
     TorchaoInt4Format,
@@ -137,3 +138,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any], list[str]], WeightFormat]] = {
     "MXTensor": _read_mx,
     "NVFP4Tensor": _read_nvfp4,
 }
+
+
+TORCHAO = CheckpointFormat(("torchao",), torchao_config, is_quantized)

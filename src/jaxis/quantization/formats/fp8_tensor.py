@@ -56,7 +56,6 @@ FP8_TENSOR = PublishedFormat(
         # Of a quantized KV cache, whose scales are not used.
         **dict.fromkeys(("kv_cache_scheme", "kv_cache_quant_targets", "kv_cache_quant_layers")),
     },
-    is_meant=lambda config: config.get("weight_block_size") is None,
     # transformers' and Mistral's names.
     renames={"weight_scale_inv": "weight_scale", "qscale_weight": "weight_scale"},
 )
