@@ -104,7 +104,7 @@ class DeviceModel:
         return self._step(own, batch_size, np.full(own, context_len - 1), own)
 
     def prefill(self, num_tokens: int) -> StepCost:
-        """Computes the first `num_tokens` tokens of a prompt on each data rank; the last is sampled from."""
+        """Returns the cost of a step that computes `num_tokens` tokens of a prompt on each data rank, and samples."""
         return self._step(num_tokens, num_tokens * self.layout.data_parallel_size, np.arange(num_tokens), 1)
 
     def _step(self, num_tokens: int, num_all_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:

@@ -209,7 +209,7 @@ def verify(
         cache = TWIN_CACHE if source.folder is None else None
         folder = asked.folder
         llm = stack.enter_context(LLM(folder, dtype=dtype, kv_cache_memory=cache, max_num_seqs=8, show_progress=False))
-        checks = _checks(llm, asked, parts, GATES[dtype], on_stage)
+        checks = _run_checks(llm, asked, parts, GATES[dtype], on_stage)
     return VerifyResult(
         model=model,
         architecture=str((source.config.get("architectures") or ["unknown"])[0]),
@@ -262,10 +262,10 @@ def _ask_reference(
     return _Asked(folder, config, reference.how, reference.versions, answers, layers_prompt, recording, image_answer)
 
 
-def _checks(
+def _run_checks(
     llm: LLM, asked: _Asked, parts: Collection[str], gates: Gates, on_stage: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Returns the fields of a `VerifyResult` that are named in PARTS."""
+    """Runs the checks in `parts`; returns the `VerifyResult` fields of all PARTS, of which others are None or ()."""
     found: dict[str, Any] = {"layers": None, "images": None, "logits": (), "paths": (), "decode": None}
     if asked.recording is not None:
         on_stage("comparing layers")
