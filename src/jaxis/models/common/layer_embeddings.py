@@ -20,7 +20,7 @@ class LayerEmbeddingsModel(DecoderModel):
 
     Attributes:
       placeholders: Tokens that stand for something else, such as an image.
-      padding_id: Token whose layer embeddings the placeholders have.
+      padding_id: Token whose embeddings the placeholders have, unless `inputs_embeds` has others.
 
     Args:
       layer_size: P, the size of the embeddings for one layer; 0 without such embeddings.
@@ -63,16 +63,23 @@ class LayerEmbeddingsModel(DecoderModel):
     def has_layer_inputs(self) -> bool:
         return self.embed_tokens_per_layer is not None
 
+    def embed(self, input_ids: jax.Array) -> jax.Array:
+        return super().embed(self._without_placeholders(input_ids))
+
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
         """Returns each layer's own embeddings, [T, P], mixed with a projection of the common embeddings."""
         if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:
             return super().layer_inputs(input_ids, embeddings)
         shape = (input_ids.shape[0], len(self.layers), -1)
         projected = scaled(self.per_layer_model_projection(embeddings), self.projection_scale).reshape(shape)
-        in_table = jnp.where(input_ids < self.num_layer_embeddings, input_ids, 0)
-        for token_id in self.placeholders:
-            in_table = jnp.where(input_ids == token_id, self.padding_id, in_table)
+        in_table = self._without_placeholders(input_ids)
+        in_table = jnp.where(in_table < self.num_layer_embeddings, in_table, 0)
         # Rounded, so that no program fuses its factor with the sum that follows.
         own = materialize(self.embed_tokens_per_layer(in_table)).reshape(shape)
         mixed = scaled(self.per_layer_projection_norm(projected) + own, 2**-0.5)
         return [(mixed[:, i],) for i in range(len(self.layers))]
+
+    def _without_placeholders(self, input_ids: jax.Array) -> jax.Array:
+        for token_id in self.placeholders:
+            input_ids = jnp.where(input_ids == token_id, self.padding_id, input_ids)
+        return input_ids
