@@ -37,10 +37,12 @@ def linear(
     )
 
 
-def embedding(scope: LayerScope, num_features: int | None = None, *, scale: float = 1.0) -> JaxEmbed:
-    """Creates the token embeddings, of config.json's `vocab_size`; by default of its `hidden_size`."""
+def embedding(
+    scope: LayerScope, num_features: int | None = None, *, num_embeddings: int | None = None, scale: float = 1.0
+) -> JaxEmbed:
+    """Creates the token embeddings; by default of config.json's `vocab_size` and `hidden_size`."""
     return JaxEmbed(
-        scope.config["vocab_size"],
+        num_embeddings or scope.config["vocab_size"],
         num_features or scope.config["hidden_size"],
         scope.rngs,
         scale=scale,

@@ -57,8 +57,7 @@ def load_draft_model(
     `check_same_vocabulary` has compared their vocabularies.
     """
     target = _checked_target(model)
-    vocab_size = target.decoder.embed_tokens.output_size
-    target.draft = DraftModel(load_model(draft_config, mesh, on_progress), vocab_size)
+    target.draft = DraftModel(load_model(draft_config, mesh, on_progress), target.vocab_size)
 
 
 def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import Rename
+from jaxis.layers.leaves import embedding
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.llama import LlamaDecoderLayer
 from jaxis.models.common.text_part import TextPart
 
-_IMAGE_TOKENS = 8  # rows of the embeddings beyond the vocabulary
+_IMAGE_TOKENS = 8
 
 
 def _layers_of_images(config: HFConfig) -> list[int]:
     return sorted(config.get("cross_attention_layers", [3, 8, 13, 18, 23, 28, 33, 38]))
 
 
+class MllamaTextModel(DecoderModel):
+    """The decoder, whose embeddings have rows beyond the vocabulary, for tokens of images."""
+
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        super().__init__(scope, layer_class, options)
+        self.embed_tokens = embedding(scope / "embed_tokens", num_embeddings=scope.config["vocab_size"] + _IMAGE_TOKENS)
+
+
 class MllamaForConditionalGeneration(TextPart, CausalLM):
     layer_class = LlamaDecoderLayer
+    model_class = MllamaTextModel
     text_model_types = ("mllama_text_model",)
     other_parts = ("vision_model", "multi_modal_projector", "model.layers_of_images")
     other_keys = ("vision_config", "image_token_index")
@@ -42,12 +50,6 @@ class MllamaForConditionalGeneration(TextPart, CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         config = scope.config
         return DecoderOptions(num_layers=config["num_hidden_layers"] - len(_layers_of_images(config)))
-
-    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """Also drops the embeddings of image tokens."""
-        for name, tensor in super().without_redundant_tensors(weights):
-            # A quantized table has scales beside its rows.
-            yield name, tensor[:-_IMAGE_TOKENS] if name.startswith("model.embed_tokens.") else tensor
 
 
 FAMILY = Family(

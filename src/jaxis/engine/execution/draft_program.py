@@ -192,13 +192,12 @@ def draft(
     drafts = jnp.zeros((key.num_drafts, key.num_rows), jnp.int32)
     if key.num_rows == 0:
         return caches, drafts.T
-    vocab_size = model.decoder.embed_tokens.output_size
 
     def following(states: jax.Array) -> jax.Array:
         """Returns the most likely tokens after the rows of these states."""
         indices, _ = argmax(layers.compute_logits(model, states).astype(jnp.float32))
         # The index is meaningless if logits are not finite.
-        return jnp.clip(layers.token_ids(indices), 0, vocab_size - 1)
+        return jnp.clip(layers.token_ids(indices), 0, model.vocab_size - 1)
 
     states, newest_ids = states[fields["rows"]], fields["newest_ids"]
     length = jnp.minimum(fields["length"][0], key.num_drafts)

@@ -362,6 +362,11 @@ class CausalLM(JaxModule, LoadableWithIterator):
         del scope
         return DecoderOptions()
 
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits. The embeddings may have rows beyond them."""
+        return (self.lm_head or self.decoder.embed_tokens).output_size
+
     def is_tied(self, config: HFConfig, default: bool) -> bool:
         """Returns whether the head is tied to the embeddings, by config.json or else by the family's `default`."""
         return config.get("tie_word_embeddings", default)

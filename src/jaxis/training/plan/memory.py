@@ -138,7 +138,7 @@ class _Parts:
             self.copies = {} if self._dtype == jnp.float32 else floats
         decoder = cast(CausalLM, model).decoder
         self.num_layers = len(decoder.layers)
-        self.vocab_size = decoder.embed_tokens.weight.shape[0]
+        self.vocab_size = cast(CausalLM, model).vocab_size
         layers = [f"{name}." for name, module in named_modules(model) if any(module is each for each in decoder.layers)]
         sizes = [_bytes_of([values[name] for name in values if name.startswith(prefix)]) for prefix in layers]
         self.gathered_bytes = _bytes_of(values) - sum(sizes) + max(sizes)
