@@ -14,10 +14,10 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import answer_end_token_ids, turn_end_token_id
 
+_SUPPRESSING = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 # Key of generation_config.json -> values with which it does nothing.
 _UNAPPLIED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("bad_words_ids", "sequence_bias"), ()),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), ()),
+    **dict.fromkeys(("sequence_bias", "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), ()),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), (0,)),
     **dict.fromkeys(("min_length", "penalty_alpha", "diversity_penalty"), (0,)),
     **dict.fromkeys(
@@ -69,23 +69,29 @@ def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay, *, is_gi
     return frozenset()
 
 
-def suppressed_tokens(path: Path, vocab_size: int) -> SuppressedTokens:
-    """Returns the tokens that generation_config.json suppresses, at every place and as the first one.
+def suppressed_tokens(path: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> SuppressedTokens:
+    """Returns the tokens that generation_config.json suppresses.
+
+    As in transformers, `bad_words_ids` suppresses no end-of-sequence token.
 
     Raises:
       ConfigError: They are no token ids of the model.
     """
-    found, values = list[frozenset[int]](), _generation_config(path)
-    for key in ("suppress_tokens", "begin_suppress_tokens"):
-        ids = values.get(key) or []
+    values, source = _generation_config(path), path / "generation_config.json"
+    anywhere, first, words = (values.get(key) or [] for key in _SUPPRESSING)
+    words = words if isinstance(words, list) else [words]
+    lists = [("suppress_tokens", anywhere), ("begin_suppress_tokens", first)]
+    for key, ids in lists + [("bad_words_ids", word or None) for word in words]:
         is_list = isinstance(ids, list) and all(type(each) is int and 0 <= each < vocab_size for each in ids)
         if not is_list or len(set(ids)) == vocab_size:
+            some = "lists of some" if key == "bad_words_ids" else "some"
             raise ConfigError(
-                f"{path / 'generation_config.json'} has {key}={ids!r}, expected some of the token ids 0 to "
-                f"{vocab_size - 1}: correct the file"
+                f"{source} has {key}={values[key]!r}, expected {some} of the token ids 0 to {vocab_size - 1}: correct "
+                "the file"
             )
-        found.append(frozenset(ids))
-    return SuppressedTokens(*found)
+    single = {word[0] for word in words if len(word) == 1} - eos_token_ids
+    sequences = dict.fromkeys(tuple(word) for word in words if len(word) > 1)
+    return SuppressedTokens(frozenset(single.union(anywhere)), frozenset(first), tuple(sequences))
 
 
 def sampling_defaults(generation: dict[str, Any], path: Path) -> SamplingParams:

@@ -219,15 +219,15 @@ def _build_engine(
     features += [RoutedExpertsFeature(executor, is_default=returns_experts), versions]
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
-    ends = end_of_turn(tokenizer, progress, is_given=is_given)
+    ends = end_of_turn(tokenizer, progress, is_given=is_given) | eos_token_ids_of(generation, hf_config, tokenizer)
     engine = LLMEngine(
         loaded.vllm_config,
         programs,
         tokenizer=tokenizer,
-        eos_token_ids=ends | eos_token_ids_of(generation, hf_config, tokenizer),
+        eos_token_ids=ends,
         connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
         features=features,
-        suppressed=suppressed_tokens(path, hf_config.get_text_config()["vocab_size"]),
+        suppressed=suppressed_tokens(path, hf_config.get_text_config()["vocab_size"], ends),
     )
     live = LiveWeights(engine, args, opened, meshes, first, fingerprint, versions)
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)

@@ -26,10 +26,12 @@ class SuppressedTokens:
     Attributes:
       anywhere: Tokens that are suppressed at every place.
       first: Tokens that are suppressed as the first token of an output.
+      sequences: Sequences whose last token is suppressed after the others, of which some may be the prompt's.
     """
 
     anywhere: frozenset[int] = frozenset()
     first: frozenset[int] = frozenset()
+    sequences: tuple[tuple[int, ...], ...] = ()
 
 
 NOTHING_SUPPRESSED = SuppressedTokens()
@@ -90,6 +92,9 @@ class SequenceSampling:
         self._banned = {word[0] for word in bad_words if len(word) == 1} | suppressed.anywhere
         self._banned_first = suppressed.first
         self._bad_sequences = [word for word in bad_words if len(word) > 1]
+        self._suppressed_sequences = suppressed.sequences
+        self._longest = max(map(len, (*self._bad_sequences, *suppressed.sequences)), default=0)
+        self._prompt_end = tuple(prompt_token_ids[-self._longest :]) if suppressed.sequences else ()
         self._check_satisfiable(set(suppressed.anywhere | suppressed.first))
 
         # Only the repetition penalty looks at the prompt.
@@ -98,6 +103,7 @@ class SequenceSampling:
         changes_logits = bool(
             self._bias or self._held_back or bad_words or self.allowed_ids.size or params.has_penalties
         )
+        changes_logits = changes_logits or bool(suppressed.sequences)
         changes_logits = changes_logits or grammar is not None or bool(self._banned or self._banned_first)
         self.takes_argmax = params.greedy and params.logprobs is None and not changes_logits
 
@@ -110,7 +116,7 @@ class SequenceSampling:
     @property
     def needs_newest_token(self) -> bool:
         """True if the host must know the last token before the next one can be sampled."""
-        return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
+        return self._history is not None or self._longest > 0 or self.grammar is not None
 
     def token_mask(self, drafts: tuple[int, ...] = ()) -> np.ndarray | None:
         """Returns the tokens that the grammar allows next, as `Matcher.token_mask`, int32 [ceil(V / 32)]; None for all.
@@ -182,7 +188,7 @@ class SequenceSampling:
             bans |= self._held_back
         if not num_tokens:
             bans |= self._banned_first
-        completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1], drafts)}
+        completing = self._last_of_sequences(drafts)
         if completing and not self._all_banned(bans | completing, drafts):
             bans |= completing
         if self.grammar is not None and bans and self._all_banned(bans, drafts):
@@ -192,9 +198,14 @@ class SequenceSampling:
         bias = self._bias | dict.fromkeys(bans, -np.inf)
         return np.fromiter(bias, np.int32, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
 
-    def _has_just_generated(self, token_ids: tuple[int, ...], drafts: tuple[int, ...]) -> bool:
-        newest = (*self.output_token_ids[-len(token_ids) :], *drafts)
-        return newest[-len(token_ids) :] == token_ids
+    def _last_of_sequences(self, drafts: tuple[int, ...]) -> set[int]:
+        """Returns the last tokens of the sequences that must not be generated and have been, up to them."""
+        if not self._longest:
+            return set()
+        generated = (*self.output_token_ids[-self._longest :], *drafts)
+        return _tokens_after(generated, self._bad_sequences) | _tokens_after(
+            (*self._prompt_end, *generated), self._suppressed_sequences
+        )
 
     def _all_banned(self, bans: set[int], drafts: tuple[int, ...] = ()) -> bool:
         mask = self.token_mask(drafts)
@@ -226,6 +237,11 @@ class SequenceSampling:
                 "not end the completion, or set min_tokens=0",
                 param="min_tokens",
             )
+
+
+def _tokens_after(token_ids: tuple[int, ...], sequences: Iterable[tuple[int, ...]]) -> set[int]:
+    """Returns the last tokens of the sequences whose other tokens these end with."""
+    return {sequence[-1] for sequence in sequences if token_ids[1 - len(sequence) :] == sequence[:-1]}
 
 
 class _MasksAhead:
