@@ -107,6 +107,17 @@ def test_each_kind_of_reference_leads_to_the_same_schema(document, values):
     assert with_pointers(written) == written
 
 
+def test_a_recursive_anchor_inside_a_document_without_ids_is_its_schemas():
+    """As in OpenAI's OpenAPI document. With an id it is a resource, of which jsonschema knows what is meant."""
+    filters = {key: value for key, value in OLD_TREE.items() if key != "$id"}
+    document = {"$schema": OLD, "type": "object", "required": ["f"], "properties": {"f": {"$ref": "#/$defs/t"}}}
+    values = [{"f": value} for value in (*NODES, {"children": [{"children": [1]}]}, {"children": [{"children": [{}]}]})]
+    written = with_pointers({**document, "$defs": {"t": filters}})
+    expected = verdicts({**document, "$defs": {"t": {"$id": "tree", **filters}}}, values)
+    assert verdicts(written, values) == expected
+    assert set(expected) == {True, False}
+
+
 def test_random_documents_keep_their_verdicts():
     rng, num_named = random.Random(0), 0
     values = [None, True, 0, 5, "", "ab", [], [1], {}, {"a": 1}]

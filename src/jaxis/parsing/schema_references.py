@@ -37,7 +37,8 @@ def with_pointers(document: Any) -> Any:
     """Returns a document with every reference as a `$ref` with a JSON pointer, and without names of places.
 
     A dynamic reference leads where it does if the document itself is what is validated. References that lead out of the
-    document, or depend on where they are reached from, stay as they are.
+    document, or depend on where they are reached from, stay as they are. A `$recursiveAnchor` inside a resource has no
+    meaning; it is read as OpenAPI documents mean it: `$recursiveRef` below refers to its schema.
     """
     if not _NAME.search(json.dumps(document, default=str)):
         return document
@@ -50,6 +51,7 @@ class _Places:
     def __init__(self, document: Any) -> None:
         self._pointers: dict[str, str] = {"": ""}  # by URL, with the anchor
         self._dynamic: dict[str, dict[str, str]] = {}  # by anchor, and by the URL of the anchor's resource
+        self._recursive: dict[int, str] = {}  # by id
         self._root_base = _base(document, "")
         left: list[tuple[Any, str, str]] = [(document, "", "")]
         while left:
@@ -73,26 +75,31 @@ class _Places:
                 self._pointers.setdefault(own + identifier if identifier.startswith("#") else own, pointer)
             for name in (anchor, dynamic):
                 self._pointers.setdefault(f"{own}#{name}", pointer)
-            for name in (dynamic, "" if node.get("$recursiveAnchor") is True else None):
+            is_recursive = node.get("$recursiveAnchor") is True
+            if is_recursive and self._pointers.get(own) != pointer:
+                self._recursive[id(node)] = pointer
+            for name in (dynamic, "" if is_recursive and id(node) not in self._recursive else None):
                 if isinstance(name, str):
                     self._dynamic.setdefault(name, {}).setdefault(own, pointer)
         return own
 
-    def rewritten(self, node: Any, base: str) -> Any:
+    def rewritten(self, node: Any, base: str, recursive: str | None = None) -> Any:
         if isinstance(node, list):
-            return [self.rewritten(item, base) for item in node]
+            return [self.rewritten(item, base, recursive) for item in node]
         if not isinstance(node, Mapping):
             return node
-        base = _base(node, base)
+        base, recursive = _base(node, base), self._recursive.get(id(node), recursive)
         result: dict[str, Any] = {}
         pointers: list[str] = []
         for key, value in node.items():
             if key in _NAMED and isinstance(value, Mapping):
-                result[key] = {name: self.rewritten(item, base) for name, item in value.items()}
+                result[key] = {name: self.rewritten(item, base, recursive) for name, item in value.items()}
+            elif key == "$recursiveRef" and recursive is not None:
+                pointers.append(f"#{recursive}")
             elif key in _REFERENCES and (pointer := self._pointer(key, value, base)) is not None:
                 pointers.append(f"#{pointer}")
             elif key not in _PLACES:
-                result[key] = value if key in _DATA else self.rewritten(value, base)
+                result[key] = value if key in _DATA else self.rewritten(value, base, recursive)
         if pointers:
             result["$ref"] = pointers.pop(0)
         if pointers:

@@ -95,6 +95,10 @@ SCHEMAS = [
         },
         [[], ["a"], [None], ["a", None], 1],
     ),
+    (
+        {"oneOf": [{"type": "string"}, *({"type": "array", "items": {"type": kind}} for kind in ("string", "object"))]},
+        ["", ["a"], [{}], [], ["a", {}], 1],
+    ),
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5, 2**62, 0.5]),
     ({"type": "number", "minimum": -1e308, "maximum": 1e308}, [0, -1.5, "a"]),
     ({"type": "integer", "maximum": 2**53 + 1, "exclusiveMinimum": 0.5}, [1, 2**53, 0]),
@@ -186,6 +190,12 @@ def test_valid_values_are_accepted_and_random_texts_are_valid(compiler, tokenize
             validator.validate(json.loads(text))
 
 
+def test_documents_may_have_many_schemas(compiler):
+    names = [f"n{i}" for i in range(1200)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}
+    assert compiler.compile(StructuredOutputs(json_schema=schema))
+
+
 def test_what_is_not_ensured_is_named():
     schema = {
         "properties": {
@@ -208,6 +218,13 @@ def test_what_is_not_ensured_is_named():
         ({"$ref": "http://e.com/s"}, "nothing is ever fetched"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf of # is not supported.*use anyOf"),
         ({"not": {"$ref": "#"}}, "refers to that schema"),
+        ({"$dynamicRef": "#"}, r"#/\$ref='#' is circular"),
+        ({"allOf": [{"type": "string"}, {"$ref": "#"}]}, r"#/allOf/1/\$ref='#' is circular"),
+        ({"oneOf": [{"type": "string"}, {"$ref": "#"}]}, r"#/oneOf/1/\$ref='#' is circular"),
+        (
+            {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            r"#/items/\$ref='#/\$defs/a' is circular",
+        ),
         ({"const": 2**53 + 1}, "more than 53 bits"),
         ({"properties": {"a": None}}, "#/properties/a must be a schema"),
         ({"anyOf": [{"properties": {"a": True}}, {}], "unevaluatedProperties": False}, "unevaluatedProperties of #"),

@@ -125,7 +125,7 @@ class _Rewriter:
             case "format":
                 return self._format(value)
             case "$ref" | "$dynamicRef" | "$recursiveRef":
-                return {"$ref": self._reference(key, value)}
+                return {"$ref": self._reference(key, value, place)}
         return self._number(key, value, node) or self._inner(key, value, node, place)
 
     def _format(self, name: Any) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class _Rewriter:
 
     # References.
 
-    def _reference(self, key: str, value: Any) -> str:
+    def _reference(self, key: str, value: Any, place: str) -> str:
         if not isinstance(value, str):
             raise self.error(f"{key} must be a string")
         node = target(value, self.root) if key == "$ref" else None
@@ -231,13 +231,35 @@ class _Rewriter:
                 f"leads out of the schema: {why}" if key == "$ref" else "has no one target: it depends on the way there"
             )
             raise self.error(f"{key}={_shown(value)} {why}; refer to #/$defs/...")
-        if node is self.root:
-            return "#"
         name = self._names.get(id(node))
         if name is None:
+            if self._is_circular(node):
+                raise self.error(f"{place}={_shown(value)} is circular: it says of a value what it says of that value")
+            if node is self.root:
+                return "#"
             name = self._names[id(node)] = f"d{len(self._names)}"
             self._waiting.append((name, node))
         return f"#/$defs/{name}"
+
+    def _is_circular(self, node: Any) -> bool:
+        """Returns whether a value has to be valid under a schema in order to be valid under it."""
+        left, seen = [node], dict[int, Any]()
+        while left:
+            for part in self._same_value(left.pop()):
+                if part is node:
+                    return True
+                if id(part) not in seen:
+                    seen[id(part)] = part
+                    left.append(part)
+        return False
+
+    def _same_value(self, node: Any) -> list[Any]:
+        """Returns the schemas that a schema applies to the value itself, but for those of `anyOf`."""
+        if not isinstance(node, Mapping):
+            return []
+        listed = [part for key in ("allOf", "oneOf") if isinstance(node.get(key), list) for part in node[key]]
+        parts = [*listed, *(node[key] for key in ("not", "if", "then", "else") if key in node)]
+        return [*parts, target(node["$ref"], self.root)] if isinstance(node.get("$ref"), str) else parts
 
 
 def _is_number(value: Any) -> bool:

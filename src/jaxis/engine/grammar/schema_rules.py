@@ -19,6 +19,7 @@ from jaxis.parsing.schema_references import target
 _MAX_UNIQUE = 4  # values of which every order is written out
 _MAX_DEPTH = 4  # of properties, by which alternatives are told apart
 _MAX_OVERLAPS = 4  # of one alternative with others
+_NOT_EMPTY = {"minItems": 1}
 _STRING_KEYWORDS = frozenset({"pattern", "minLength", "maxLength"})
 _APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies", "not")
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -78,10 +79,15 @@ def _alternatives(at: Spot) -> Schema | None:
     if not isinstance(options, list):
         return None
     overlaps: list[list[int]] = [[] for _ in options]
+    not_empty: set[int] = set()
     for i, j in combinations(range(len(options)), 2):
-        if not _are_disjoint(options[i], options[j], at.rewriter.root, 0):
-            overlaps[i].append(j)
-            overlaps[j].append(i)
+        if _are_disjoint(options[i], options[j], at.rewriter.root, 0):
+            continue
+        if _are_disjoint({"allOf": [options[i], _NOT_EMPTY]}, options[j], at.rewriter.root, 0):
+            not_empty |= {i, j}
+            continue
+        overlaps[i].append(j)
+        overlaps[j].append(i)
     if any(len(others) > _MAX_OVERLAPS for others in overlaps):
         raise _overlapping(at)
     opposites: dict[int, Schema] = {}
@@ -91,8 +97,10 @@ def _alternatives(at: Spot) -> Schema | None:
             raise _overlapping(at)
         opposites[i] = opposite
     written = [
-        functools.reduce(_both, (opposites[other] for other in others), option)
-        for option, others in zip(at.out.pop("oneOf"), overlaps, strict=True)
+        functools.reduce(
+            _both, (opposites[other] for other in others), _both(option, _NOT_EMPTY if i in not_empty else True)
+        )
+        for i, (option, others) in enumerate(zip(at.out.pop("oneOf"), overlaps, strict=True))
     ]
     return {"anyOf": [option for option in written if option is not False]}
 
@@ -116,7 +124,9 @@ def _are_disjoint(first: Any, second: Any, root: Any, depth: int) -> bool:
     if any(_excludes_options(part, first, root, depth) for part in others):
         return True
     if (shared := types(first, root) & types(second, root)) == {"array"}:
-        return any(_are_disjoint_arrays(part, other, root, depth) for part, other in product(parts, others))
+        return any(part.get("minItems", 0) or 0 for part in (*parts, *others)) and any(
+            _are_disjoint_arrays(part, other, root, depth) for part, other in product(parts, others)
+        )
     if shared != {"object"}:
         return not shared
     names = {name for part in (*parts, *others) for name in _as_list(part.get("required"))}
@@ -138,7 +148,7 @@ def _excludes_options(part: Mapping[str, Any], other: Any, root: Any, depth: int
 
 
 def _are_disjoint_arrays(first: Mapping[str, Any], second: Mapping[str, Any], root: Any, depth: int) -> bool:
-    if not any(part.get("minItems", 0) or 0 for part in (first, second)) or "prefixItems" in {**first, **second}:
+    if "prefixItems" in {**first, **second}:
         return False
     return _are_disjoint(first.get("items", True), second.get("items", True), root, depth + 1)
 
@@ -218,8 +228,10 @@ def _unique(at: Spot) -> Schema | None:
 
 
 def _names_of_properties(at: Spot) -> Schema | None:
+    if "propertyNames" not in at.node:
+        return None
     place = f"{at.place}/propertyNames"
-    rule = at.rewriter.inlined(at.node.get("propertyNames", True), place)
+    rule = at.rewriter.inlined(at.node["propertyNames"], place)
     if isinstance(rule, dict) and "string" in (rule.get("type", "string"), *_as_list(rule.get("type"))):
         rule = {key: value for key, value in rule.items() if key not in ("type", "format")}
     elif isinstance(rule, dict):
