@@ -20,8 +20,7 @@ FLOORS = (
     "cli",
     "doctor integrations",
     "planning",
-    "bench bringup calibration training",
-    "inference",
+    "bench bringup calibration inference training",
     "__init__ server",
     "llm",
     "compilation pooling runners",
@@ -46,7 +45,7 @@ FLOORS = (
     "layers",
     "kernels",
     "vision.prompt_images",
-    "parsing prompt_extension prompts",
+    "jsonl parsing prompt_extension prompts",
     "vision.access vision.video",
     "vision.decode vision.processors",
     "vision.image_worker",
@@ -86,7 +85,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "server.several": (),
     "server.tokens": (),
     "server.weights": (),
-    "training": ("inference", "lora"),
+    "training": ("lora",),
 }
 """Rooms that an installation may lack -> other such rooms that they need.
 

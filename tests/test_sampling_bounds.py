@@ -5,7 +5,7 @@ import pytest
 from jaxis import SamplingParams
 from jaxis.errors import RequestError
 from jaxis.inference.run import with_row_seed
-from jaxis.inference.source import Row
+from jaxis.jsonl.source import Row
 from jaxis.sampling_params import INTEGER_BOUNDS, MIN_TEMPERATURE, NUMBER_BOUNDS
 from jaxis.server.openai.fields import SamplingFields
 

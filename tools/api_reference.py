@@ -61,8 +61,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 # Public by name, but for other parts of jaxis.
 INTERNAL = {
     "jaxis.inference.engine.JAXInferenceEngine.run",
-    "jaxis.inference.conversation.ContentItem.for_template",
-    "jaxis.inference.conversation.Message.for_template",
+    "jaxis.jsonl.conversation.ContentItem.for_template",
+    "jaxis.jsonl.conversation.Message.for_template",
 }
 # Classes whose fields a guide explains: the page has a link in place of a second table.
 EXPLAINED = {

@@ -5,7 +5,7 @@ import pytest
 from jaxis import SamplingParams
 from jaxis.errors import EngineError, RequestError
 from jaxis.inference.batch import RowFailure, run_rows
-from jaxis.inference.source import Row
+from jaxis.jsonl.source import Row
 from jaxis.prompts import TokenizedPrompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)

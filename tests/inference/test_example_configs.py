@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from jaxis.engine.model_params import to_llm_arguments
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
-from jaxis.inference.model_params import to_llm_arguments
 from tests.support.places import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples" / "configs"

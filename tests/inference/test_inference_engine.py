@@ -8,7 +8,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
 from jaxis.inference import Conversation, GenerationParams, InferenceConfig, JAXInferenceEngine, Message, ModelParams
 from jaxis.inference.run import with_row_seed
-from jaxis.inference.source import ListSource, Row
+from jaxis.jsonl.source import ListSource, Row
 
 SHORT = GenerationParams(max_new_tokens=16)
 BROKEN = {"conversation_id": "broken", "messages": [{"role": "user", "content": [{"type": "image_url", "url": "x"}]}]}

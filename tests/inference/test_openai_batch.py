@@ -11,7 +11,7 @@ from jaxis.errors import RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, RESPONSES_URL, BatchTask
 from jaxis.inference.run import MemorySink, answer_rows, run
-from jaxis.inference.source import ListSource, Row
+from jaxis.jsonl.source import ListSource, Row
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.generation.served_model import ServedModel
 

@@ -5,10 +5,10 @@ import enum
 
 import pytest
 
+from jaxis.engine.model_params import to_llm_arguments
 from jaxis.errors import ConfigError
 from jaxis.inference import GenerationParams, GuidedDecodingParams, InferenceConfig, ModelParams
 from jaxis.inference.generation_params import to_sampling_params
-from jaxis.inference.model_params import to_llm_arguments
 from jaxis.inference.template_arguments import template_arguments
 from tests.support.places import REPOSITORY
 
@@ -61,6 +61,7 @@ def test_model_fields_reach_the_engine():
         ({"logit_bias": {"the": 1}}, "generation.logit_bias"),
         ({"prompt_cache_ttl": "1h"}, "generation.prompt_cache_ttl"),
         ({"num_beams": 2}, "generation.num_beams=2"),
+        ({"num_beams": 0}, "generation.num_beams=0"),
         ({"stream": True}, "generation.stream=True"),
         ({"use_sampling": True}, "generation.use_sampling"),
         ({"exclude_prompt_from_response": False}, "generation.exclude_prompt"),
@@ -98,7 +99,8 @@ def test_model_fields_that_cannot_be_honoured_are_named(values, named):
 
 
 @pytest.mark.parametrize(
-    ("values", "named"), [({"engine": "VLLM"}, "engine"), ({"remote_params": {}}, "remote_params"), ({"n": 1}, "n")]
+    ("values", "named"),
+    [({"engine": "VLLM"}, "engine"), ({"remote_params": {"api_url": "http://x"}}, "remote_params"), ({"n": 1}, "n")],
 )
 def test_config_fields_that_cannot_be_honoured_are_named(values, named):
     with pytest.raises(ConfigError, match=f"config.{named}"):

@@ -10,7 +10,7 @@ import pytest
 from jaxis.errors import EngineError
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
 from jaxis.inference.journal import Journal
-from jaxis.inference.source import JSONLSource
+from jaxis.jsonl.source import JSONLSource
 from tests.support.ray_cluster import ray_cluster, wait_for_actors
 
 ray = pytest.importorskip("ray")

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxis import LLM, SamplingParams
-from jaxis.inference.inference_config import read_yaml_mapping
+from jaxis.config.yaml_file import read_yaml_mapping
 from jaxis.models import registry
 from jaxis.training.config import TrainConfig
 from tests.support import training

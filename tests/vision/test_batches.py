@@ -7,7 +7,7 @@ from jaxis import SamplingParams
 from jaxis.inference import JAXInferenceEngine
 from jaxis.inference.batch import run_rows
 from jaxis.inference.openai_batch import BatchTask, served_model
-from jaxis.inference.source import Row
+from jaxis.jsonl.source import Row
 from tests.support.vision_checkpoints import random_image, write_mistral3
 
 ENGINE = {"max_num_batched_tokens": 48, "block_size": 16, "kv_cache_memory": "2MiB"}

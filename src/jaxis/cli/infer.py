@@ -51,7 +51,8 @@ def infer(
       jaxis infer -c config.yaml -i
     """
     with report_errors(debug=debug):
-        from jaxis.inference.inference_config import InferenceConfig, read_yaml_mapping
+        from jaxis.config.yaml_file import read_yaml_mapping
+        from jaxis.inference.inference_config import InferenceConfig
 
         values = {} if config is None else read_yaml_mapping(config)
         apply_overrides(values, context.args)
@@ -68,7 +69,7 @@ def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
     Raises:
       typer.BadParameter: An argument has another shape.
     """
-    from jaxis.inference.inference_config import parse_yaml
+    from jaxis.config.yaml_file import parse_yaml
 
     words = iter(arguments)
     for word in words:
@@ -100,7 +101,7 @@ def input_file(path: str | None) -> Iterator[Path]:
         return
     if sys.stdin.isatty():
         raise ConfigError("no input: give --input_path FILE, or pipe one in")
-    from jaxis.inference.source import spooled_stdin
+    from jaxis.jsonl.source import spooled_stdin
 
     with spooled_stdin() as spooled:
         yield spooled
@@ -122,7 +123,7 @@ def _answer(config: InferenceConfig, replicas: int) -> RunSummary:
         check_room("integrations", "--replicas")
     output = output_of(config.output_path)
     with input_file(config.input_path) as input_path:
-        from jaxis.inference.source import JSONLSource
+        from jaxis.jsonl.source import JSONLSource
 
         source = JSONLSource(input_path, "conversation_id", output=output)  # now rather than after a minute of loading
         progress_path = None if config.progress_path is None else Path(config.progress_path)

@@ -186,8 +186,8 @@ def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *
     """Prints what a training needs of each device; whether it fits on all of them."""
     check_room("training", "--train")
     from jaxis.compilation.targets import parse_target
+    from jaxis.config.yaml_file import read_yaml_mapping
     from jaxis.errors import ConfigError
-    from jaxis.inference.inference_config import read_yaml_mapping
     from jaxis.training.config import TrainConfig
     from jaxis.training.plan.training_plan import plan_training
 

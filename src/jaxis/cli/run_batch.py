@@ -17,7 +17,7 @@ from jaxis.rooms import check_room
 
 if TYPE_CHECKING:
     from jaxis.inference.run import RunSummary
-    from jaxis.inference.source import JSONLSource
+    from jaxis.jsonl.source import JSONLSource
 
 
 @expand_options
@@ -73,7 +73,7 @@ def run_batch(
         if replicas > 1:
             check_extra("ray", "--replicas")
             check_room("integrations", "--replicas")
-        from jaxis.inference.source import JSONLSource
+        from jaxis.jsonl.source import JSONLSource
         from jaxis.parsing.model_parsers import check_parser_names
         from jaxis.server.config import EMBEDDED_MODEL_NAME
 

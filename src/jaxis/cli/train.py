@@ -50,7 +50,7 @@ def train(
       jaxis train -c config.yaml --show-examples 3
     """
     with report_errors(debug=debug):
-        from jaxis.inference.inference_config import read_yaml_mapping
+        from jaxis.config.yaml_file import read_yaml_mapping
         from jaxis.training.config import TrainConfig
 
         values = {} if config is None else read_yaml_mapping(config)

@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxis.inference.conversation import ContentItem, Conversation, Message, Role, Type
+    from jaxis.engine.model_params import ModelParams
     from jaxis.inference.engine import JAXInferenceEngine
     from jaxis.inference.generation_params import GenerationParams, GuidedDecodingParams
     from jaxis.inference.inference_config import InferenceConfig
-    from jaxis.inference.model_params import ModelParams
+    from jaxis.jsonl.conversation import ContentItem, Conversation, Message, Role, Type
 
 _EXPORTS = {
-    **dict.fromkeys(("ContentItem", "Conversation", "Message", "Role", "Type"), "jaxis.inference.conversation"),
+    **dict.fromkeys(("ContentItem", "Conversation", "Message", "Role", "Type"), "jaxis.jsonl.conversation"),
     **dict.fromkeys(("GenerationParams", "GuidedDecodingParams"), "jaxis.inference.generation_params"),
     "InferenceConfig": "jaxis.inference.inference_config",
     "JAXInferenceEngine": "jaxis.inference.engine",
-    "ModelParams": "jaxis.inference.model_params",
+    "ModelParams": "jaxis.engine.model_params",
 }
 
 __all__ = [

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxis.inference.conversation import Message, Role
+from jaxis.jsonl.conversation import Message, Role
 from jaxis.outputs import RequestOutput
-from jaxis.parsing.call_ids import derived_call_id, is_generated
+from jaxis.parsing.call_ids import call_fields
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
-from jaxis.parsing.parser_events import ToolCall
 from jaxis.parsing.tool_parsers.tools import function_tools
 
 
@@ -38,12 +37,3 @@ def parse_answer(
         reasoning_content=parsed.reasoning or None,
     )
     return message, "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
-
-
-def call_fields(call: ToolCall, seed: str) -> dict[str, Any]:
-    """Returns a call in OpenAI's format. An id that the model did not write depends only on the seed."""
-    return {
-        "id": derived_call_id(seed) if is_generated(call.id) else call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }

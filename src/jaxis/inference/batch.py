@@ -16,7 +16,7 @@ from jaxis.engine.grammar.matcher import Grammar
 from jaxis.engine.output_processor import Request
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.interrupt import interrupt_deferred
-from jaxis.inference.source import Row
+from jaxis.jsonl.source import Row
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from jaxis.inference.conversation import Conversation
+from jaxis.jsonl.conversation import Conversation
 
 
 class ConversationFile(Sequence[Conversation]):

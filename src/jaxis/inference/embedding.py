@@ -20,7 +20,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.journal import RowResult, run_key, scratch_files, scratch_path
 from jaxis.inference.run import Answered, RunSummary, model_identity, run_to_output
-from jaxis.inference.source import JSONLSource, Row
+from jaxis.jsonl.source import JSONLSource, Row
 from jaxis.pooling.embedder import Embedder, open_embedder
 from jaxis.pooling.inputs import PoolingInput
 from jaxis.prompts import Prompt

@@ -9,18 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from jaxis.config.oumi_objects import OumiConversation, OumiParams
 from jaxis.engine.grammar.matcher import Grammar
+from jaxis.engine.model_params import ModelParams, to_llm_arguments
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.answer_message import parse_answer
 from jaxis.inference.batch import RowFailure
-from jaxis.inference.conversation import Conversation, Message, Role
 from jaxis.inference.conversation_file import ConversationFile
 from jaxis.inference.generation_params import GenerationParams, to_sampling_params
 from jaxis.inference.inference_config import InferenceConfig
 from jaxis.inference.journal import dump_line, run_key
-from jaxis.inference.model_params import ModelParams, to_llm_arguments
-from jaxis.inference.oumi_objects import OumiConversation, OumiParams
 from jaxis.inference.run import (
     MemorySink,
     RunSummary,
@@ -31,8 +30,9 @@ from jaxis.inference.run import (
     run_to_output,
     with_row_seed,
 )
-from jaxis.inference.source import JSONLSource, ListSource, Row, RowSource
 from jaxis.inference.template_arguments import template_arguments
+from jaxis.jsonl.conversation import Conversation, Message, Role
+from jaxis.jsonl.source import JSONLSource, ListSource, Row, RowSource
 from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
 from jaxis.parsing.model_parsers import AUTO, NONE, ModelParsers

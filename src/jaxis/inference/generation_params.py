@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from jaxis.config.parameter_group import ParameterGroup, plain_value
 from jaxis.errors import ConfigError, RequestError
-from jaxis.inference.parameter_group import ParameterGroup, plain_value
 from jaxis.sampling_params import SamplingParams
 from jaxis.structured_outputs import StructuredOutputs
 
@@ -101,11 +101,25 @@ class GenerationParams(ParameterGroup):
     parallel_tool_calls: bool = True
     prompt_cache_ttl: str | None = None
 
+    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
+        "batch_size": "as many rows run at once as memory holds",
+        "use_cache": "there always is a KV cache",
+    }
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "num_beams": "beam search is not supported; leave it 1",
+        "exclude_prompt_from_response": "the output holds the prompt as messages of its own",
+        "stream": "a batch has rows; `jaxis infer -i` streams",
+        "stream_options": "a batch has rows; `jaxis infer -i` streams",
+        "prompt_cache_ttl": "cached prompts stay as long as there is room for them; leave it out",
+        "parallel_tool_calls": "how many tools a model calls is not constrained",
+    }
+
     @classmethod
     def section(cls) -> str:
         return "generation"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.guided_decoding is not None:
             object.__setattr__(self, "guided_decoding", GuidedDecodingParams.of(self.guided_decoding))
         self._read_tools()
@@ -113,16 +127,6 @@ class GenerationParams(ParameterGroup):
         self.check("reasoning_effort", str, "a string such as low", optional=True)
         if self.use_sampling and self.temperature == 0:
             self.refuse("use_sampling", "temperature=0 takes the most likely token; set a higher one")
-        if self.num_beams != 1:
-            self.refuse("num_beams", "beam search is not supported; leave it 1")
-        if not self.exclude_prompt_from_response:
-            self.refuse("exclude_prompt_from_response", "the output holds the prompt as messages of its own")
-        if self.stream or self.stream_options:
-            self.refuse("stream" if self.stream else "stream_options", "a batch has rows; `jaxis infer -i` streams")
-        if self.prompt_cache_ttl is not None:
-            self.refuse("prompt_cache_ttl", "cached prompts stay as long as there is room for them; leave it out")
-        if not self.parallel_tool_calls:
-            self.refuse("parallel_tool_calls", "how many tools a model calls is not constrained")
         if self.tool_choice not in (None, "auto", "none"):
             self.refuse("tool_choice", "use auto or none")
         to_sampling_params(self)  # raises for a value out of range now rather than after a minute of loading
@@ -134,13 +138,6 @@ class GenerationParams(ParameterGroup):
         object.__setattr__(self, "tools", [plain_value(tool) for tool in self.tools])
         if not all(isinstance(tool, Mapping) for tool in self.tools):
             raise ConfigError("generation.tools must be a list of JSON objects, each the schema of a function")
-
-    def notes(self) -> list[str]:
-        why = {
-            "batch_size": self.batch_size not in (None, 1) and "as many rows run at once as memory holds",
-            "use_cache": self.use_cache and "there always is a KV cache",
-        }
-        return [f"generation.{name} has no effect: {reason}" for name, reason in why.items() if reason]
 
 
 def to_sampling_params(params: GenerationParams) -> SamplingParams:

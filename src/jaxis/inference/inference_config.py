@@ -1,38 +1,16 @@
-"""Configuration of an inference run, and reading of YAML."""
+"""Configuration of an inference run."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import yaml
-
-from jaxis.errors import ConfigError
-from jaxis.inference.generation_params import GenerationParams
-from jaxis.inference.model_params import ModelParams
-from jaxis.inference.parameter_group import ParameterGroup
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 1e-5 as a number; in YAML 1.1 it is a string."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [*resolvers] for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def parse_yaml(text: str, what: str) -> Any:
-    """Parses YAML; raises ConfigError with one line if it is invalid. `what` names the text in the error."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{what} is not YAML: {' '.join(str(error).split())}") from None
+from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.yaml_file import read_yaml_mapping
+from jaxis.engine.model_params import ModelParams
+from jaxis.inference.generation_params import GenerationParams, GuidedDecodingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +35,18 @@ class InferenceConfig(ParameterGroup):
     engine: str | None = None
     remote_params: Any = None
 
+    REFUSED: ClassVar[Mapping[str, str]] = {"remote_params": "this engine sends nothing anywhere"}
+
     @classmethod
     def section(cls) -> str:
         return "config"
 
+    @classmethod
+    def groups(cls) -> tuple[type[ParameterGroup], ...]:
+        return (cls, ModelParams, GenerationParams, GuidedDecodingParams)
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "model", ModelParams.of(self.model))
         object.__setattr__(self, "generation", GenerationParams.of(self.generation))
         for name in ("input_path", "output_path", "progress_path"):
@@ -70,8 +55,6 @@ class InferenceConfig(ParameterGroup):
             self.check(name, str, "the path of a file", optional=True)
         if self.engine is not None and str(self.engine).upper() != "JAX":
             self.refuse("engine", "this is the JAX engine; leave it out, or write JAX")
-        if self.remote_params is not None:
-            self.refuse("remote_params", "this engine sends nothing anywhere")
 
     def notes(self) -> list[str]:
         return self.model.notes() + self.generation.notes()
@@ -80,17 +63,3 @@ class InferenceConfig(ParameterGroup):
     def from_yaml(cls, path: str | Path) -> InferenceConfig:
         """Reads a YAML file. Raises ConfigError if it cannot be read, or a field cannot be honoured."""
         return cls.of(read_yaml_mapping(path))
-
-
-def read_yaml_mapping(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML file. Raises ConfigError if it cannot be read, or is not a mapping."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
-    value = parse_yaml(text, str(path))
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no configuration: it needs sections such as `model:`")
-    return value

@@ -15,7 +15,7 @@ from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import RequestError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.run import with_row_seed
-from jaxis.inference.source import Row
+from jaxis.jsonl.source import Row
 from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
 from jaxis.parsing.model_parsers import ModelParsers

@@ -20,7 +20,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.batch import RowFailure, run_rows
 from jaxis.inference.journal import Formatted, Journal, RowResult
 from jaxis.inference.run_progress import shown_progress
-from jaxis.inference.source import Row, RowSource
+from jaxis.jsonl.source import Row, RowSource
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams

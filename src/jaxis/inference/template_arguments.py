@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
 from jaxis.inference.generation_params import GenerationParams
-from jaxis.inference.model_params import ModelParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import reasoning_effort_variables, reserved_variable
 from jaxis.tokenizer.template_choice import chat_template_source

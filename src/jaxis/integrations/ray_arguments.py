@@ -11,10 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 from ray import serve
 
 from jaxis.config.vllm_config import SchedulerConfig
+from jaxis.config.yaml_file import parse_yaml
 from jaxis.engine.argument_fields import argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
-from jaxis.inference.inference_config import parse_yaml
 from jaxis.integrations.ray_hosts import host_bundles
 from jaxis.server.config import ServerConfig, default_served_name
 

@@ -22,14 +22,14 @@ import ray.data
 import ray.exceptions
 
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.model_params import ModelParams
 from jaxis.errors import EngineError, JaxisError, RequestError
 from jaxis.inference.engine import ConversationTask, JAXInferenceEngine
 from jaxis.inference.generation_params import GenerationParams
 from jaxis.inference.journal import RowResult
-from jaxis.inference.model_params import ModelParams
 from jaxis.inference.run import Answered, RowTask, answer_rows
-from jaxis.inference.source import Row, parse_row
 from jaxis.integrations.ray_replicas import resources_of_replica, use_reserved_cpus
+from jaxis.jsonl.source import Row, parse_row
 
 # Opens a model in a replica, and returns its task for each row.
 OpenTask = Callable[[], tuple[LLMEngine, RowTask]]

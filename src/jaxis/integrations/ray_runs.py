@@ -9,18 +9,18 @@ from typing import Any, BinaryIO
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.model_params import to_llm_arguments
 from jaxis.engine.opened_model import open_model
 from jaxis.engine.vllm_arguments import translate
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.engine import conversations_key, identity_of
 from jaxis.inference.inference_config import InferenceConfig
 from jaxis.inference.journal import run_key
-from jaxis.inference.model_params import to_llm_arguments
 from jaxis.inference.openai_batch import BatchTask, served_model
 from jaxis.inference.run import RowTask, RunSummary, model_identity, run_to_output
-from jaxis.inference.source import RowSource
 from jaxis.integrations.ray_data import OpenTask, answer_on_replicas, open_conversations
 from jaxis.integrations.ray_replicas import use_reserved_cpus
+from jaxis.jsonl.source import RowSource
 from jaxis.llm import LLM
 
 

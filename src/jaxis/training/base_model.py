@@ -18,10 +18,10 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.engine_config import DTYPES
+from jaxis.engine.model_params import to_llm_arguments
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
-from jaxis.inference.model_params import to_llm_arguments
 from jaxis.layers.module import JaxModule
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import TensorListing, read_config_values

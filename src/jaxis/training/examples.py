@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import ConfigError, RequestError
-from jaxis.inference.conversation import Role
+from jaxis.jsonl.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import check_tool_arguments, messages_for_template
 from jaxis.training.config import FINAL_TURN

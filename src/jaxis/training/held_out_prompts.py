@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.inference.conversation import Role
+from jaxis.jsonl.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
 from jaxis.training.rows import DataRow, Dialogue, Preference, raise_faults

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from jaxis.errors import ConfigError, RequestError
-from jaxis.inference.conversation import Conversation, Role
-from jaxis.inference.source import JSONLSource
+from jaxis.jsonl.conversation import Conversation, Role
+from jaxis.jsonl.source import JSONLSource
 from jaxis.training.config import DatasetParams
 
 _KEYS = {

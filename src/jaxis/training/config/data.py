@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jaxis.config.parameter_group import ParameterGroup
 from jaxis.errors import ConfigError
-from jaxis.training.config.section import TORCH_ONLY, ConfigSection
+from jaxis.training.config.reasons import TORCH_ONLY
 
 DATASET_NAMES = ("text_sft", "text_sft_jsonl")
 FIRST_EXHAUSTED, ALL_EXHAUSTED = "first_exhausted", "all_exhausted"
@@ -17,7 +18,7 @@ ALL_TURNS, FINAL_TURN = "all_assistant_turns", "final_assistant_turn"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetParams(ConfigSection):
+class DatasetParams(ParameterGroup):
     """A file of data rows.
 
     Attributes:
@@ -81,7 +82,7 @@ class DatasetParams(ConfigSection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitParams(ConfigSection):
+class SplitParams(ParameterGroup):
     """The data of training or of validation.
 
     Attributes:
@@ -168,7 +169,7 @@ class ValidationParams(SplitParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParams(ConfigSection):
+class DataParams(ParameterGroup):
     """The data of training, and of the held-out loss, measured during training; `test` is refused if set."""
 
     train: SplitParams = field(default_factory=SplitParams)

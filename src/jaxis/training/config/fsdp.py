@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxis.training.config.section import TORCH_ONLY, ConfigSection
+from jaxis.config.parameter_group import ParameterGroup
+from jaxis.training.config.reasons import TORCH_ONLY
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPParams(ConfigSection):
+class FSDPParams(ParameterGroup):
     """Sharing of a training's batch rows, weights and optimizer state by several devices.
 
     Attributes:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jaxis.config.parameter_group import ParameterGroup
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
-from jaxis.training.config.section import TORCH_ONLY, ConfigSection
+from jaxis.training.config.reasons import TORCH_ONLY
 
 ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoParams(ConfigSection):
+class GrpoParams(ParameterGroup):
     """Settings for sampling and comparing answers.
 
     Attributes:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jaxis.config.parameter_group import ParameterGroup
 from jaxis.errors import ConfigError
-from jaxis.training.config.section import ConfigSection
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeftParams(ConfigSection):
+class PeftParams(ParameterGroup):
     """Settings of trained adapters, for `training.use_peft`.
 
     Attributes:

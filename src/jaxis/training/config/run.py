@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxis.config.parameter_group import ParameterGroup
+from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
-from jaxis.inference.model_params import ModelParams
-from jaxis.training.config.data import DataParams
+from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, ValidationParams
 from jaxis.training.config.fsdp import FSDPParams
+from jaxis.training.config.grpo import GrpoParams
 from jaxis.training.config.peft import PeftParams
-from jaxis.training.config.section import ConfigSection
 from jaxis.training.config.training import TrainingParams
 
 ROUTER_KEYS = ("output_router_logits", "router_aux_loss_coef")
@@ -51,7 +52,7 @@ class TrainedModelParams(ModelParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(ConfigSection):
+class TrainConfig(ParameterGroup):
     """Configuration of a run, by section; `deepspeed` is refused if enabled."""
 
     model: TrainedModelParams = field(default_factory=TrainedModelParams)
@@ -64,6 +65,11 @@ class TrainConfig(ConfigSection):
     @classmethod
     def section(cls) -> str:
         return "config"
+
+    @classmethod
+    def groups(cls) -> tuple[type[ParameterGroup], ...]:
+        data = (DataParams, SplitParams, ValidationParams, DatasetParams)
+        return (cls, TrainedModelParams, *data, TrainingParams, GrpoParams, PeftParams, FSDPParams)
 
     def __post_init__(self) -> None:
         for name, group in {

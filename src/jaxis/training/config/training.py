@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from jaxis.config.parameter_group import ParameterGroup
 from jaxis.errors import ConfigError
 from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
-from jaxis.training.config.section import TORCH_ONLY, ConfigSection
+from jaxis.training.config.reasons import TORCH_ONLY
 
 SFT, DPO, GRPO = "TRL_SFT", "TRL_DPO", "TRL_GRPO"
 PLAIN, ENGINE = "plain", "engine"
@@ -24,7 +25,7 @@ _COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingParams(ConfigSection):
+class TrainingParams(ParameterGroup):
     """Settings of the training itself.
 
     Attributes:

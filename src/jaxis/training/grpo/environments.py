@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxis.errors import ConfigError, RequestError
-from jaxis.inference.answer_message import call_fields
 from jaxis.outputs import CompletionOutput
+from jaxis.parsing.call_ids import call_fields
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.tool_parsers.tools import function_tools

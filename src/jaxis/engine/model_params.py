@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
+from jaxis.config.parameter_group import ParameterGroup
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
-from jaxis.inference.parameter_group import ParameterGroup
 from jaxis.parsing.tool_parsers import get_tool_parser
 
 _DTYPES = {
@@ -73,11 +73,29 @@ class ModelParams(ParameterGroup):
     tool_call_parser: str | None = None
     freeze_layers: list[str] = field(default_factory=list)
 
+    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
+        "trust_remote_code": "no code of a checkpoint is run, jaxis has the model itself",
+        "tokenizer_pad_token": "batches are not padded",
+        "attn_implementation": "jaxis has attention kernels of its own",
+        "compile": "every program is compiled",
+        "enable_liger_kernel": "jaxis has kernels of its own",
+        "freeze_layers": "nothing is trained",
+        "text_only": "of a model that also sees or hears, the text part is all that runs",
+        "device_map": "model_kwargs.tensor_parallel_size spreads a model over devices",
+    }
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "adapter_trainable": "nothing is trained; leave it out",
+        "tokenizer_kwargs": "the tokenizer is read as the checkpoint's files describe it; change those",
+        "processor_kwargs": "the tokenizer is read as the checkpoint's files describe it; change those",
+        "shard_for_eval": "model_kwargs.tensor_parallel_size spreads a model over devices",
+    }
+
     @classmethod
     def section(cls) -> str:
         return "model"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("model_name", "model_revision", "chat_template", "tool_call_parser", "adapter_model"):
             self.check(name, str, "a string", optional=True)
         self.check("load_pretrained_weights", bool, "true or false")
@@ -88,33 +106,9 @@ class ModelParams(ParameterGroup):
                 get_tool_parser(self.tool_call_parser)
             except ConfigError as error:
                 raise ConfigError(f"model.{error}") from None
-        if self.adapter_trainable:
-            self.refuse("adapter_trainable", "nothing is trained; leave it out")
         self.check("chat_template_kwargs", Mapping, "a mapping of variables of the chat template", optional=True)
         if self.tokenizer_name not in (None, self.model_name):
             self.refuse("tokenizer_name", "the tokenizer is the one beside the weights; put the other one there")
-        for name in ("tokenizer_kwargs", "processor_kwargs"):
-            if getattr(self, name):
-                self.refuse(name, "the tokenizer is read as the checkpoint's files describe it; change those")
-        if self.shard_for_eval:
-            self.refuse("shard_for_eval", "model_kwargs.tensor_parallel_size spreads a model over devices")
-
-    def notes(self) -> list[str]:
-        why = {
-            "trust_remote_code": "no code of a checkpoint is run, jaxis has the model itself",
-            "tokenizer_pad_token": "batches are not padded",
-            "attn_implementation": "jaxis has attention kernels of its own",
-            "compile": "every program is compiled",
-            "enable_liger_kernel": "jaxis has kernels of its own",
-            "freeze_layers": "nothing is trained",
-            "text_only": "of a model that also sees or hears, the text part is all that runs",
-        }
-        notes = [f"model.{name} has no effect: {reason}" for name, reason in why.items() if getattr(self, name)]
-        if self.device_map not in (None, "auto"):
-            notes.append(
-                "model.device_map has no effect: model_kwargs.tensor_parallel_size spreads a model over devices"
-            )
-        return notes
 
 
 def to_llm_arguments(params: ModelParams) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from jaxis.errors import ConfigError
-from jaxis.inference.source import JSONLSource, ListSource
+from jaxis.jsonl.source import JSONLSource, ListSource
 
 KEY = "conversation_id"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
+from jaxis.config.oumi_objects import PydanticObject
 from jaxis.errors import ConfigError
-from jaxis.inference.oumi_objects import PydanticObject
 from jaxis.nearest_name import most_similar, nearest_name
 
 _MISSING = "???"  # Oumi's value of fields that were not given
@@ -19,8 +20,15 @@ _MISSING = "???"  # Oumi's value of fields that were not given
 class ParameterGroup:
     """A group of fields, each of which is applied, or refused with the reason.
 
-    A few fields never affect answers. They are accepted, so that existing configurations run, and `notes` names them.
+    A few fields never affect results. They are accepted, so that existing configurations run, and `notes` names them.
+
+    Attributes:
+      WITHOUT_EFFECT: Fields that change no result, with the reason.
+      REFUSED: Fields that must keep their default value, with the advice to the user.
     """
+
+    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {}
+    REFUSED: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def section(cls) -> str:
@@ -53,14 +61,18 @@ class ParameterGroup:
         return cls(**values)
 
     @classmethod
+    def groups(cls) -> tuple[type[ParameterGroup], ...]:
+        """Returns all groups of a file, this one included, if this is the whole file; else nothing."""
+        return ()
+
+    @classmethod
     def _meant_by(cls, unknown: str) -> str:
         """Returns a hint at fields with similar names, in this section or another one of the same file."""
-        package = cls.__module__.split(".")[1]
-        groups = [group for group in _subclasses(ParameterGroup) if group.__module__.split(".")[1] == package]
+        files = [group.groups() for group in _subclasses(ParameterGroup) if cls in group.groups()]
         places: dict[str, list[str]] = {}
-        for group in [cls, *groups]:
-            section = "" if group._section_name() == "config" else f"{group._section_name()}."
-            for field in dataclasses.fields(group) if group._section_name() else ():
+        for group in [cls, *itertools.chain(*files)]:
+            section = "" if group.section() == "config" else f"{group.section()}."
+            for field in dataclasses.fields(group):
                 places.setdefault(field.name, []).append(f"{section}{field.name}")
         own = [f.name for f in dataclasses.fields(cls)]
         near = unknown if unknown in places else nearest_name(unknown, own) or nearest_name(unknown, places)
@@ -68,17 +80,23 @@ class ParameterGroup:
             return f"did you mean {' or '.join(dict.fromkeys(places[near]))}?"
         return f"the nearest ones are {', '.join(most_similar(unknown, own))}"
 
-    @classmethod
-    def _section_name(cls) -> str:
-        """Returns the section's name; empty for a class that is only a base of others."""
-        try:
-            return cls.section()
-        except NotImplementedError:
-            return ""
+    def __post_init__(self) -> None:
+        for name, why in self.REFUSED.items():
+            if not self._is_default(name):
+                self.refuse(name, why)
 
     def notes(self) -> list[str]:
-        """Returns one line for each field that is set and has no effect on answers."""
-        return []
+        """Returns one line for each field that is set and has no effect on results."""
+        return [
+            f"{self.section()}.{name} has no effect: {why}"
+            for name, why in self.WITHOUT_EFFECT.items()
+            if not self._is_default(name)
+        ]
+
+    def _is_default(self, name: str) -> bool:
+        """Returns whether a field has its default value, is None, empty, or as false as the default."""
+        value, default = getattr(self, name), _default(self.__dataclass_fields__[name])
+        return value is None or value == default or (not value and (not default or isinstance(value, Sized)))
 
     def refuse(self, name: str, why: str) -> NoReturn:
         """Raises ConfigError for a field that is set and cannot be honoured."""
@@ -90,6 +108,15 @@ class ParameterGroup:
         if (value is None and optional) or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
             return
         raise ConfigError(f"{self.section()}.{name}={value!r} must be {expected}")
+
+    def check_number(self, name: str, low: float, high: float = float("inf"), *, whole: bool = False) -> None:
+        """Raises ConfigError if a field is not a number from `low` to `high`."""
+        value = getattr(self, name)
+        kinds = int if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+            kind = "an integer" if whole else "a number"
+            upper = f" to {high:g}" if high < float("inf") else ""
+            raise ConfigError(f"{self.section()}.{name}={value!r} must be {kind} from {low:g}{upper}")
 
 
 def _subclasses(group: type[ParameterGroup]) -> list[type[ParameterGroup]]:

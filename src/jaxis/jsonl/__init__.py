@@ -1,0 +1,1 @@
+"""JSONL files: rows one at a time, and the conversations in them."""
