@@ -1,10 +1,12 @@
 """Names of parameters and modules, however a module holds its children."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxis.layers.linear import JaxLinear
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import DeferredRngs, JaxModule, UnusedRngs, initialize, named_parameters
 
 
 def linear(use_bias: bool = False) -> JaxLinear:
@@ -82,3 +84,12 @@ def test_splitting_and_merging_keeps_names_and_values():
     assert sorted(merged_parameters) == sorted(PARAMETERS)
     for name, param in nest.named_parameters():
         assert (param[...] == merged_parameters[name][...]).all()
+
+
+def test_the_keys_say_when_initial_values_are_made():
+    at_once, deferred = linear(use_bias=True), JaxLinear(2, 2, DeferredRngs(0), use_bias=True)
+    for (_, made), (_, param) in zip(named_parameters(at_once), named_parameters(deferred), strict=True):
+        assert isinstance(param.get_value(), jax.ShapeDtypeStruct)
+        initialize(param)
+        np.testing.assert_array_equal(param[...], made[...])
+    assert not any(param[...].any() for _, param in named_parameters(JaxLinear(2, 2, UnusedRngs(0))))

@@ -9,7 +9,7 @@ import pytest
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
 from jaxis.layers.weight_loader import place_array
-from jaxis.loading.headers import HeaderTensor, only_headers, reading_only_headers
+from jaxis.loading.headers import HeaderTensor
 
 LARGE = (1 << 20, 1 << 16)
 
@@ -34,11 +34,7 @@ def test_a_header_tensor_takes_no_memory_whatever_is_made_of_it():
 
 def test_headers_are_taken_but_not_placed():
     tensor = HeaderTensor.of(LARGE, np.float32)
-    assert not reading_only_headers()
-    with only_headers():
-        assert reading_only_headers()
-        assert place_array(tensor, ("vocab", "embed")) is tensor
-    assert not reading_only_headers()
+    assert place_array(tensor, ("vocab", "embed")) is tensor
 
 
 def test_a_model_is_filled_with_headers_and_still_refuses_what_does_not_fit(checkpoint):
@@ -51,8 +47,7 @@ def test_a_model_is_filled_with_headers_and_still_refuses_what_does_not_fit(chec
     with Checkpoint(checkpoint()) as weights:
         headers = {name: HeaderTensor.of(weights.info(name).shape, np.float32) for name in weights.names()}
     assert len(unfilled_parameters(model)) == len(headers)
-    with only_headers():
-        model.load_weights(iter(headers.items()))
-        assert unfilled_parameters(model) == []
-        with pytest.raises(CheckpointError, match="has no parameter"):
-            model.load_weights(iter([("model.extra.weight", HeaderTensor.of((2,), np.float32))]))
+    model.load_weights(iter(headers.items()))
+    assert unfilled_parameters(model) == []
+    with pytest.raises(CheckpointError, match="has no parameter"):
+        model.load_weights(iter([("model.extra.weight", HeaderTensor.of((2,), np.float32))]))

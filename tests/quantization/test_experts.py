@@ -15,7 +15,7 @@ from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, q
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU, CappedGLU, ClampedGLU
 from jaxis.layers.mlp import activation_function
-from jaxis.layers.module import initializers_skipped
+from jaxis.layers.module import UnusedRngs
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
 from tests.support.dequantized import dequantize
@@ -53,8 +53,7 @@ def tensors(dtype="float32"):
 
 def abstract(quant_config, **options):
     arguments = {"gated_unit": SILU, "dtype": jnp.float32, "prefix": "model.layers.0.mlp.experts"} | options
-    with initializers_skipped():
-        return nnx.eval_shape(lambda: JaxExperts(X, E, F, nnx.Rngs(0), quant_config=quant_config, **arguments))
+    return nnx.eval_shape(lambda: JaxExperts(X, E, F, UnusedRngs(0), quant_config=quant_config, **arguments))
 
 
 def loaded(quant_config, weights, **options):

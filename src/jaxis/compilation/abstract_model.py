@@ -14,7 +14,7 @@ from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import WeightValue
 from jaxis.kernels.weights.shards import in_equal_parts, placement
-from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
+from jaxis.layers.module import HasAfterLoading, JaxModule, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.models.model_loader import construct_model
@@ -32,8 +32,7 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
     graphs: list[nnx.GraphDef[JaxModule]] = []
 
     def load() -> nnx.State:
-        with initializers_skipped():
-            model = construct_model(model_class, vllm_config, mesh)
+        model = construct_model(model_class, vllm_config, mesh)
         _fill(model)
         graph, state = nnx.split(model)
         graphs.append(graph)

@@ -17,9 +17,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-_skip_initializers: ContextVar[bool] = ContextVar("skip_initializers", default=False)
-_defer_initializers: ContextVar[bool] = ContextVar("defer_initializers", default=False)
-
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 Observer = Callable[["JaxModule", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -94,28 +91,19 @@ def calls_are_observed() -> bool:
     return _observer.get() is not None
 
 
-@contextmanager
-def initializers_skipped() -> Iterator[None]:
-    """Makes new parameters zeros inside the block: abstract construction would spend seconds tracing initializers."""
-    token = _skip_initializers.set(True)
-    try:
-        yield
-    finally:
-        _skip_initializers.reset(token)
+class UnusedRngs(nnx.Rngs):
+    """Keys of a model that is constructed abstractly: new parameters are zeros.
+
+    Tracing initializers would take seconds.
+    """
 
 
-@contextmanager
-def initializers_deferred() -> Iterator[None]:
-    """Makes new parameters abstract inside the block, until `initialize` gives them their initial values."""
-    token = _defer_initializers.set(True)
-    try:
-        yield
-    finally:
-        _defer_initializers.reset(token)
+class DeferredRngs(nnx.Rngs):
+    """Keys of a model whose new parameters are abstract, until `initialize` gives them their initial values."""
 
 
 def initialize(param: nnx.Param) -> None:
-    """Gives a parameter its initial value, if it was made with `initializers_deferred`."""
+    """Gives a parameter its initial value, if it was made with `DeferredRngs`."""
     if isinstance(param.get_value(), jax.ShapeDtypeStruct):
         param.set_value(param.get_metadata()["make_initial_value"]())
         param.del_metadata("make_initial_value")  # layers that differ in it would be compiled one by one
@@ -144,11 +132,11 @@ def make_parameter(
 def parameter_of(
     make: Callable[[jax.Array], Any], rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike, **metadata: Any
 ) -> nnx.Param:
-    """Creates a parameter of the checkpoint's shape and value `make(key)`, unless initializers are skipped."""
-    if _skip_initializers.get():
+    """Creates a parameter of the checkpoint's shape and value `make(key)`, or what the kind of keys says instead."""
+    if isinstance(rngs, UnusedRngs):
         return nnx.Param(jnp.zeros(shape, dtype), **metadata)
     key = rngs.params()
-    if _defer_initializers.get():
+    if isinstance(rngs, DeferredRngs):
         value = jax.ShapeDtypeStruct(shape, dtype)
         return nnx.Param(value, make_initial_value=functools.partial(make, key), **metadata)
     return nnx.Param(make(key), **metadata)

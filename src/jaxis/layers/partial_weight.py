@@ -27,7 +27,7 @@ from jaxis.layers.spread_stack import SpreadStack, check_same_type, write_entry
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
 from jaxis.layers.weight_loader import place_array, unexpected_shard
 from jaxis.layers.weight_recipe import WeightRecipe
-from jaxis.loading.headers import HeaderTensor, reading_only_headers
+from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.mapped_pages import drop_pages_of
 from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 
@@ -93,7 +93,7 @@ class WeightLoader:
         tensors = self._take(partial, 0, str(name), tensor)
         if tensors is None:
             param.set_value(partial)
-        elif reading_only_headers():
+        elif isinstance(tensor, HeaderTensor):
             param.set_value(HeaderTensor.of(self.slot.shape, self.dtype))
         else:
             param.set_value(self._place(self._make(tensors)))
@@ -128,7 +128,7 @@ class WeightLoader:
         job = None
         if tensors is not None:
             stack, first_type = partial.stack, partial.first_type or tensor.dtype
-            if reading_only_headers():
+            if isinstance(tensor, HeaderTensor):
                 pass
             elif self.recipe.packs:
                 stack = stack if isinstance(stack, StackPacker) else StackPacker(partial.target.shape[0])
@@ -184,9 +184,11 @@ class WeightLoader:
         if spec.dtypes and tensor.dtype not in spec.dtypes:
             expected = " or ".join(map(str, spec.dtypes))
             raise CheckpointError(f"is {tensor.dtype} in the checkpoint, but must be {expected} here")
-        if spec.is_zero and not reading_only_headers() and np.any(tensor):
+        if isinstance(tensor, HeaderTensor):
+            return
+        if spec.is_zero and np.any(tensor):
             raise CheckpointError("has no parameter in the model, and is not zero")
-        if spec.content is not None and not reading_only_headers() and tensor.tolist() != list(spec.content):
+        if spec.content is not None and tensor.tolist() != list(spec.content):
             raise CheckpointError(f"is {tensor.tolist()} in the checkpoint, {list(spec.content)} in the model")
 
     def _take(self, partial: PartialWeight, expert: int, name: str, tensor: np.ndarray) -> dict[str, np.ndarray] | None:
@@ -287,10 +289,9 @@ def finish_experts(param: nnx.Param) -> None:
     value = param.get_value()
     if not isinstance(value, PartialWeight) or value.missing:
         return
-    if reading_only_headers():
+    if value.stack is None:  # all tensors were HeaderTensors
         param.set_value(HeaderTensor.of(value.target.shape, value.target.dtype))
     else:
-        assert value.stack is not None
         param.set_value(_finished(value.stack))
 
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -17,7 +15,7 @@ from jaxis.errors import ConfigError
 from jaxis.kernels.gates import softmax
 from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.layers.linear import JaxLinear
-from jaxis.layers.module import make_parameter
+from jaxis.layers.module import make_parameter, named_modules
 from jaxis.layers.weight_loader import default_weight_loader
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sparsemixer")
@@ -95,39 +93,27 @@ class Routing:
             raise ConfigError(f"groups of {group_size} expert have no best two")
 
 
-Observer = Callable[[Routing, jax.Array, jax.Array], None]
+RouterObserver = Callable[[Routing, jax.Array, jax.Array], None]
 """Function of a router's settings, its logits, float32 [T, X], and the experts that it chose, i32 [T, k]."""
-_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
-
-
-@contextmanager
-def routers_observed_by(observe: Observer) -> Iterator[None]:
-    """Makes routers that are called in the block pass their logits and choices to a function.
-
-    Inside a function that is traced by itself, the values belong to that trace, which has to return everything derived
-    from them.
-    """
-    token = _observer.set(observe)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
 
 
 def choose_experts(
-    routing: Routing, logits: jax.Array, selection_bias: jax.Array | None = None
+    routing: Routing,
+    logits: jax.Array,
+    selection_bias: jax.Array | None = None,
+    observe: RouterObserver | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns expert_ids i32 [T, k], best first, and expert_weights float32 [T, k], of logits [T, X].
 
     `selection_bias` float32 [X] is added to the scores, or the logits, for choosing only; None for none. Logits have
-    any floating type.
+    any floating type. `observe` gets them in float32, after the soft cap.
     """
     logits = logits.astype(jnp.float32)
     if routing.logit_soft_cap is not None:
         logits = routing.logit_soft_cap * in_whole_vectors(jnp.tanh, logits / routing.logit_soft_cap)
     choose = _sparsemixer if routing.score_function == "sparsemixer" else functools.partial(_best, selection_bias)
     expert_ids, expert_weights = choose(routing, logits)
-    if (observe := _observer.get()) is not None:
+    if observe is not None:
         observe(routing, logits, expert_ids)
     return expert_ids, expert_weights
 
@@ -195,7 +181,12 @@ class JaxRouter(JaxLinear):
 
     The weight is never quantized in memory; a quantized one in the checkpoint is dequantized. With
     `use_selection_bias`, there is an `e_score_correction_bias` [X], which is added to scores for choosing only.
+
+    Attributes:
+      observe: Function that gets logits and choices, set by `observe_routers`; None for none.
     """
+
+    observe: RouterObserver | None = None
 
     def __init__(
         self,
@@ -229,4 +220,15 @@ class JaxRouter(JaxLinear):
         if self.bias is not None:
             logits = logits + self.bias[...]
         bias = self.e_score_correction_bias
-        return choose_experts(self.routing, logits, None if bias is None else bias[...])
+        return choose_experts(self.routing, logits, None if bias is None else bias[...], self.observe)
+
+
+def observe_routers(module: nnx.Module, observe: RouterObserver) -> None:
+    """Makes the routers below a module pass their logits and choices to a function, in this object alone.
+
+    Inside a function that is traced by itself, the values belong to that trace, which has to return everything derived
+    from them.
+    """
+    for _, router in named_modules(module):
+        if isinstance(router, JaxRouter):
+            router.observe = observe

@@ -21,7 +21,7 @@ from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import named_children
 from jaxis.layers.weight_format import InvalidWeightError
 from jaxis.loading.given_tensors import BorrowedArray
-from jaxis.loading.headers import reading_only_headers
+from jaxis.loading.headers import HeaderTensor
 from jaxis.parallel.mesh import logical_sharding, put
 
 Weights = Iterable[tuple[str, np.ndarray]]
@@ -81,7 +81,7 @@ def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | N
 
     A HeaderTensor, and an array of a model that is constructed without arrays, is returned unchanged.
     """
-    if reading_only_headers() or isinstance(tensor, Tracer):
+    if isinstance(tensor, HeaderTensor | Tracer):
         return cast(jax.Array, tensor)  # a HeaderTensor stands in for an array
     if isinstance(tensor, BorrowedArray):
         tensor = np.array(tensor)  # on a CPU, JAX's arrays may otherwise share its memory

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_only_headers: ContextVar[bool] = ContextVar("only_headers", default=False)
-
-
-@contextmanager
-def only_headers() -> Iterator[None]:
-    """Context in which loaders get HeaderTensors: they check and take them, but do not place, cast or repack them."""
-    token = _only_headers.set(True)
-    try:
-        yield
-    finally:
-        _only_headers.reset(token)
-
-
-def reading_only_headers() -> bool:
-    return _only_headers.get()
-
 
 class HeaderTensor(np.ndarray):
     """A tensor's shape and type, as an array that takes no memory: all its elements are the same 0.
 
-    Views (slices, transposes, reshapes) are HeaderTensors too; `astype` makes one instead of copying.
+    Loaders check and take it, but do not place, cast or repack it. Views (slices, transposes, reshapes) are
+    HeaderTensors too; `astype` makes one instead of copying.
     """
 
     @classmethod

@@ -21,11 +21,11 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import (
+    DeferredRngs,
     HasAfterLoading,
     JaxModule,
+    UnusedRngs,
     initialize,
-    initializers_deferred,
-    initializers_skipped,
     named_modules,
     named_parameters,
 )
@@ -84,8 +84,8 @@ def load_model(
     hf_config = vllm_config.model_config.hf_config
     model_class = model_class or model_class_of(hf_config)
 
-    def construct() -> JaxModule:
-        model = construct_model(model_class, vllm_config, mesh)
+    def construct(rngs: type[nnx.Rngs] = UnusedRngs) -> JaxModule:
+        model = construct_model(model_class, vllm_config, mesh, rngs)
         _check_experts(model, vllm_config, mesh)
         cut_to_stage(model, stage)
         return model
@@ -93,13 +93,11 @@ def load_model(
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
             # Parameters of other stages get no values.
-            with initializers_deferred():
-                model = construct()
+            model = construct(DeferredRngs)
             _check_config(vllm_config, model_class)
             _place_initial_values(model)
         else:
-            with initializers_skipped():
-                model = _construct_abstractly(construct)
+            model = _construct_abstractly(construct)
             _check_config(vllm_config, model_class)
             _load(model, vllm_config, on_progress, tensors)
         # A module may have two names.
@@ -117,15 +115,18 @@ def load_model(
 
 
 def construct_model(
-    model_class: type[Any], vllm_config: VllmConfig, mesh: jax.sharding.Mesh | None = None
+    model_class: type[Any],
+    vllm_config: VllmConfig,
+    mesh: jax.sharding.Mesh | None = None,
+    rngs: type[nnx.Rngs] = UnusedRngs,
 ) -> JaxModule:
-    """Calls the constructor with those arguments of the contract that it declares.
+    """Calls the constructor with those arguments of the contract that it declares; by default inside a trace.
 
     Raises ConfigError if it requires an argument that the contract does not have.
     """
     offered: dict[str, Callable[[], Any]] = {
         "vllm_config": lambda: vllm_config,
-        "rng": lambda: nnx.Rngs(vllm_config.model_config.seed),
+        "rng": lambda: rngs(vllm_config.model_config.seed),
         "quant_config": lambda: vllm_config.quant_config,
         "mesh": lambda: mesh,
     }
@@ -146,8 +147,7 @@ def construct_abstractly(
     not supported, or the model cannot be divided into stages.
     """
     model_class = model_class or model_class_of(vllm_config.model_config.hf_config)
-    with initializers_skipped():
-        model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
+    model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
     cut_to_stage(model, stage)
     if check_config:
         _check_config(vllm_config, model_class)

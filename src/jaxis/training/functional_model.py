@@ -13,7 +13,7 @@ from jaxis.kernels.weights import WeightValue
 from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.models.common.decoder import CausalLM, layers_run_by
+from jaxis.models.common.decoder import CausalLM
 from jaxis.training.layer_calls import LayerCalls
 from jaxis.training.sharding import DevicePart, whole
 
@@ -87,8 +87,9 @@ def hidden_states(
         request_distribution=jnp.stack([jnp.zeros_like(count), count, count]),
         scratch=scratch,
     )
-    with layers_run_by(calls):
-        return model(None, row.ids, metadata)[1]
+    # A model of another class runs its layers itself.
+    arguments = {"run_layer": calls} if isinstance(model, CausalLM) else {}
+    return model(None, row.ids, metadata, **arguments)[1]
 
 
 def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxis.kernels.platform import target_platform
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerOutput
-from jaxis.layers.routing import Observer, Routing, routers_observed_by
+from jaxis.layers.routing import RouterObserver, Routing
 from jaxis.models.common.decoder import run_layer
 from jaxis.training.recompute import recomputed
 from jaxis.training.sharding import GATHERED, has_shards, whole
@@ -35,7 +35,7 @@ class RouterSums:
 
 @dataclass
 class LayerCalls:
-    """Caller of layers, for `layers_run_by`.
+    """Runner of a `CausalLM`'s layers.
 
     Attributes:
       recompute: True to recompute layers for their derivatives.
@@ -63,14 +63,10 @@ def _call(
     def run(state: nnx.State, kv_cache: Any, x: jax.Array, metadata: Any, *inputs: jax.Array) -> Any:
         sums: list[RouterSums] = []
 
-        def call() -> LayerOutput:
-            return run_layer(graph, whole(state), kv_cache, x, metadata, *inputs)
-
-        if not observes:
-            return call(), sums
-        is_token = jnp.arange(len(metadata.input_positions)) < metadata.num_tokens
-        with routers_observed_by(_adding_to(sums, is_token)):
-            return call(), sums
+        observe = None
+        if observes:
+            observe = _adding_to(sums, jnp.arange(len(metadata.input_positions)) < metadata.num_tokens)
+        return run_layer(graph, whole(state), kv_cache, x, metadata, *inputs, observe=observe), sums
 
     is_paged = any(isinstance(each, AttentionMetadata) and each.scratch is not None for each in arguments)
     if recompute and target_platform() == "cpu" and not has_shards(state) and not is_paged:
@@ -83,7 +79,7 @@ def _call(
     return run(state, *arguments)
 
 
-def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> Observer:
+def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> RouterObserver:
     def observe(routing: Routing, logits: jax.Array, _expert_ids: jax.Array) -> None:
         probabilities = jax.nn.softmax(logits, axis=-1)
         _, best = jax.lax.top_k(probabilities, routing.num_experts_per_token)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxis.config.quantization import QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import JaxModule
-from jaxis.loading.headers import HeaderTensor, only_headers
+from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.model_loader import loader_of, unfilled_parameters
 
@@ -46,25 +46,24 @@ def check_tensors(
     names = {name: name_of_tensor(quant_config, name) for name in tensors}
     stream = _Stream({name: tensors[in_file] for in_file, name in names.items() if name is not None})
     refused: dict[str, str] = {}
-    with only_headers():
-        while True:
-            try:
-                load_weights(iter(stream.next_tensor, None))
-            except CheckpointError as error:
-                reason = str(error)
-                if stream.last is not None and _is_about(reason, stream.last):
-                    refused[stream.last] = reason
-                elif not stream.is_exhausted:
-                    # The error is about earlier tensors: the last one only ended their group and is still to be loaded.
-                    refused[f"before {stream.last}"] = reason
-                    stream.push_back()
-                elif not refused:  # the error is about the whole: after an interruption, the counts are not complete
-                    refused["the checkpoint"] = reason
-            else:
-                if (left := stream.next_tensor()) is not None:
-                    refused[left[0]] = f"was not read by {type(model).__name__}.load_weights"
-            if stream.is_exhausted:
-                break
+    while True:
+        try:
+            load_weights(iter(stream.next_tensor, None))
+        except CheckpointError as error:
+            reason = str(error)
+            if stream.last is not None and _is_about(reason, stream.last):
+                refused[stream.last] = reason
+            elif not stream.is_exhausted:
+                # The error is about earlier tensors: the last one only ended their group and is still to be loaded.
+                refused[f"before {stream.last}"] = reason
+                stream.push_back()
+            elif not refused:  # the error is about the whole: after an interruption, the counts are not complete
+                refused["the checkpoint"] = reason
+        else:
+            if (left := stream.next_tensor()) is not None:
+                refused[left[0]] = f"was not read by {type(model).__name__}.load_weights"
+        if stream.is_exhausted:
+            break
     problems = [TensorProblem("refused", *group) for group in _grouped(refused)]
     unfilled = dict.fromkeys(unfilled_parameters(model), "no tensor of the checkpoint is for it")
     return problems + [TensorProblem("unfilled", *group) for group in _grouped(unfilled)]

@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxis.layers.decoder_layer import LayerOutput
-from jaxis.layers.routing import routers_observed_by
-from jaxis.models.common.decoder import layers_are_inlined, layers_run_by, run_layer
+from jaxis.models.common.decoder import layers_are_inlined, run_layer
 
 
-@contextmanager
-def _expert_choices() -> Iterator[Callable[[], jax.Array]]:
-    """Collects the experts that the routers of a model called in the block choose.
+class LayerObserver(Protocol):
+    """Runner of a model's layers, which collects values of them."""
 
-    Yields a function that returns them after the call, uint16 [T, layers with experts, k].
-    """
-    collected: list[jax.Array] = []
+    def __call__(self, *operands: Any) -> LayerOutput: ...
 
-    def run(*operands: Any) -> LayerOutput:
+    def values(self) -> jax.Array:
+        """Returns what was collected, [T, ...]."""
+        ...
+
+
+class _ExpertChoices:
+    """Collects the experts that routers choose: uint16 [T, layers with experts, k]."""
+
+    def __init__(self) -> None:
+        self._collected: list[jax.Array] = []
+
+    def __call__(self, *operands: Any) -> LayerOutput:
         output, choices = (_inline if layers_are_inlined() else _as_call)(*operands)
-        collected.extend(choices)
+        self._collected.extend(choices)
         return output
 
-    with layers_run_by(run):
-        yield lambda: jnp.stack(collected, axis=1).astype(jnp.uint16)
+    def values(self) -> jax.Array:
+        return jnp.stack(self._collected, axis=1).astype(jnp.uint16)
 
 
 def _with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
     choices: list[jax.Array] = []
-    with routers_observed_by(lambda _, __, expert_ids: choices.append(expert_ids)):
-        output = run_layer(*operands)
-    return output, choices
+    return run_layer(*operands, observe=lambda _, __, expert_ids: choices.append(expert_ids)), choices
 
 
 _as_call = jax.jit(_with_choices, static_argnums=0)
 _inline = jax.jit(_with_choices, static_argnums=0, inline=True)
 
 
-OBSERVERS: dict[str, Callable[[], AbstractContextManager[Callable[[], jax.Array]]]] = {"experts": _expert_choices}
-"""Observers by name. Each observes the model called in its block, and yields a function for the values [T, ...]."""
+OBSERVERS: dict[str, Callable[[], LayerObserver]] = {"experts": _ExpertChoices}
+"""Observers by name, each made anew for a call of the model."""

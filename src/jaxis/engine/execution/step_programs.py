@@ -5,7 +5,6 @@ Each program takes the flat list of the model's arrays and rebuilds the model in
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -75,14 +74,14 @@ class ForwardKey:
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
             model = context.merge(arrays, self.shape, step)
-            arguments = _handed_on(context, given)
+            arguments: dict[str, Any] = {**_handed_on(context, given)}
             for part in self.shape.parts if stage.is_first else ():
                 arguments |= part.arguments(model, step.input_ids, step.fields)
-            with contextlib.ExitStack() as stack:
-                observed = [stack.enter_context(OBSERVERS[name]()) for name in self.observers]
-                caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **arguments)
+            if observed := [OBSERVERS[name]() for name in self.observers]:
+                [arguments["run_layer"]] = observed
+            caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **arguments)
             rows = hidden[step.logits_rows] if stage.is_last else None
-            return caches, hidden, rows, aux if context.num_draft_caches else [], [values() for values in observed]
+            return caches, hidden, rows, aux if context.num_draft_caches else [], [each.values() for each in observed]
 
         operands = (
             context.arrays_of(self.shape),

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -28,6 +26,7 @@ from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
 from jaxis.layers.norm import Norm
+from jaxis.layers.routing import RouterObserver, observe_routers
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import HasState
@@ -44,6 +43,10 @@ if TYPE_CHECKING:
 
 Caches = list[Any] | None
 """One entry for each layer that caches, in order: an array of blocks or the arrays of a state. None for no caches."""
+
+
+LayerRunner = Callable[..., LayerOutput]
+"""Function with the arguments and the result of `run_layer`."""
 
 
 class LayerClass(Protocol):
@@ -128,6 +131,7 @@ class DecoderModel(JaxModule):
         inputs_embeds: jax.Array | None = None,
         layer_additions: LayerAdditions | None = None,
         intermediate_tensors: JaxIntermediateTensors | None = None,
+        run_layer: LayerRunner | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         if intermediate_tensors is not None:
             embeddings = x = intermediate_tensors["hidden_states"]
@@ -140,11 +144,12 @@ class DecoderModel(JaxModule):
         layer_inputs = self.layer_inputs(input_ids, embeddings)
         caches = self.step_caches(kv_caches)
         aux_hidden_states = []
+        run_layer = run_layer or _usual_runner()
         for i, layer in enumerate(self.layers):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
-                run = layer if calls_are_observed() else functools.partial(_layer_runner(), *nnx.split(layer))
+                run = layer if calls_are_observed() else functools.partial(run_layer, *nnx.split(layer))
                 cache, x = run(self.cache_of_layer(caches, i), x, attention_metadata, *layer_inputs[i])
             if layer_additions is not None:
                 x = layer_additions.after_layer(i, x)
@@ -231,8 +236,13 @@ def run_layer(
     x: jax.Array,
     attention_metadata: AttentionMetadata,
     *layer_inputs: jax.Array,
+    observe: RouterObserver | None = None,
 ) -> LayerOutput:
-    return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
+    """Runs a layer; `observe` gets its routers' logits and choices."""
+    layer = nnx.merge(graphdef, state)
+    if observe is not None:
+        observe_routers(layer, observe)
+    return layer(kv_cache, x, attention_metadata, *layer_inputs)
 
 
 # Equal layers are traced once: tracing is slower than loading.
@@ -240,22 +250,7 @@ _run_layer_as_call = jax.jit(run_layer, static_argnums=0)
 _run_layer_inline = jax.jit(run_layer, static_argnums=0, inline=True)
 
 
-_runner: ContextVar[Callable[..., LayerOutput] | None] = ContextVar("runner", default=None)
-
-
-@contextmanager
-def layers_run_by(run: Callable[..., LayerOutput]) -> Iterator[None]:
-    """Makes models called in the block run each layer by a function with `run_layer`'s arguments and result."""
-    token = _runner.set(run)
-    try:
-        yield
-    finally:
-        _runner.reset(token)
-
-
-def _layer_runner() -> Callable[..., LayerOutput]:
-    if (run := _runner.get()) is not None:
-        return run
+def _usual_runner() -> LayerRunner:
     return _run_layer_inline if layers_are_inlined() else _run_layer_as_call
 
 
@@ -380,6 +375,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         inputs_embeds: jax.Array | None = None,
         layer_additions: LayerAdditions | None = None,
         intermediate_tensors: JaxIntermediateTensors | None = None,
+        run_layer: LayerRunner | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """Runs a flat batch of T tokens.
 
@@ -391,6 +387,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
           layer_additions: Additions to the outputs of the first layers; None for none.
           intermediate_tensors: `hidden_states` [T, E] of an earlier pipeline stage, used instead of the other two
             inputs.
+          run_layer: Function with the arguments and the result of the module's `run_layer`, which runs each layer; None
+            runs them as usual, equal ones traced once.
 
         Returns:
           The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states of
@@ -404,6 +402,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
             inputs_embeds=inputs_embeds,
             layer_additions=layer_additions,
             intermediate_tensors=intermediate_tensors,
+            run_layer=run_layer,
         )
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
