@@ -1,6 +1,7 @@
 """`jaxis new-model`: what it writes passes the tests of the family that it copied."""
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ from jaxis.models.registry import built_in_models
 from tests.support.places import REPOSITORY
 
 PARITY = "tests/data/families.yaml"
+TABLE = "src/jaxis/models/architectures.json"
 # An editable installation's finder would put the installed package before the copy.
 RUN_PYTEST = """
 import sys
@@ -36,10 +38,11 @@ FAMILIES = sorted(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The folder and the file that are changed, as in a checkout."""
+    """The folder and the files that are changed, as in a checkout."""
     (tmp_path / "src/jaxis/models").mkdir(parents=True)
     (tmp_path / PARITY).parent.mkdir(parents=True)
-    shutil.copy(REPOSITORY / PARITY, tmp_path / PARITY)
+    for file in (TABLE, PARITY):
+        shutil.copy(REPOSITORY / file, tmp_path / file)
     return tmp_path
 
 
@@ -60,6 +63,8 @@ def test_writes_the_file_with_its_declaration_and_the_test_row(checkout: Path, l
     [declaration] = [node.value for node in family.body if isinstance(node, ast.Assign) and _calls_family(node.value)]
     assert [ast.unparse(argument) for argument in declaration.args[:2]] == ["'NewThing2'", "(NewThing2ForCausalLM,)"]
     assert {keyword.arg for keyword in declaration.keywords} <= {"tiny"}
+    added = json.loads((checkout / TABLE).read_text()).items() - json.loads((REPOSITORY / TABLE).read_text()).items()
+    assert added == {("NewThing2ForCausalLM", "new_thing2")}
     before, after = (REPOSITORY / PARITY).read_text().splitlines(), (checkout / PARITY).read_text().splitlines()
     assert set(before) <= set(after)
     rows = [yaml.safe_load((folder / PARITY).read_text())["families"] for folder in (REPOSITORY, checkout)]
@@ -105,7 +110,7 @@ def test_mistakes(checkout: Path, name: str, like: str, message: str):
     with pytest.raises(ConfigError, match=message):
         new_model(name, like, checkout)
     assert (checkout / PARITY).read_text() == before
-    assert not list((checkout / "src/jaxis/models").iterdir())
+    assert [path.name for path in (checkout / "src/jaxis/models").iterdir()] == [Path(TABLE).name]
 
 
 def test_a_folder_that_is_no_checkout(tmp_path: Path):

@@ -22,6 +22,7 @@ from jaxis.models.registry import (
     supported_architectures,
 )
 from tests.support.places import REPOSITORY
+from tools.supported_models.table import table
 
 EXTERNAL_MODEL = REPOSITORY / "examples" / "external_model"
 
@@ -45,8 +46,20 @@ def test_every_file_of_a_family_declares_its_classes_and_each_name_is_declared_o
         assert get_model_class([architecture]) is model_class
 
 
-def test_the_names_that_are_read_in_files_are_those_that_are_imported():
+def test_the_table_has_the_names_that_the_files_declare():
+    written = Path(registry.__file__).with_name("architectures.json").read_text()
+    assert written == table(), "run python -m tools.supported_models"
     assert sorted(declared_architectures()) == supported_architectures()
+
+
+def test_a_family_without_its_file_is_an_error_of_one_line_and_is_not_listed(monkeypatch):
+    monkeypatch.setattr(registry, "_modules", lambda: {"GoneForCausalLM": "gone", "LlamaForCausalLM": "llama"})
+    with pytest.raises(ConfigError) as error:
+        get_model_class(["GoneForCausalLM"])
+    assert str(error.value) == "GoneForCausalLM needs jaxis.models.gone, which is not part of this installation"
+    with pytest.raises(ConfigError, match=r"needs jaxis\.models\.gone"):
+        get_model_class(["GoneModel"])
+    assert {name for family in built_in_families.__wrapped__() for name in family.architectures} >= {"LlamaForCausalLM"}
 
 
 def test_another_name_of_an_architecture_is_the_same_class():

@@ -1,9 +1,9 @@
-"""Writes docs/models.md.
+"""Writes docs/models.md, and src/jaxis/models/architectures.json, from the families' declarations.
 
-  python -m tools.supported_models           # writes the page
-  python -m tools.supported_models --check   # exit code 1 if the page is out of date
+  python -m tools.supported_models           # writes both
+  python -m tools.supported_models --check   # exit code 1 if one is out of date
 
-Run it from the repository's root. tests/test_docs.py fails where the page and the table differ.
+Run it from the repository's root. tests/test_docs.py and tests/models/test_registry.py fail where they differ.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import sys
 
 from tests.support.places import REPOSITORY
 from tools.supported_models.page import page
+from tools.supported_models.table import MODELS, table
 
 PAGE = REPOSITORY / "docs" / "models.md"
+TABLE = MODELS / "architectures.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         "tools.supported_models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="compare the page instead of writing it")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE.name} is out of date: run python -m tools.supported_models")
+    parser.add_argument("--check", action="store_true", help="compare the files instead of writing them")
+    check = parser.parse_args().check
+    # The page is of the families in the table.
+    for file, text in ((TABLE, table), (PAGE, page)):
+        if not check:
+            file.write_text(text(), encoding="utf-8")
+        elif file.read_text(encoding="utf-8") != text():
+            sys.exit(f"{file.name} is out of date: run python -m tools.supported_models")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts a new family from an existing one: its file and its test row.
+"""Starts a new family from an existing one: its file, its name in the table of architectures, and its test row.
 
 The result is the copied family under another name, and passes that family's tests. From there, change what differs, and
 run the tests again after each change.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from jaxis.nearest_name import did_you_mean
 _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 _MODELS = Path("src/jaxis/models")
+_TABLE = _MODELS / "architectures.json"
 _PARITY = Path("tests/data/families.yaml")
 
 
@@ -53,7 +55,7 @@ def new_model(name: str, like: str, root: Path) -> CopiedModel:
     """
     source = _find(like)
     architecture = _checked_name(name)
-    for path in (_MODELS, _PARITY):
+    for path in (_TABLE, _PARITY):
         if not (root / path).exists():
             raise ConfigError(
                 f"{root.absolute()} is not a checkout of jaxis (it has no {path}): change to one; "
@@ -62,8 +64,10 @@ def new_model(name: str, like: str, root: Path) -> CopiedModel:
     family_file = root / _MODELS / f"{_snake_case(name)}.py"
     if family_file.exists():
         raise ConfigError(f"{family_file} exists: choose another name")
+    modules = json.loads((root / _TABLE).read_text()) | {architecture: family_file.stem}
     changes = {
         family_file: _family_source(source, name, architecture),
+        root / _TABLE: json.dumps(modules, indent=2, sort_keys=True) + "\n",
         root / _PARITY: _with_parity_row((root / _PARITY).read_text(), source, name, architecture),
     }
     for path, text in changes.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
+import json
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from jaxis.config.value_checks import check_values
 from jaxis.errors import ConfigError
 from jaxis.models.common.base_model import names_with_head, of_base_model
 from jaxis.models.common.family import Family
+from jaxis.rooms import check_room, has_room
 
 ENTRY_POINT_GROUP = "jaxis.models"
 
-_FOLDER = Path(__file__).parent
+_TABLE = Path(__file__).with_name("architectures.json")  # written by `python -m tools.supported_models`
 _registered: dict[str, type[Any] | str] = {}
 
 
@@ -35,13 +36,20 @@ def register_model(architecture: str, model: type[Any] | str) -> None:
 
 
 @functools.cache
+def _modules() -> dict[str, str]:
+    """Returns the built-in names in `architectures` -> the module of this package that declares each."""
+    return json.loads(_TABLE.read_text("utf-8"))
+
+
+@functools.cache
 def built_in_families() -> tuple[Family, ...]:
-    """Returns all families declared in this folder's files, file by file; imports the files."""
-    return tuple(family for path in sorted(_FOLDER.glob("*.py")) for family in _declared_in(path))
+    """Returns all families that this installation has, module by module; imports the modules."""
+    present = [module for module in sorted(set(_modules().values())) if has_room(f"models.{module}")]
+    return tuple(family for module in present for family in _declared_in(module))
 
 
 def built_in_models() -> dict[str, type[Any]]:
-    """Returns the built-in models: architecture -> class; imports all families' files."""
+    """Returns the built-in models: architecture -> class; imports all families' modules."""
     return {model.__name__: model for family in built_in_families() for model in family.classes}
 
 
@@ -49,45 +57,18 @@ def built_in_models() -> dict[str, type[Any]]:
 def family_of(architecture: str) -> Family | None:
     """Returns the built-in family of a name in `architectures`; None without one.
 
-    Only files whose text contains the name are imported, since importing all families takes long.
+    Raises ConfigError if this installation lacks the family's file.
     """
     for name in (architecture, *names_with_head(architecture)):
-        for path in sorted(_FOLDER.glob("*.py")):
-            if name in path.read_text("utf-8"):
-                for family in _declared_in(path):
-                    if name in family.architectures:
-                        return family
+        if (module := _modules().get(name)) is not None:
+            check_room(f"models.{module}", name)
+            return next((family for family in _declared_in(module) if name in family.architectures), None)
     return None
 
 
 def declared_architectures() -> frozenset[str]:
-    """Returns the names of `supported_architectures`, from syntax trees, without importing the families, nor JAX."""
-    return frozenset({*_built_in_names(), *_registered, *_plugins()})
-
-
-@functools.cache
-def _built_in_names() -> frozenset[str]:
-    return frozenset(
-        name
-        for path in _FOLDER.glob("*.py")
-        for call in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == Family.__name__
-        for name in _names_in(call)
-    )
-
-
-def _names_in(declaration: ast.Call) -> list[str]:
-    """Returns the architectures in a call of `Family`: names of its classes, and keys of `other_names`."""
-    classes = ast.walk(declaration.args[1])
-    others = [keyword.value for keyword in declaration.keywords if keyword.arg == "other_names"]
-    keys = [
-        key.value
-        for value in others
-        if isinstance(value, ast.Dict)
-        for key in value.keys
-        if isinstance(key, ast.Constant)
-    ]
-    return [*(node.id for node in classes if isinstance(node, ast.Name)), *map(str, keys)]
+    """Returns the names of `supported_architectures`, without importing the families, nor JAX."""
+    return frozenset({*_modules(), *_registered, *_plugins()})
 
 
 def supported_architectures() -> list[str]:
@@ -104,7 +85,7 @@ def is_supported(architectures: list[str]) -> bool:
 def get_model_class(architectures: list[str]) -> type[Any]:
     """Returns the class of the first known name: registered classes precede plug-ins, plug-ins built-in models.
 
-    Raises ConfigError if no name is known, or a plug-in's module cannot be imported.
+    Raises ConfigError if no name is known, or a plug-in's module, or a family's, cannot be imported.
     """
     for architecture in architectures:
         if (model := _find(architecture)) is not None:
@@ -135,9 +116,9 @@ def model_class_of(hf_config: HFConfig, architectures: list[str] | None = None) 
     return of_base_model(model, known) if is_base else model
 
 
-def _declared_in(path: Path) -> list[Family]:
-    module = importlib.import_module(f"jaxis.models.{path.stem}")
-    return [value for value in vars(module).values() if isinstance(value, Family)]
+def _declared_in(module: str) -> list[Family]:
+    declared = vars(importlib.import_module(f"jaxis.models.{module}"))
+    return [value for value in declared.values() if isinstance(value, Family)]
 
 
 @functools.cache
