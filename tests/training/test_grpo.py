@@ -16,10 +16,12 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, logsumexp
+from jaxis.parallel.mesh import DATA_AXIS
 from jaxis.training import live_engine
 from jaxis.training.grpo.objective import GRPO, MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import advantages
-from jaxis.training.objectives import Draws, Scores
+from jaxis.training.objectives import Draws, Reported, Scores
+from jaxis.training.sharding import Devices
 from jaxis.training.trainer import Trainer
 from tests.support import training
 
@@ -97,12 +99,24 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
         losses = GRPO(corrects, has_filters=False).loss(
             lambda *_: Scores(logprobs, logprobs, None, lambda _: logprobs), {}, {}, batch, jax.random.key(0)
         )
-        return losses.total, losses.sums
+        return losses.total, losses.reported.maxima
 
-    (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
+    (_, maxima), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
     weights = np.minimum(np.exp(np.asarray(logprobs - sampled)), 2.0) if corrects else 1.0
     np.testing.assert_allclose(gradient, np.where(learned, -weights * gains, 0.0), rtol=1e-5, atol=1e-7)
-    assert sums[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
+    assert maxima[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
+
+
+def test_of_all_micro_batches_and_devices_sums_are_divided_and_the_largest_maximum_stays():
+    devices = object.__new__(Devices)
+    devices.num_devices = 2
+
+    def of_device(values):
+        first, second = (Reported({"a": value}, {"b": value}) for value in values)
+        return first.joined(second).of_all(devices).divided(jnp.float32(4))
+
+    found = jax.vmap(of_device, axis_name=DATA_AXIS)(jnp.asarray([[1.0, 2.0], [8.0, 5.0]]))
+    assert {name: value.tolist() for name, value in found.items()} == {"a": [4.0, 4.0], "b": [8.0, 8.0]}
 
 
 @pytest.mark.sampled(3)

@@ -44,7 +44,7 @@ def test_losses_gradients_and_rewards_are_those_of_numpy(kind, smoothing):
 
     def total(values):
         losses = objective.loss(forward, values, jnp.asarray(reference, jnp.float32), Pairs(), None)
-        return losses.total, losses.sums
+        return losses.total, losses.reported.sums
 
     (loss, reported), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(policy, jnp.float32))
     np.testing.assert_allclose(loss, numpy_losses(policy, reference, kind, beta, smoothing).sum(), rtol=1e-5)

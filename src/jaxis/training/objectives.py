@@ -7,7 +7,7 @@ learned tokens, so that the logits of all tokens are never in memory together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
 import jax
@@ -20,14 +20,40 @@ from jaxis.layers.module import JaxModule
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import FunctionalModel, Values, hidden_states
 from jaxis.training.layer_calls import LayerCalls, RouterSums
+from jaxis.training.sharding import Devices
 
 CHUNK_TOKENS = 256
 _ROWS = "rows"
 
-Sums = dict[str, jax.Array]
-"""float32 scalars by name, summed over the micro-batches of a step."""
-MAXIMUM = "_max"
-"""Suffix of names in `Sums` whose largest value is kept instead of the sum."""
+Scalars = dict[str, jax.Array]
+"""float32 scalars by name."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Reported:
+    """Values of a micro-batch that are reported, beside its loss.
+
+    `sums` are added up over micro-batches and devices, to be divided by the weight. Of `maxima`, which are at least 0,
+    the largest is kept.
+    """
+
+    sums: Scalars = field(default_factory=dict[str, jax.Array])
+    maxima: Scalars = field(default_factory=dict[str, jax.Array])
+
+    def joined(self, other: Reported) -> Reported:
+        """Returns the values of both."""
+        return Reported(
+            jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima)
+        )
+
+    def of_all(self, devices: Devices) -> Reported:
+        """Returns the values of all devices, within a function of `Devices.on_each`."""
+        return Reported(devices.sum(self.sums), devices.maximum(self.maxima))
+
+    def divided(self, weight: jax.Array) -> Scalars:
+        """Returns the sums divided by the weight of the batch, and the maxima."""
+        return {name: value / weight for name, value in self.sums.items()} | self.maxima
 
 
 class Scores(NamedTuple):
@@ -48,13 +74,13 @@ class Scores(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Sum of the losses of a micro-batch, and sums of reported values, to be divided by the weight.
+    """Sum of the losses of a micro-batch, to be divided by the weight, and reported values.
 
     `router_sums` are those of the trained model; see `Scores`.
     """
 
     total: jax.Array
-    sums: Sums
+    reported: Reported
     router_sums: RouterSums | None
 
 
@@ -250,7 +276,7 @@ class CrossEntropy:
         del frozen
         scores = forward(values, batch, key)
         sums = {"accuracy": jnp.sum(scores.hits, dtype=jnp.float32)}
-        return Losses(-jnp.sum(scores.logprobs), sums, scores.router_sums)
+        return Losses(-jnp.sum(scores.logprobs), Reported(sums), scores.router_sums)
 
 
 @dataclass(frozen=True)
@@ -296,7 +322,7 @@ def sigmoid_losses(margin: jax.Array, label_smoothing: float = 0.0) -> jax.Array
 
 def _sums_of_pairs(
     losses: jax.Array, chosen: jax.Array, rejected: jax.Array, is_pair: jax.Array
-) -> tuple[jax.Array, Sums]:
+) -> tuple[jax.Array, Reported]:
     """Sums losses float32 [N] and reported values over pairs; `is_pair` is False for padding, bool [N].
 
     The rewards of chosen and rejected answers, float32 [N], are beta times the logarithm of how much more likely these
@@ -307,9 +333,10 @@ def _sums_of_pairs(
     def total(each: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(is_pair, each, 0.0), dtype=jnp.float32)
 
-    return total(losses), {
+    sums = {
         "rewards/chosen": total(chosen),
         "rewards/rejected": total(rejected),
         "rewards/margins": total(margin),
         "rewards/accuracies": total(margin > 0),
     }
+    return total(losses), Reported(sums)

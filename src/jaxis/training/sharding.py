@@ -113,6 +113,10 @@ class Devices:
         """Sums a tree over all devices, within a function of `on_each`. The sum must not be differentiated."""
         return tree if self.num_devices == 1 else jax.lax.psum(tree, DATA_AXIS)
 
+    def maximum(self, tree: Any) -> Any:
+        """Takes the largest values of all devices, as `sum` does the sums."""
+        return tree if self.num_devices == 1 else jax.lax.pmax(tree, DATA_AXIS)
+
     def shards(self, values: Any, axes: Axes) -> Any:
         """Wraps each shard as a `DevicePart`, within a function of `on_each`."""
         if self.num_devices == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
@@ -16,7 +17,7 @@ from jaxis.parallel.mesh import put
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import Values
 from jaxis.training.layer_calls import RouterSums
-from jaxis.training.objectives import MAXIMUM, Forward, Objective, Sums
+from jaxis.training.objectives import Forward, Objective, Reported, Scalars
 from jaxis.training.sharding import Devices, Placement
 
 Trained = dict[str, jax.Array]
@@ -30,7 +31,7 @@ class StepFunction(Protocol):
 
     def __call__(
         self, trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[Trained, optax.OptState, Sums]:
+    ) -> tuple[Trained, optax.OptState, Scalars]:
         """Returns the new weights, the new optimizer state, and reported values."""
         ...
 
@@ -40,7 +41,7 @@ class GradientFunction(Protocol):
 
     def __call__(
         self, trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, Trained, Sums]:
+    ) -> tuple[jax.Array, Trained, Reported]:
         """Returns the loss, its gradient, and reported values."""
         ...
 
@@ -75,40 +76,35 @@ def make_gradient(
 
     def of_device(
         trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, Trained, Sums]:
+    ) -> tuple[jax.Array, Trained, Reported]:
         frozen = devices.shards(frozen, frozen_axes)
 
-        def loss(trained: Trained, micro_batch: TrainingBatch, number: jax.Array) -> tuple[jax.Array, Sums]:
+        def loss(trained: Trained, micro_batch: TrainingBatch, number: jax.Array) -> tuple[jax.Array, Reported]:
             key_here = jax.random.fold_in(key, number)
             losses = objective.loss(forward, combine(trained, frozen), frozen, micro_batch, key_here)
             if losses.router_sums is None:
-                return losses.total, losses.sums
+                return losses.total, losses.reported
             weighted = _router_loss(losses.router_sums, devices) * devices.sum(objective.weight(micro_batch))
-            return losses.total + router_coefficient * weighted, {**losses.sums, "aux_loss": weighted}
+            sums = {**losses.reported.sums, "aux_loss": weighted}
+            return losses.total + router_coefficient * weighted, dataclasses.replace(losses.reported, sums=sums)
 
         differentiate = jax.value_and_grad(loss, has_aux=True)
         parts = devices.shards(trained, trained_axes)
 
         def add(so_far: Any, each: tuple[TrainingBatch, jax.Array]) -> tuple[Any, None]:
-            (total, sums), gradient = so_far
-            (one, reported), change = differentiate(parts, *each)
-            sums = {name: _joined(name, sums[name], value) for name, value in reported.items()}
-            return ((total + one, sums), jax.tree.map(jnp.add, gradient, change)), None
+            (total, reported), gradient = so_far
+            (one, new), change = differentiate(parts, *each)
+            return ((total + one, reported.joined(new)), jax.tree.map(jnp.add, gradient, change)), None
 
         micro_batches = (batch, jnp.arange(len(batch.ids)))
         one = jax.tree.map(lambda array: array[0], micro_batches)
         nothing = jax.tree.map(
             lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(differentiate, parts, *one)
         )
-        ((total, sums), gradient), _ = jax.lax.scan(add, nothing, micro_batches)
-        total, sums = devices.sum((total, sums))
-        return total, devices.sum_gradient(gradient), sums
+        ((total, reported), gradient), _ = jax.lax.scan(add, nothing, micro_batches)
+        return devices.sum(total), devices.sum_gradient(gradient), reported.of_all(devices)
 
     return devices.on_each(of_device, trained_axes, frozen_axes, (-1, trained_axes, -1))
-
-
-def _joined(name: str, one: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.maximum(one, other) if name.endswith(MAXIMUM) else one + other
 
 
 def _router_loss(sums: RouterSums, devices: Devices) -> jax.Array:
@@ -138,8 +134,8 @@ def make_step(
     @functools.partial(jit, donate_argnums=(0, 2))
     def step(
         trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[Trained, optax.OptState, Sums]:
-        total, gradient, sums = differentiate(trained, frozen, batch, key)
+    ) -> tuple[Trained, optax.OptState, Scalars]:
+        total, gradient, reported = differentiate(trained, frozen, batch, key)
         weight = objective.weight(batch)
         gradient = jax.tree.map(lambda array: array / weight, gradient)
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(array)) for array in jax.tree.leaves(gradient)))
@@ -147,14 +143,13 @@ def make_step(
             scale = jnp.minimum(1.0, max_grad_norm / (norm + 1e-6))
             gradient = jax.tree.map(lambda array: array * scale, gradient)
         updates, state = optimizer.update(gradient, state, trained)
-        means = {name: value if name.endswith(MAXIMUM) else value / weight for name, value in sums.items()}
         new = cast(Trained, optax.apply_updates(cast(optax.Params, trained), updates))
-        return new, state, {"loss": total / weight, **means, "grad_norm": norm}
+        return new, state, {"loss": total / weight, **reported.divided(weight), "grad_norm": norm}
 
     return step
 
 
-Evaluate = Callable[[Trained, Values, TrainingBatch], tuple[jax.Array, jax.Array, Sums]]
+Evaluate = Callable[[Trained, Values, TrainingBatch], tuple[jax.Array, jax.Array, Scalars]]
 """Function of trained arrays, frozen arrays and a batch of one micro-batch. It returns the sum of losses, their weight,
 and sums of other reported values."""
 
@@ -171,12 +166,12 @@ def make_evaluation(
 
     def of_device(
         trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, jax.Array, Sums]:
+    ) -> tuple[jax.Array, jax.Array, Scalars]:
         micro_batch = jax.tree.map(lambda array: array[0], batch)
         frozen = devices.shards(frozen, frozen_axes)
         values = combine(devices.shards(trained, trained_axes), frozen)
         losses = objective.loss(forward, values, frozen, micro_batch, key)
-        return devices.sum((losses.total, objective.weight(batch), losses.sums))
+        return devices.sum((losses.total, objective.weight(batch), losses.reported.sums))
 
     on_each = devices.on_each(of_device, trained_axes, frozen_axes, (-1, -1, -1))
     return jit(lambda trained, frozen, batch: on_each(trained, frozen, batch, jax.random.key(0)))

@@ -14,7 +14,7 @@ from jaxis.kernels.sampling import TokenFilters
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import CORRECT, TrainingParams
 from jaxis.training.functional_model import Values
-from jaxis.training.objectives import Draws, Forward, Losses
+from jaxis.training.objectives import Draws, Forward, Losses, Reported
 
 MISMATCH = "sampler_trainer_logprob_diff_max"
 VOCAB_MISMATCH = "sampler_trainer_logprob_diff_vocab_max"
@@ -83,10 +83,10 @@ class GRPO:
         weights = jnp.minimum(jnp.exp(change), MAX_WEIGHT) if self.corrects else 1.0
         gains = weights * rollouts.advantages * jnp.exp(logprobs - now)
         total = -jnp.sum(jnp.where(batch.learned, gains, 0.0))
-        sums = {MISMATCH: jnp.max(jnp.abs(change))}
+        maxima = {MISMATCH: jnp.max(jnp.abs(change))}
         if rollouts.vocab_positions.size:
             sampled = jnp.asarray(rollouts.vocab_logprobs)
             here = jax.lax.stop_gradient(scores.vocab_logprobs(jnp.asarray(rollouts.vocab_positions)))
             # Also for tokens that both exclude.
-            sums[VOCAB_MISMATCH] = jnp.max(jnp.where(here == sampled, 0.0, jnp.abs(here - sampled)))
-        return Losses(total, sums, scores.router_sums)
+            maxima[VOCAB_MISMATCH] = jnp.max(jnp.where(here == sampled, 0.0, jnp.abs(here - sampled)))
+        return Losses(total, Reported(maxima=maxima), scores.router_sums)
