@@ -93,7 +93,7 @@ def load_expert(param, expert, tensor):
 def test_a_stack_is_filled_in_place():
     stack, tensor = abstract_stack(), np.ones((2, 4), np.float32)
     load_expert(stack, 1, tensor)
-    address = stack.get_value().stack.unsafe_buffer_pointer()
+    address = stack.get_value().stack.stack().unsafe_buffer_pointer()
     load_expert(stack, 0, 2 * tensor)
     assert isinstance(stack.get_value(), PartialWeight)
     assert stack.get_value().missing == [2]

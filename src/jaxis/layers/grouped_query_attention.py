@@ -202,7 +202,7 @@ class GroupedQueryAttention(JaxModule):
         if self.qkv_proj is not None:
             self.packing = QKVPacking(num_devices)
         copies = max(1, num_devices // self.num_kv_heads)
-        weight = None if self.k_norm is None or isinstance(self.k_norm, HeadLayerNorms) else self.k_norm.weight
+        weight = None if self.k_norm is None else self.k_norm.weight
         if weight is not None and weight.shape != (self.head_dim,) and copies > 1:
             _repeat_heads(weight, self.head_dim, copies)
 
@@ -297,8 +297,6 @@ def _repeat_heads(param: nnx.Param, head_dim: int, copies: int) -> None:
 
 
 def _apply_norm(norm: HeadNorm, x: jax.Array, head_dim: int) -> jax.Array:
-    if isinstance(norm, HeadLayerNorms):
-        return norm(x.reshape(x.shape[0], -1, head_dim)).reshape(x.shape)
-    shape = (norm.num_features,) if isinstance(norm, JaxRmsNorm) else norm.weight.shape
-    over_all_heads = (x.shape[0], -1) if len(shape) == 1 and shape[0] != head_dim else (x.shape[0], -1, head_dim)
-    return norm(x.reshape(over_all_heads)).reshape(x.shape)
+    over_all_heads = len(norm.shape) == 1 and norm.shape != (head_dim,)
+    shape = (x.shape[0], -1) if over_all_heads else (x.shape[0], -1, head_dim)
+    return norm(x.reshape(shape)).reshape(x.shape)

@@ -47,6 +47,11 @@ class JaxRmsNorm(JaxModule):
         self.weight = make_parameter(rngs, init, (num_features,), dtype, axes=(None,)) if use_weight else None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the last axes of an input."""
+        return (self.num_features,)
+
+    @property
     def scale(self) -> jax.Array:
         """Factor that multiplies the normalised features: [num_features]."""
         if self.weight is None:
@@ -93,6 +98,11 @@ class JaxLayerNorm(JaxModule):
         self.weight = make_parameter(rngs, nnx.initializers.ones, shape, dtype, axes=axes)
         self.bias = make_parameter(rngs, nnx.initializers.zeros, shape, dtype, axes=axes) if use_bias else None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the last axes of an input."""
+        return self.weight.get_value().shape
+
     def __call__(self, x: jax.Array) -> jax.Array:
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.weight[...], bias, epsilon=self.epsilon)
@@ -101,6 +111,8 @@ class JaxLayerNorm(JaxModule):
 class HeadLayerNorms(JaxModule):
     """Layer norms of H heads that are separate in the checkpoint, as `norms.0.weight` [D] and so on, without biases."""
 
+    weight: None = None
+
     def __init__(
         self, num_heads: int, head_dim: int, rngs: nnx.Rngs, *, epsilon: float, dtype: DTypeLike = jnp.float32
     ) -> None:
@@ -108,6 +120,11 @@ class HeadLayerNorms(JaxModule):
         self.norms = [
             JaxLayerNorm(head_dim, rngs, epsilon=epsilon, use_bias=False, dtype=dtype) for _ in range(num_heads)
         ]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the last axes of an input, of which the first may be repeated."""
+        return (len(self.norms), *self.norms[0].shape)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises x [T, H, D]. Devices that repeat heads have several copies of each, one after the other."""

@@ -12,24 +12,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import Allocate, PackedWeight, WeightValue
 from jaxis.kernels.weights.shards import in_equal_parts, placement
 from jaxis.kernels.weights.stack_packer import StackPacker
+from jaxis.layers.expert_stack import ExpertStack, new_stack
 from jaxis.layers.module import Initializer, parameter_of
-from jaxis.layers.spread_stack import SpreadStack, check_same_type, write_entry
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
 from jaxis.layers.weight_loader import place_array, unexpected_shard
 from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.mapped_pages import drop_pages_of
-from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 
 
 @jax.tree_util.register_dataclass
@@ -40,21 +37,23 @@ class PartialWeight:
     Attributes:
       target: Shape [out, in] or [X, out, in]. It is abstract, so that an incomplete parameter counts as not loaded.
       waiting: (Expert, tensor name) -> tensors of incomplete weights; views of the mapped file.
-      stack: Weights of the complete experts, or the object that packs or spreads them.
+      stack: Weights of the complete experts; None if they are packed.
+      packer: Packed weights of complete experts, some of which other threads may still be packing.
       complete: Experts with all tensors.
       first_type: Type of these experts' first tensor.
     """
 
     target: jax.ShapeDtypeStruct
     waiting: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    stack: WeightValue | StackPacker | SpreadStack | None = None
+    stack: ExpertStack | None = None
+    packer: StackPacker | None = None
     complete: frozenset[int] = field(default=frozenset(), metadata={"static": True})
     first_type: np.dtype | None = field(default=None, metadata={"static": True})
 
     @property
     def missing(self) -> list[int]:
         """Experts without a weight so far."""
-        present = self.stack.experts if isinstance(self.stack, StackPacker) else self.complete
+        present = self.complete if self.packer is None else self.packer.experts
         return [expert for expert in range(self.target.shape[0]) if expert not in present]
 
 
@@ -127,20 +126,21 @@ class WeightLoader:
         tensors = self._take(partial, expert, name, tensor)
         job = None
         if tensors is not None:
-            stack, first_type = partial.stack, partial.first_type or tensor.dtype
+            stack, packer, first_type = partial.stack, partial.packer, partial.first_type or tensor.dtype
             if isinstance(tensor, HeaderTensor):
                 pass
             elif self.recipe.packs:
-                stack = stack if isinstance(stack, StackPacker) else StackPacker(partial.target.shape[0])
+                packer = packer or StackPacker(partial.target.shape[0])
                 if self.recipe.format is PLAIN and tensor.dtype == ml_dtypes.bfloat16 != first_type:
                     # The stack is of a wider type, so this tensor is upcast.
                     tensors = {each: array.astype(np.float32) for each, array in tensors.items()}
-                job = functools.partial(self._pack_expert, stack, expert, tensors)
+                job = functools.partial(self._pack_expert, packer, expert, tensors)
             else:
-                assert not isinstance(stack, StackPacker)
-                stack = self._put(stack, expert, tensors)
-            complete = partial.complete | {expert}
-            partial = dataclasses.replace(partial, stack=stack, complete=complete, first_type=first_type)
+                stack = stack or new_stack(partial.target.shape[0], self.slot.axes)
+                self._put(stack, expert, tensors)
+            partial = dataclasses.replace(
+                partial, stack=stack, packer=packer, complete=partial.complete | {expert}, first_type=first_type
+            )
         param.set_value(partial)
         return job
 
@@ -223,30 +223,10 @@ class WeightLoader:
             # The file's reader has gone on, and may have dropped them before they were read.
             drop_pages_of(tensor)
 
-    def _put(
-        self, stack: WeightValue | SpreadStack | None, expert: int, tensors: dict[str, np.ndarray]
-    ) -> WeightValue | SpreadStack:
-        num_experts, mesh = self.slot.num_experts, jax.sharding.get_mesh()
-        assert num_experts is not None
-        if stack is None and self.slot.axes[0] == SPREAD_EXPERT and mesh.size > 1:
-            stack = SpreadStack(mesh, num_experts)
-        if isinstance(stack, SpreadStack) and not stack.is_here(expert):
-            return stack
-        weight = self._make(tensors)
-        dtype = self.dtype if isinstance(weight, jax.Array | np.ndarray) else None
-        if isinstance(stack, SpreadStack):
-            stack.put(expert, weight, dtype)
-            return stack
-        axes = placement(weight, self.slot.axes)
-        entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
-        whole: WeightValue = (
-            stack
-            if stack is not None
-            else jax.tree.map(lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry)
-        )
-        check_same_type(whole, entry, has_dtype=dtype is not None)
-        # Pages are released two tensors later, so finish with this one first.
-        return jax.block_until_ready(jax.tree.map(functools.partial(write_entry, index=expert), whole, entry))
+    def _put(self, stack: ExpertStack, expert: int, tensors: dict[str, np.ndarray]) -> None:
+        if stack.is_here(expert):
+            weight = self._make(tensors)
+            stack.put(expert, weight, self.dtype if isinstance(weight, jax.Array | np.ndarray) else None)
 
     def _place(self, weight: WeightValue) -> WeightValue:
         axes = placement(weight, self.slot.axes)
@@ -263,13 +243,13 @@ class WeightLoader:
         loader = dataclasses.replace(self, recipe=dataclasses.replace(recipe, format=PLAIN, dequantizes=False))
         if self.slot.num_experts is None:
             return loader._place(loader._make({"weight": np.asarray(array)}))
-        stack, packer = None, StackPacker(self.slot.num_experts)
+        stack, packer = new_stack(self.slot.num_experts, self.slot.axes), StackPacker(self.slot.num_experts)
         for expert, weight in enumerate(np.asarray(array)):
             if recipe.packs:
                 loader._pack_expert(packer, expert, {"weight": weight})
             else:
-                stack = loader._put(stack, expert, {"weight": weight})
-        return _finished(packer if stack is None else stack)
+                loader._put(stack, expert, {"weight": weight})
+        return packer.stack() if recipe.packs else stack.stack()
 
 
 def take_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> Callable[[], None] | None:
@@ -289,10 +269,10 @@ def finish_experts(param: nnx.Param) -> None:
     value = param.get_value()
     if not isinstance(value, PartialWeight) or value.missing:
         return
-    if value.stack is None:  # all tensors were HeaderTensors
+    if (filled := value.packer or value.stack) is None:  # all tensors were HeaderTensors
         param.set_value(HeaderTensor.of(value.target.shape, value.target.dtype))
     else:
-        param.set_value(_finished(value.stack))
+        param.set_value(filled.stack())
 
 
 def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
@@ -305,13 +285,3 @@ def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
         return [f"{name} of expert {expert}" for expert in value.missing]
     prefix = name.rpartition(".")[0]
     return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
-
-
-def _finished(stack: WeightValue | StackPacker | SpreadStack) -> WeightValue:
-    return stack.stack() if isinstance(stack, StackPacker | SpreadStack) else stack
-
-
-def _zeros(shape: tuple[int, ...], dtype: DTypeLike, axes: tuple[str | None, ...]) -> jax.Array:
-    mesh = jax.sharding.get_mesh()
-    device = None if mesh.empty else logical_sharding(mesh, axes, shape)
-    return jnp.zeros(shape, dtype, device=device)

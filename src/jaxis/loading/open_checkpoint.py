@@ -101,6 +101,10 @@ class TensorListing(Mapping[str, TensorInfo]):
     def infos(self) -> TensorInfos:
         return read_tensor_infos(self._folder)
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        return self.infos.metadata
+
     def __getitem__(self, name: str) -> TensorInfo:
         return self.infos[name]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxis.errors import ConfigError
-from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
+from jaxis.layers.experts import PROJECTION_NAMES
 from jaxis.layers.weight_format import WeightFormat, WeightSlot
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.quantization.module_patterns import WHERE
@@ -32,7 +32,7 @@ class FormatsByTensors:
         formats: dict[str, WeightFormat] = {}
         for slot in layer.weight_slots:
             try:
-                weight_format = self._format_of_slot(layer, slot, prefix)
+                weight_format = self._format_of_slot(slot, prefix)
                 if weight_format is not None:
                     weight_format.tensors(slot.shape)
                     formats[slot.name] = weight_format
@@ -43,14 +43,14 @@ class FormatsByTensors:
     def check_all_used(self) -> None:
         """Does nothing: loading finds tensors of modules that the model does not have."""
 
-    def _format_of_slot(self, layer: WeightedLayer, slot: WeightSlot, prefix: str) -> WeightFormat | None:
+    def _format_of_slot(self, slot: WeightSlot, prefix: str) -> WeightFormat | None:
         """Raises ValueError if the experts of a layer are not all stored in the same way."""
-        if not isinstance(layer, JaxExperts):
+        if slot.num_experts is None:
             return self.format_of(prefix, slot.shape)
         of_all = self.format_of(f"{prefix}.{slot.name}", slot.shape)
         if of_all is not None:
             return of_all
-        first, *others = [self._format_of_expert(f"{prefix}.{expert}", slot) for expert in range(layer.num_experts)]
+        first, *others = [self._format_of_expert(f"{prefix}.{expert}", slot) for expert in range(slot.num_experts)]
         for expert, other in enumerate(others, 1):
             if other != first:
                 raise ValueError(f"stores {slot.name} of expert {expert} differently from that of expert 0")

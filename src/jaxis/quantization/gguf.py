@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxis.errors import ConfigError
-from jaxis.layers.experts import JaxExperts
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.weight_format import PLAIN, WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
@@ -29,10 +28,10 @@ class GGUFQuantizationConfig:
         if isinstance(layer, LatentUpProjection) and f"{prefix}.k_b" in self._block_types:
             formats: dict[str, WeightFormat] = {"weight": self._latent_heads(layer, prefix)}
         else:
-            names = {slot.name: prefix for slot in layer.weight_slots}
-            if isinstance(layer, JaxExperts):
-                names = {name: f"{prefix}.{name}" for name in names}
-            formats = {slot: self._format(name) for slot, name in names.items()}
+            formats = {
+                slot.name: self._format(prefix if slot.num_experts is None else f"{prefix}.{slot.name}")
+                for slot in layer.weight_slots
+            }
         if all(each is PLAIN for each in formats.values()):
             return None
         for slot in layer.weight_slots:

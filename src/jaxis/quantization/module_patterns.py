@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxis.errors import ConfigError
-from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
+from jaxis.layers.experts import PROJECTION_NAMES
 
 WHERE = "quantization_config in config.json"
 PATTERN_KEYS = ("modules_to_not_convert", "ignored_layers")
@@ -129,7 +129,7 @@ def canonical(name: str) -> str:
 
 
 def decide_for_experts(
-    layer: JaxExperts,
+    num_experts: int,
     prefix: str,
     projection: str,
     patterns: Iterable[str],
@@ -138,7 +138,7 @@ def decide_for_experts(
     """Returns the decision for a projection of all experts of a layer; lists of modules may name each expert.
 
     Args:
-      layer: The layer.
+      num_experts: Number of the layer's experts.
       prefix: Name of the layer.
       projection: "gate_proj", "up_proj" or "down_proj".
       patterns: Patterns that `decide` uses; it is called for one expert only if they cannot tell experts apart.
@@ -155,7 +155,7 @@ def decide_for_experts(
                 *(f"{prefix}.{expert}", f"{prefix}.{projection}", prefix),
             )
         )
-        for expert in range(1 if is_uniform else layer.num_experts)
+        for expert in range(1 if is_uniform else num_experts)
     ]
     if any(decision != decisions[0] for decision in decisions):
         raise ConfigError(f"{WHERE}: experts of {prefix} are quantized in different ways, which is not supported")

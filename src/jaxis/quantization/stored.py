@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
+from jaxis.layers.experts import PROJECTION_NAMES
 from jaxis.layers.weight_format import WeightFormat, WeightSlot
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.safetensors import TensorInfo
@@ -77,10 +77,10 @@ class StoredConfig:
 
     def _format_of_slot(self, layer: WeightedLayer, slot: WeightSlot, prefix: str) -> WeightFormat | None:
         modules = [prefix]
-        if isinstance(layer, JaxExperts):
+        if slot.num_experts is not None:
             modules = [f"{prefix}.0.{name}" for name in PROJECTION_NAMES[slot.name]]
             weight_format = decide_for_experts(
-                layer, prefix, slot.name, self._patterns, lambda names: self.format_of(layer, names)
+                slot.num_experts, prefix, slot.name, self._patterns, lambda names: self.format_of(layer, names)
             )
         else:
             weight_format = self.format_of(layer, (prefix,))

@@ -32,8 +32,7 @@ def torchao_config(_config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     """
     if tensors is None:
         return FormatsByTensors(lambda *_: None)
-    infos = tensors.infos if isinstance(tensors, TensorListing) else tensors
-    metadata = infos.metadata if isinstance(infos, TensorInfos) else {}
+    metadata = tensors.metadata if isinstance(tensors, TensorListing | TensorInfos) else {}
     formats: dict[str, WeightFormat] = {}
     for name, text in metadata.items():
         module, _, parameter = name.rpartition(".")

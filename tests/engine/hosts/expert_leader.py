@@ -6,7 +6,7 @@ import json
 import sys
 from unittest import mock
 
-from jaxis.layers.spread_stack import SpreadStack
+from jaxis.layers.expert_stack import SpreadStack
 from tests.support.expert_parallel import results
 
 
