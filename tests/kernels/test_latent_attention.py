@@ -36,10 +36,25 @@ def test_a_mix_equals_dense_attention(dtype, block_size):
     atol = 2e-2 if dtype == BFLOAT16 else 2e-5
     np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=atol)
     decoded = [
-        np.asarray(layout.decode(jnp.asarray(x), VALUE_DIM)).astype(np.float32)
+        np.asarray(layout.decode(jnp.asarray(x), VALUE_DIM, step.q.shape[-1])).astype(np.float32)
         for x in (cache, cached(step.kv_cache, VALUE_DIM, dtype))
     ]
     np.testing.assert_allclose(*decoded, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8], ids=["float32", "int8"])
+def test_lanes_behind_an_entry_are_not_read(monkeypatch, dtype):
+    """As those of TPUs."""
+    monkeypatch.setattr(layout, "target_platform", lambda: "tpu")
+    step = make_latent_step([(20, 1), (0, 7)])
+    operands = Operands.of(step, VALUE_DIM, dtype)
+    shape = layout.latent_cache_layout(16, step.q.shape[-1], dtype).shape
+    assert shape == (16, 1, 128)
+    garbage = np.full((len(operands.kv_cache), *shape), np.nan if dtype == np.float32 else 77, dtype)
+    garbage[..., : operands.kv_cache.shape[-1]] = operands.kv_cache
+    q, entries, _, *rest = map(jnp.asarray, operands.all)
+    _, out = latent_attention(q, entries, paged(garbage), *rest, value_dim=VALUE_DIM, scale=SCALE)
+    np.testing.assert_allclose(out, expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
 
 
 @pytest.mark.sampled(3)
@@ -73,6 +88,6 @@ def test_the_definition_equals_dense_attention(dtype):
 @pytest.mark.slow
 def test_a_latent_and_a_rope_key_of_very_different_sizes_both_survive_int8():
     entries = np.random.default_rng(0).standard_normal((7, 48)).astype(np.float32) * np.repeat([1e-3, 1e3], [32, 16])
-    decoded = layout.decode(layout.encode(jnp.asarray(entries), jnp.int8, VALUE_DIM), VALUE_DIM)
+    decoded = layout.decode(layout.encode(jnp.asarray(entries), jnp.int8, VALUE_DIM), VALUE_DIM, 48)
     np.testing.assert_allclose(decoded[:, :32], entries[:, :32], rtol=0, atol=4e-3 / 127)
     np.testing.assert_allclose(decoded[:, 32:], entries[:, 32:], rtol=0, atol=4e3 / 127)

@@ -1,4 +1,4 @@
-"""The TPU kernels against dense attention in float64, in Pallas's interpreter, which reports races."""
+"""Attention on TPU against dense attention in float64: JAX's kernel, in an interpreter with races, and the rest."""
 
 from __future__ import annotations
 
@@ -12,25 +12,14 @@ import numpy as np
 import pytest
 
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.errors import ConfigError
-from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout, tpu_work_items
+from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout
 from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
-from tests.support.quick_rows import quick_rows
-from tests.support.tpu_attention import TpuStep, assert_equal_caches, strict_interpreter, tpu_step
+from tests.support.tpu_attention import make_interpretable, strict_interpreter
 
 SINKS = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
 # Decodes; prefills that are short, long, in the middle of a sequence, and of one token; and no token at all.
 MIX = [(400, 1), (7, 1), (127, 1), (0, 13), (140, 21), (5, 0), (31, 1), (16, 16)]
-SHORT_MIX = [(140, 1), (7, 1), (0, 13), (30, 5), (5, 0)]
 PADDING = {"pad_tokens": 3, "pad_requests": 2}
-
-
-@pytest.fixture(autouse=True)
-def small_sizes(monkeypatch):
-    """Some contexts are more chunks than there are buffers, and some prompts are several tiles."""
-    monkeypatch.setattr(tpu, "MAX_CHUNK_TOKENS", 128)
-    monkeypatch.setattr(tpu, "MAX_BUFFERS", 3)
-    monkeypatch.setattr(tpu, "TILE_ROWS", 16)
 
 
 @functools.cache
@@ -38,21 +27,42 @@ def jitted(options: tuple[tuple[str, Any], ...]) -> jax.stages.Wrapped:
     return jax.jit(functools.partial(tpu.ragged_paged_attention, **dict(options)))
 
 
-def run(step: Step, cache_type: type, sinks: np.ndarray | None = None, **options: Any) -> tuple[TpuStep, Any, Any]:
-    """The step as the kernels take it, the cache after it, and the output."""
-    head_dim, dtype = step.q.shape[-1], step.q.dtype
-    width = 64 if head_dim <= 64 else -(-head_dim // 128) * 128
-    inputs = tpu_step(step, (step.keys, step.values), (width, width), cache_type)
-    operands = (step.q, *(x.astype(dtype) for x in inputs.entries), inputs.kv_cache, *inputs.rest)
-    with strict_interpreter():
-        attend = jitted((("scale", head_dim**-0.5), *options.items()))
-        cache, out = map(np.asarray, attend(*map(jnp.asarray, operands), sinks=sinks))
-    return inputs, cache, out
+def part_of(step: Step, first: np.ndarray, stop: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The operands of a step that computes these tokens of each request, all of them as prefills."""
+    counts = np.subtract(stop, first)
+    starts = np.cumsum(np.pad(counts, (1, len(step.seq_lens) - len(counts))), dtype=np.int32)
+    kv = [np.zeros((len(q), *step.keys[0].shape[1:]), q.dtype) for _ in range(2)]
+    positions = np.zeros(len(q), np.int32)
+    for r, (begin, end) in enumerate(zip(first, stop, strict=True)):
+        rows = slice(starts[r], starts[r + 1])
+        positions[rows] = np.arange(begin, end)
+        kv[0][rows], kv[1][rows] = step.keys[r][begin:end], step.values[r][begin:end]
+    seq_lens = np.zeros_like(step.seq_lens)
+    seq_lens[: len(stop)] = stop
+    distribution = np.array([0, 0, len(stop)], np.int32)
+    return q, *kv, positions, seq_lens, step.block_tables, starts, distribution
+
+
+def run(step: Step, cache_type: type, sinks: np.ndarray | None = None, **options: Any) -> tuple[jax.Array, np.ndarray]:
+    """Writes the histories into a cache of NaN, then runs the step: the cache, and the output."""
+    block_size, num_kv_heads, head_dim = step.kv_cache.shape[1], step.keys[0].shape[1], step.q.shape[-1]
+    layout = tpu_layout.kv_cache_layout(block_size, num_kv_heads, head_dim, cache_type)
+    # Bytes of 255 are NaN in any type of floats.
+    cache = np.full(len(step.kv_cache) * layout.block_bytes, 255, np.uint8).view(layout.dtype)
+    cache = jnp.asarray(cache.reshape(-1, *layout.shape))
+    attend = jitted((("scale", head_dim**-0.5), ("block_size", block_size), *options.items()))
+    ends = step.seq_lens[: len(step.keys)]
+    begins = ends - np.diff(step.query_start_loc)[: len(ends)]
+    no_queries = np.zeros((max(1, begins.sum()), *step.q.shape[1:]), step.q.dtype)
+    parts = [part_of(step, 0 * begins, begins, no_queries), part_of(step, begins, ends, step.q)]
+    parts[1][-1][:] = step.request_distribution
+    for q, k, v, *operands in parts:
+        cache, out = attend(*map(jnp.asarray, (q, k, v, cache, *operands)), sinks=sinks)
+    return cache, np.asarray(out)
 
 
 def check(step: Step, cache_type: type, atol: float, **options: Any) -> None:
-    inputs, cache, out = run(step, cache_type, **options)
-    assert_equal_caches(cache, inputs.cache_after)
+    _, out = run(step, cache_type, **options)
     assert np.isfinite(out.astype(np.float32)).all()
     if step.q.dtype != cache_type:
         # The step's own cache is not looked at.
@@ -61,13 +71,14 @@ def check(step: Step, cache_type: type, atol: float, **options: Any) -> None:
     np.testing.assert_allclose(out[: step.num_tokens].astype(np.float64), expected, rtol=0, atol=atol)
 
 
-CASES = {
+OFTEN = {
     "bfloat16, 64, sinks and window": (
         {"head_dim": 64, "dtype": BFLOAT16, "num_kv_heads": 1},
         BFLOAT16,
         2e-2,
         {"span": AttentionSpan(20), "sinks": SINKS},
     ),
+    "int8, 64, blocks of 64": ({"block_size": 64}, np.int8, 1e-5, {}),
     "int8, 128, chunks and soft cap": (
         {"head_dim": 128},
         np.int8,
@@ -75,151 +86,106 @@ CASES = {
         {"span": AttentionSpan(None, 24), "soft_cap": 3.0},
     ),
 }
-MORE_CASES = {
-    "float32, 128": ({"head_dim": 128}, np.float32, 1e-5, {}),
-    "bfloat16, 128, heads not grouped": ({"head_dim": 128, "dtype": BFLOAT16, "num_kv_heads": 4}, BFLOAT16, 2e-2, {}),
-    "bfloat16, 256": ({"head_dim": 256, "dtype": BFLOAT16}, BFLOAT16, 2e-2, {}),
-    "bfloat16, 512, window": (
-        {"head_dim": 512, "dtype": BFLOAT16, "num_kv_heads": 1},
-        BFLOAT16,
-        2e-2,
-        {"span": AttentionSpan(20)},
-    ),
-    "float32, 64, sinks": ({"head_dim": 64}, np.float32, 1e-5, {"sinks": SINKS}),
-    "float32 with a bfloat16 cache, 80": ({"head_dim": 80}, BFLOAT16, 1e-5, {}),
+CASES = OFTEN | {
     "float32, 32, window and chunks": ({"head_dim": 32}, np.float32, 1e-5, {"span": AttentionSpan(7, 16)}),
-    "float32, 256, window of a page": ({"head_dim": 256}, np.float32, 1e-5, {"span": AttentionSpan(16)}),
-    "int8, 128": ({"head_dim": 128}, np.int8, 1e-5, {}),
-    "int8, 256, sinks": ({"head_dim": 256}, np.int8, 1e-5, {"sinks": SINKS}),
+    "float32 with a bfloat16 cache, 80": ({"head_dim": 80}, BFLOAT16, 1e-2, {}),
+    "float32, 128, blocks of 8": ({"head_dim": 128, "block_size": 8}, np.float32, 1e-5, {}),
+    "bfloat16, 256": ({"head_dim": 256, "dtype": BFLOAT16}, BFLOAT16, 2e-2, {}),
     "int8 of bfloat16, 96": ({"head_dim": 96, "dtype": BFLOAT16}, np.int8, 2e-2, {}),
-    "float32, blocks of 32": ({"head_dim": 64, "block_size": 32}, np.float32, 1e-5, {}),
-    "int8, blocks of 64": ({"head_dim": 64, "block_size": 64}, np.int8, 1e-5, {}),
-    "int8, blocks of 128": ({"head_dim": 64, "block_size": 128}, np.int8, 1e-5, {}),
+    # A number just between two may become either.
+    "int8, 256, sinks": ({"head_dim": 256}, np.int8, 1e-3, {"sinks": SINKS}),
 }
 
 
-def check_mix(requests: list[tuple[int, int]], case: str) -> None:
-    sizes, cache_type, atol, options = (CASES | MORE_CASES)[case]
-    check(make_step(requests, **PADDING, **sizes), cache_type, atol, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", quick_rows(CASES, ["bfloat16, 64, sinks and window"]))
-def test_a_short_mix_of_decodes_and_prefills_equals_dense_attention(case):
-    check_mix(SHORT_MIX, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, *MORE_CASES])
-def test_a_mix_of_decodes_and_prefills_equals_dense_attention(case):
-    check_mix(MIX, case)
-
-
-@pytest.mark.slow
-def test_a_decode_with_heads_of_256_equals_dense_attention():
-    check(make_step([(20, 1)], head_dim=256, num_heads=2, num_kv_heads=1), np.float32, 1e-5)
-
-
 @pytest.mark.parametrize(
-    "requests",
-    [
-        pytest.param([(20, 1)], marks=pytest.mark.slow),
-        pytest.param([(0, 1)], marks=pytest.mark.slow),
-        pytest.param([(9, 1), (8, 0), (7, 0)], marks=pytest.mark.slow),
-        pytest.param([(128, 1), (126, 1), (127, 1), (255, 1), (256, 1)], marks=pytest.mark.slow),
-        pytest.param([(1, 64), (0, 65), (120, 17)], marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_extreme_steps(requests):
-    check(make_step(requests, num_heads=2, num_kv_heads=1), np.float32, 1e-5)
+def test_what_the_kernel_does_not_take_equals_dense_attention(case):
+    sizes, cache_type, atol, options = CASES[case]
+    check(make_step(MIX, **PADDING, **sizes), cache_type, atol, **options)
 
 
-# The sizes of the steps below, so that they share a program for each span.
-SIZES = {"num_heads": 2, "num_kv_heads": 1, "max_blocks": 9}
-NUM_TOKENS, NUM_REQUESTS, NUM_BLOCKS = 48, 4, 32
+def test_tokens_may_see_later_tokens():
+    check(make_step([(0, 20), (0, 7)]), np.float32, 1e-5, span=AttentionSpan(lookahead=None))
 
 
-def padded_step(requests: list[tuple[int, int]]) -> Step:
-    pad_tokens = NUM_TOKENS - sum(queries for _, queries in requests)
-    step = make_step(requests, pad_tokens=pad_tokens, pad_requests=NUM_REQUESTS - len(requests), **SIZES)
-    step.kv_cache = np.full((NUM_BLOCKS, *step.kv_cache.shape[1:]), np.nan, np.float32)
-    return step
-
-
-@pytest.mark.slow
-def test_a_step_without_requests_is_finite_and_changes_no_cache():
-    step = padded_step([(0, 0)])
-    step.request_distribution[:] = 0
-    inputs, cache, out = run(step, np.float32)
-    np.testing.assert_array_equal(cache, inputs.kv_cache)
-    assert np.isfinite(out).all()
-
-
-@pytest.mark.slow  # test_ragged_paged_attention.py has it of the definition
 def test_without_keys_and_values_the_cache_is_read_as_it_is():
     """As by a layer that attends to what another one cached in this step."""
-    step = padded_step([(50, 1), (3, 9), (20, 30)])
-    inputs, written, expected = run(step, np.float32)
-    with strict_interpreter():
-        attend = jitted((("scale", step.q.shape[-1] ** -0.5),))
-        cache, out = attend(step.q, None, None, jnp.asarray(written), *inputs.rest)
+    step = make_step([(50, 1), (3, 9), (20, 30)])
+    written, expected = run(step, np.float32)
+    rest = (step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
+    attend = jitted((("scale", step.q.shape[-1] ** -0.5), ("block_size", 16)))
+    cache, out = attend(step.q, None, None, written, np.zeros(len(step.q), np.int32), *rest)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(cache, written)
 
 
-@pytest.mark.slow
-def test_pages_before_a_window_are_not_read():
-    """Their entries in the block table name blocks that are not there: to read one is an error."""
-    step, span = padded_step([(140, 1), (96, 20)]), AttentionSpan(17)
-    inputs = tpu_step(step, (step.keys, step.values), (64, 64), np.float32)
-    inputs.rest[1][0, : (140 - 16) // 16] = inputs.rest[1][1, : (96 - 16) // 16] = 10**6
+KERNEL_SIZES = {"num_heads": 8, "num_kv_heads": 2, "dtype": BFLOAT16}
+
+
+@pytest.fixture
+def interpreter(monkeypatch):
+    """Several blocks of pages and of queries; the interpreter knows only as many queries as heads of a group."""
+    make_interpretable(monkeypatch)
+    monkeypatch.setattr(tpu, "MOST_PAGES", 4)
+    monkeypatch.setattr(tpu, "MOST_QUERIES", 4)
+    jitted.cache_clear()
     with strict_interpreter():
-        _, out = jitted((("scale", 0.1), ("span", span)))(step.q, *inputs.entries, inputs.kv_cache, *inputs.rest)
-    np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.1, span), rtol=0, atol=1e-5)
+        yield
+    jitted.cache_clear()
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize(
+    ("requests", "head_dim", "soft_cap"),
+    [
+        ([(20, 1), (0, 6)], 128, 3.0),
+        pytest.param([(140, 1), (7, 1), (5, 0), (0, 13), (30, 5), (5, 0)], 80, None, marks=pytest.mark.slow),
+        pytest.param([(127, 1), (0, 0), (128, 1), (31, 1)], 128, None, marks=pytest.mark.slow),
+        pytest.param([(9, 1)], 128, None, marks=pytest.mark.slow),
+    ],
+)
+def test_jaxs_kernel_equals_dense_attention(requests, head_dim, soft_cap):
+    check(make_step(requests, head_dim=head_dim, **PADDING, **KERNEL_SIZES), BFLOAT16, 2e-2, soft_cap=soft_cap)
 
 
 @pytest.mark.slow
-def test_a_request_has_the_same_bits_regardless_of_the_batch():
-    """A decode; and a prompt whole, in two steps or its last token alone, by itself or in rows behind others."""
-    batch = padded_step([(50, 1), (3, 9), (20, 30)])
-    _, _, together = run(batch, np.float32)
-
-    def alone(r: int, history: int, num_queries: int) -> np.ndarray:
-        step = padded_step([(history, num_queries)])
-        first = batch.query_start_loc[r + 1] - (batch.seq_lens[r] - history)
-        step.q[:num_queries] = batch.q[first : first + num_queries]
-        step.keys, step.values = [batch.keys[r]], [batch.values[r]]
-        return run(step, np.float32)[2][:num_queries]
-
-    np.testing.assert_array_equal(together[:1], alone(0, 50, 1))
-    np.testing.assert_array_equal(together[10:40], alone(2, 20, 30))
-    np.testing.assert_array_equal(together[10:29], alone(2, 20, 19))
-    np.testing.assert_array_equal(together[29:40], alone(2, 39, 11))
-    np.testing.assert_array_equal(together[39:40], alone(2, 49, 1))
+@pytest.mark.usefixtures("interpreter")
+def test_jaxs_kernel_ends_without_tokens():
+    """It has nothing to wait for what it began to read."""
+    _, out = run(make_step([(5, 0), (0, 0)], head_dim=128, pad_tokens=2, **KERNEL_SIZES), BFLOAT16)
+    np.testing.assert_array_equal(out, 0)
 
 
-def test_work_items_are_in_the_order_of_requests():
-    items = tpu_work_items.work_items(jnp.array([0, 2, 0, 3, 0]), 7)
-    assert items.count == 5
-    assert items.request[:5].tolist() == [1, 1, 3, 3, 3]
-    assert items.nth[:5].tolist() == [0, 1, 0, 1, 2]
+def kernel_takes(head_dim=128, num_kv_heads=8, dtype=jnp.bfloat16, cache_type=jnp.bfloat16, tables=(64, 2560)):
+    layout = tpu_layout.kv_cache_layout(16, num_kv_heads, head_dim, cache_type)
+    q = jax.ShapeDtypeStruct((64, 64, tpu_layout.padded_size(head_dim)), dtype)
+    cache = jax.ShapeDtypeStruct((4096, *layout.shape), cache_type)
+    return tpu.supports(q, cache, jax.ShapeDtypeStruct(tables, jnp.int32))
+
+
+def test_which_heads_types_and_tables_jaxs_kernel_takes():
+    assert kernel_takes()
+    assert kernel_takes(head_dim=80, num_kv_heads=1)
+    assert not kernel_takes(head_dim=64)
+    assert not kernel_takes(head_dim=256)
+    assert not kernel_takes(num_kv_heads=10)
+    assert not kernel_takes(dtype=jnp.float32, cache_type=jnp.float32)
+    assert not kernel_takes(cache_type=jnp.int8)
+    # 1 MiB of scalars.
+    assert not kernel_takes(tables=(64, 4096))
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtype", "rows"),
+    ("block_size", "head_dim", "dtype", "shape"),
     [
-        *[(64, jnp.bfloat16, 16), (80, jnp.bfloat16, 32), (128, jnp.float32, 32), (256, jnp.bfloat16, 64)],
-        *[(64, jnp.int8, 24), (128, jnp.int8, 40)],
+        (16, 64, jnp.bfloat16, (16, 3, 128)),
+        (16, 80, jnp.bfloat16, (16, 6, 128)),
+        (16, 256, jnp.float32, (16, 6, 256)),
+        (16, 64, jnp.int8, (17, 3, 128)),
+        (16, 128, jnp.int8, (17, 6, 128)),
+        (128, 64, jnp.int8, (136, 3, 128)),
     ],
 )
-def test_a_cache_is_whole_rows_of_128_lanes(head_dim, dtype, rows):
-    page = tpu_layout.PageLayout.of_heads(16, head_dim, dtype)
-    assert page.cache_layout(3, dtype, "kv_heads").shape == (3, rows, 128)
-    assert tpu_layout.PageLayout.of_heads(1, head_dim, dtype).of_cache((5, 3, rows, 128)) == page
-
-
-@pytest.mark.parametrize(("block_size", "dtype"), [(8, jnp.bfloat16), (48, jnp.bfloat16), (256, jnp.int8)])
-def test_blocks_that_have_no_layout_are_refused(block_size, dtype):
-    with pytest.raises(ConfigError, match=f"block_size={block_size}: on TPU"):
-        tpu_layout.PageLayout.of_heads(block_size, 64, dtype).cache_layout(3, dtype, "kv_heads")
+def test_a_cache_is_whole_rows_of_128_lanes(block_size, head_dim, dtype, shape):
+    assert tpu_layout.kv_cache_layout(block_size, 3, head_dim, dtype).shape == shape

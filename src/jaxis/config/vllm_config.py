@@ -53,7 +53,7 @@ class CacheConfig:
       cache_dtype: Data type of keys and values; None is the model's.
       kv_cache_memory_bytes: Memory for all blocks; None sizes it from what is free.
       enable_prefix_caching: Compute equal prompt prefixes only once.
-      block_size: Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.
+      block_size: Tokens of a KV cache block.
     """
 
     cache_dtype: Any = None

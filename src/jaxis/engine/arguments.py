@@ -41,7 +41,7 @@ class EngineArgs(EngineArgFields):
       gpu_memory_utilization: Share of each GPU's memory that is taken; None is 0.9, unless `XLA_CLIENT_MEM_FRACTION` in
         the environment says otherwise. No effect on CPU and TPU, or once JAX has looked for devices in the process.
       enable_prefix_caching: Compute equal prompt prefixes only once.
-      block_size: Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.
+      block_size: Tokens of a KV cache block.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
         `dtype`; but on CPU, if that is "auto" too, it is bfloat16 for a checkpoint in bfloat16, and if it is "float16",
         it is float32, because the native kernels have no float16 cache. See docs/loading.md.

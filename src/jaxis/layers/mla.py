@@ -53,8 +53,7 @@ class LatentCacheSpec:
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
         if self.context_devices > 1:
             return layout.latent_cache_layout(block_size, self.latent_dim + self.rope_dim, dtype, "context")
-        is_gathered = self.num_selected is not None
-        return latent_cache_layout(block_size, self.latent_dim, self.rope_dim, dtype, is_gathered=is_gathered)
+        return latent_cache_layout(block_size, self.latent_dim, self.rope_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
         del tensor_parallel_size

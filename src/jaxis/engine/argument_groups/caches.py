@@ -116,7 +116,7 @@ class CacheArguments(ArgumentGroup):
     block_size: int = field(
         default=16,
         metadata=info(
-            description="Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.",
+            description="Tokens of a KV cache block.",
             config="CacheConfig",
             minimum=1,
             speed_only=True,

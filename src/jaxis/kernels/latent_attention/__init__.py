@@ -2,8 +2,8 @@
 
 All heads share one entry per token, a compressed latent and a rope key. Keys and values are linear in the latent, so
 they are never materialized: the key projection is absorbed into the queries, the value projection into the output.
-`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` are faster. `cpu.py`
-and `selected.py` (any platform) attend to selected tokens (`kernels/index_selection`).
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py` and `gpu.py` are faster. `cpu.py` and
+`selected.py` (any platform) attend to selected tokens (`kernels/index_selection`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,17 @@ from jax.typing import DTypeLike
 
 from jaxis.kernels.latent_attention import blockwise, cpu, layout, selected
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
-from jaxis.kernels.platform import supports_triton, target_platform
-from jaxis.kernels.ragged_paged_attention import tpu_layout
+from jaxis.kernels.platform import supports_triton
 
 __all__ = ["latent_attention", "latent_cache_layout"]
 
 
-def latent_cache_layout(
-    block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike, *, is_gathered: bool = False
-) -> CacheLayout:
+def latent_cache_layout(block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike) -> CacheLayout:
     """Returns the cache layout that `latent_attention` expects in a program traced under the current mesh.
 
     `value_dim` and `rope_dim` are the elements of a latent and of a rope key. The type is float32, bfloat16, float16,
-    or int8 with two float32 scales per entry. `is_gathered` means attention to selected tokens, whose entries are read
-    one by one. Raises ConfigError if there is no layout on TPU for blocks of this size.
+    or int8 with two float32 scales per entry.
     """
-    if target_platform() == "tpu" and tpu_layout.supports(dtype) and not is_gathered:
-        page = tpu_layout.PageLayout.of_latents(block_size, value_dim, rope_dim, dtype)
-        return page.cache_layout(1, dtype, None)
     chosen = cpu if cpu.supports(value_dim, rope_dim, dtype) else layout
     return chosen.latent_cache_layout(block_size, value_dim + rope_dim, dtype)
 
@@ -78,11 +71,6 @@ def latent_attention(
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
         array, out = cpu.latent_attention(q, entries, array, *operands, selection, **options)
-        return cache_layout.cache(array), out
-    if cache_layout.kernels == "tpu":
-        from jaxis.kernels.latent_attention import tpu
-
-        array, out = tpu.latent_attention(q, entries, array, *operands, **options)
         return cache_layout.cache(array), out
     array = layout.write_latent_cache(
         array, entries, value_dim, positions, block_tables, query_start_loc, request_distribution

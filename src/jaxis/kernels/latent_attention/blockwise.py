@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxis.kernels.latent_attention.layout import ContextPart, decode
-from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
+from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, product, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 
 # Context tokens read at a time, and queries per prefill tile, each with all its heads.
@@ -113,16 +113,14 @@ class _Attention:
             context_positions = part.position_of(chunk * chunk_tokens + jnp.arange(chunk_tokens))
             # Gather before reshaping: XLA would copy a reshaped cache that this step has written to.
             cached = self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
-            context = decode(cached, self.value_dim).reshape(num, chunk_tokens, head_dim)
+            context = decode(cached, self.value_dim, head_dim).reshape(num, chunk_tokens, head_dim)
             # Blocks past a request's own hold other requests' entries, or garbage: a NaN there must not spread.
             context = jnp.where((context_positions <= last_positions)[..., None], context, 0)
-            scores = jnp.einsum("nmd,nsd->nms", queries, context, preferred_element_type=jnp.float32) * self.scale
+            scores = product("nmd,nsd->nms", queries, context) * self.scale
             scores = jnp.where(context_positions <= positions[..., None], scores, -jnp.inf)
             carry, weights = carry.add_scores(scores)
             values = context[..., : self.value_dim]
-            return carry.add_values(
-                jnp.einsum("nms,nsd->nmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-            )
+            return carry.add_values(product("nms,nsd->nmd", weights.astype(values.dtype), values))
 
         empty = OnlineSoftmax.empty((num, num_queries), self.value_dim)
         num_chunks = jnp.max(last_positions) // (chunk_tokens // part.size * part.block_size) + 1

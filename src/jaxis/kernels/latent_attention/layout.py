@@ -3,7 +3,8 @@
 A token's entry is D elements that all heads share: its compressed latent, then its rotated rope key. A layer's cache is
 `[num_blocks, block_size, 1, D]`; for the native CPU kernel the same bytes are `[num_blocks, 1, block_size * D]`. In an
 int8 cache, each entry is followed by two float32 scales (eight bytes), one for the latent and one for the rope key,
-whose magnitudes are unrelated: D + 8 elements.
+whose magnitudes are unrelated: D + 8 elements. On TPU, entries are padded to whole rows of 128 lanes: XLA would copy
+other caches in every step.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.paged_cache import CacheLayout
+from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, places_of_tokens
+from jaxis.kernels.ragged_paged_attention.tpu_layout import whole_lanes
 
 
 class ContextPart(NamedTuple):
@@ -47,7 +50,8 @@ def entry_size(head_dim: int, dtype: DTypeLike) -> int:
 
 def latent_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike, token_axis: str | None = None) -> CacheLayout:
     """Returns the layout of a layer's cache; devices may share a block's tokens by the logical axis `token_axis`."""
-    shape = (block_size, 1, entry_size(head_dim, dtype))
+    size = entry_size(head_dim, dtype)
+    shape = (block_size, 1, whole_lanes(size) if target_platform() == "tpu" else size)
     return CacheLayout("any", block_size, 1, shape, np.dtype(dtype), (token_axis, None, None))
 
 
@@ -60,11 +64,11 @@ def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:
     return jnp.concatenate([*numbers, *(part[..., -SCALE_BYTES:] for part in (latent, rope_key))], axis=-1)
 
 
-def decode(cached: jax.Array, value_dim: int) -> jax.Array:
-    """Decodes cached entries, [..., D] or [..., D + 8], to [..., D]; int8 becomes float32."""
+def decode(cached: jax.Array, value_dim: int, head_dim: int) -> jax.Array:
+    """Decodes cached entries, padded [..., D] or [..., D + 8], to [..., D]; int8 becomes float32."""
+    cached = cached[..., : entry_size(head_dim, cached.dtype)]
     if cached.dtype != jnp.int8:
         return cached
-    head_dim = cached.shape[-1] - 2 * SCALE_BYTES
     latent, rope_key, *scales = jnp.split(cached, [value_dim, head_dim, head_dim + SCALE_BYTES], axis=-1)
     parts = zip((latent, rope_key), scales, strict=True)
     return jnp.concatenate([kv_layout.decode(jnp.concatenate(part, axis=-1)) for part in parts], axis=-1)
@@ -82,14 +86,14 @@ def write_latent_cache(
 ) -> jax.Array:
     """Writes this step's entries [T, D] at their positions [T]; padding and tokens outside `part` write nothing."""
     num_blocks, num_slots, _, size = kv_cache.shape
-    request, valid = request_of_token(query_start_loc, request_distribution[2], entries.shape[0])
     block_size = num_slots if part is None else part.block_size
-    block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
-    slot = positions % block_size
+    operands = (positions, block_tables, query_start_loc, request_distribution)
+    block, slot = places_of_tokens(*operands, block_size, num_blocks)
     if part is not None:
         slot -= part.first
-        valid &= (slot >= 0) & (slot < part.size)
-    slot = jnp.where(valid, block * num_slots + slot, num_blocks * num_slots)
+        block = jnp.where((slot >= 0) & (slot < part.size), block, num_blocks)
+        slot = jnp.clip(slot, 0)
     flat = kv_cache.reshape(num_blocks * num_slots, size)
-    flat = flat.at[slot].set(encode(entries, kv_cache.dtype, value_dim), mode="drop")
-    return flat.reshape(kv_cache.shape)
+    encoded = encode(entries, kv_cache.dtype, value_dim)
+    encoded = jnp.pad(encoded, ((0, 0), (0, size - encoded.shape[1])))
+    return flat.at[block * num_slots + slot].set(encoded, mode="drop").reshape(kv_cache.shape)

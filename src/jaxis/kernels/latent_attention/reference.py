@@ -26,7 +26,7 @@ def latent_attention(
     num_tokens = q.shape[0]
     context_len = block_tables.shape[1] * kv_cache.shape[1]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
-    context = decode(kv_cache[block_tables[request]], value_dim).reshape(num_tokens, context_len, -1)
+    context = decode(kv_cache[block_tables[request]], value_dim, q.shape[-1]).reshape(num_tokens, context_len, -1)
     # A request's last query is at the end of its sequence.
     position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     visible = (jnp.arange(context_len) <= position[:, None]) & valid[:, None]

@@ -58,7 +58,7 @@ def _attend(
         visible = listed >= 0
         position = jnp.maximum(listed, 0)
         block = jnp.take_along_axis(block_tables, position // block_size, axis=1)
-        context = decode(kv_cache[block, position % block_size, 0], value_dim)
+        context = decode(kv_cache[block, position % block_size, 0], value_dim, q.shape[-1])
         # Entries of no listed position may be garbage: a NaN there must not spread.
         context = jnp.where(visible[..., None], context, 0)
         scores = jnp.einsum("nhd,nsd->nhs", q, context, preferred_element_type=jnp.float32) * scale

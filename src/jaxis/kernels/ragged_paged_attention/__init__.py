@@ -12,7 +12,6 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.errors import ConfigError
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.platform import supports_triton, target_platform
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout, tpu_layout
@@ -24,11 +23,10 @@ def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DT
     """Returns the cache layout that `ragged_paged_attention` expects in a program traced under the current mesh.
 
     The cache has blocks of B tokens, K heads and D dimensions. The type is float32, bfloat16, float16, or int8 with a
-    float32 scale for each key and value. Raises ConfigError if there is no layout on TPU for blocks of this size.
+    float32 scale for each key and value.
     """
-    if target_platform() == "tpu" and tpu_layout.supports(dtype):
-        page = tpu_layout.PageLayout.of_heads(block_size, head_dim, dtype)
-        return page.cache_layout(num_kv_heads, dtype, "kv_heads")
+    if target_platform() == "tpu":
+        return tpu_layout.kv_cache_layout(block_size, num_kv_heads, head_dim, dtype)
     chosen = cpu if cpu.supports(block_size, head_dim, dtype) else layout
     return chosen.kv_cache_layout(block_size, num_kv_heads, head_dim, dtype)
 
@@ -70,9 +68,6 @@ def ragged_paged_attention(
 
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
-
-    Raises:
-      ConfigError: The span is not causal, and the platform is TPU.
     """
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
     options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks}
@@ -81,13 +76,10 @@ def ragged_paged_attention(
         array, out = cpu.ragged_paged_attention(q, k, v, array, *operands, **options)
         return cache_layout.cache(array), out
     if cache_layout.kernels == "tpu":
-        if not span.is_causal:
-            raise ConfigError(
-                "attention to later tokens, as encoders have it, has no kernel for TPUs: use another device"
-            )
         from jaxis.kernels.ragged_paged_attention import tpu
 
-        array, out = tpu.ragged_paged_attention(q, k, v, array, *operands, **options)
+        block_size = cache_layout.block_size
+        array, out = tpu.ragged_paged_attention(q, k, v, array, positions, *operands, block_size=block_size, **options)
         return cache_layout.cache(array), out
     if k is not None and v is not None:
         array = layout.write_kv_cache(array, k, v, positions, *operands[1:])

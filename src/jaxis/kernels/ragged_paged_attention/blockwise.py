@@ -8,6 +8,8 @@ request) go through one loop, all requests at once; prefills go through another,
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -15,13 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, product, whole_chunks
+from jaxis.kernels.ragged_paged_attention.layout import read_blocks, request_of_token, split_kv
 
 # Context tokens read at a time, and queries per prefill tile: large enough for efficient matrix products, small enough
-# to stay in cache. Decodes read less at a time, because every request reads as many chunks as the longest.
+# to stay in cache. Decodes read less at a time, because every request reads as many chunks as the longest; and no more
+# than a TPU keeps in VMEM.
 PREFILL_CHUNK_TOKENS = 256
 DECODE_CHUNK_TOKENS = 128
+DECODE_CHUNK_BYTES = 32 << 20
 TILE_QUERIES = 64
 
 
@@ -37,8 +41,13 @@ def ragged_paged_attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    read_blocks: Callable[[jax.Array, jax.Array], jax.Array] = read_blocks,
 ) -> jax.Array:
-    attention = _Attention(q, kv_cache, block_tables, scale, span, soft_cap, sinks)
+    """Attends with each query to its request's cached tokens; padding rows are 0.
+
+    `read_blocks` maps the cache and blocks [...] to their entries, [..., block_size, 2 * K, D].
+    """
+    attention = _Attention(q, kv_cache, block_tables, scale, span, soft_cap, sinks, read_blocks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
@@ -58,10 +67,17 @@ class _Attention:
     span: AttentionSpan
     soft_cap: float | None
     sinks: jax.Array | None
+    read_blocks: Callable[[jax.Array, jax.Array], jax.Array]
+
+    @property
+    def block_shape(self) -> tuple[int, int, int]:
+        """Returns (block_size, 2 * K, D), the shape of a block's entries."""
+        one_block = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.eval_shape(self.read_blocks, self.kv_cache, one_block).shape
 
     @property
     def num_kv_heads(self) -> int:
-        return self.kv_cache.shape[2] // 2
+        return self.block_shape[1] // 2
 
     @property
     def group_size(self) -> int:
@@ -72,51 +88,52 @@ class _Attention:
         num_rows = min(self.q.shape[0], self.block_tables.shape[0])
         is_decode = jnp.arange(num_rows) < num_decodes
         positions = jnp.where(is_decode, seq_lens[:num_rows] - 1, -1)
-        oldest = jnp.min(jnp.where(is_decode, positions, jnp.iinfo(jnp.int32).max))
-        rows = self._attend_decodes(self.q[:num_rows], self.block_tables[:num_rows], positions, oldest)
+        rows = self._attend_decodes(self.q[:num_rows], self.block_tables[:num_rows], positions)
         rows = jnp.where(is_decode[:, None, None], rows, out[:num_rows])
         return lax.dynamic_update_slice(out, rows, (0, 0, 0))
 
-    def _attend_decodes(
-        self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array, oldest: jax.Array
-    ) -> jax.Array:
+    def _attend_decodes(self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
         """Attends with one query per request, [N, H, D], of all requests at once; returns [N, H, D].
 
         Multiplies every query head with every kv head and drops the foreign ones. That is K times the arithmetic, but
         the products read the gathered blocks in their memory layout: selecting each head's own first would transpose
         them, which is far slower in a step bound by memory. Block tables are i32 [N, max_blocks], positions i32 [N] (-1
-        for padding); `oldest` is the smallest valid position.
+        for padding). Each request's chunks begin with the first that its query sees.
         """
         num, num_heads, head_dim = queries.shape
-        block_size = self.kv_cache.shape[1]
-        chunk_tokens, block_tables = whole_chunks(block_tables, block_size, DECODE_CHUNK_TOKENS)
+        block_size = self.block_shape[0]
+        token_bytes = num * math.prod(self.block_shape[1:]) * queries.dtype.itemsize
+        most_tokens = min(DECODE_CHUNK_TOKENS, DECODE_CHUNK_BYTES // token_bytes)
+        chunk_tokens, block_tables = whole_chunks(block_tables, block_size, most_tokens)
         num_kv_heads = self.num_kv_heads
         # A key and its value are adjacent; zeros mask out the value.
         padded_queries = jnp.concatenate([queries, jnp.zeros_like(queries)], axis=-1)
         is_own = jnp.arange(num_heads)[:, None] // self.group_size == jnp.arange(num_kv_heads)
+        first = self.span.first_visible(positions) // chunk_tokens
 
-        def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
+        def one_chunk(index: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
+            chunk = first + index
             # A decode is its sequence's last token.
-            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None], positions)
+            tokens = (chunk * chunk_tokens)[:, None] + jnp.arange(chunk_tokens)
+            visible = self._visible(tokens, positions[:, None], positions)
+            blocks = jax.vmap(lambda table, chunk: blocks_of_chunk(table, chunk, chunk_tokens // block_size))
             # Gather before reshaping: XLA would copy a reshaped cache that this step has written to.
-            context = decode(self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)])
+            context = self.read_blocks(self.kv_cache, blocks(block_tables, chunk))
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
             # Blocks past a request's own hold other requests' entries, or garbage: a NaN there must not spread.
             context = jnp.where(visible[..., None, None], context, 0)
             context = context.reshape(num, chunk_tokens * num_kv_heads, 2 * head_dim)
 
-            scores = jnp.einsum("nhd,nsd->nhs", padded_queries, context, preferred_element_type=jnp.float32)
+            scores = product("nhd,nsd->nhs", padded_queries, context)
             scores = scores.reshape(num, num_heads, chunk_tokens, num_kv_heads)
             scores = jnp.sum(jnp.where(is_own[:, None], scores, 0), axis=-1)
             carry, weights = carry.add_scores(self._masked(scores, visible[:, None]))
             weights = jnp.where(is_own[:, None], weights[..., None].astype(context.dtype), 0)
             weights = weights.reshape(num, num_heads, chunk_tokens * num_kv_heads)
-            chunk_out = jnp.einsum("nhs,nsd->nhd", weights, context, preferred_element_type=jnp.float32)
-            return carry.add_values(chunk_out[..., head_dim:])
+            return carry.add_values(product("nhs,nsd->nhd", weights, context)[..., head_dim:])
 
-        first = self.span.first_visible(oldest) // chunk_tokens
-        last = jnp.max(positions) // chunk_tokens
-        result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty((num, num_heads), head_dim))
+        num_chunks = jnp.max(positions // chunk_tokens - first) + 1
+        result = lax.fori_loop(0, num_chunks, one_chunk, OnlineSoftmax.empty((num, num_heads), head_dim))
         return result.output(self.sinks).astype(queries.dtype)
 
     def prefill(
@@ -165,21 +182,21 @@ class _Attention:
         `block_table` is i32 [max_blocks], `first_position` the smallest valid position, `seq_len` the request's length.
         """
         num_queries, _, head_dim = queries.shape
-        block_size = self.kv_cache.shape[1]
+        block_size = self.block_shape[0]
         chunk_tokens, block_table = whole_chunks(block_table, block_size, PREFILL_CHUNK_TOKENS)
         grouped = queries.reshape(num_queries, self.num_kv_heads, self.group_size, head_dim).transpose(1, 2, 0, 3)
         ends = jnp.where(positions >= 0, self.span.last_visible(positions, seq_len), -1)
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None], ends)
-            context = decode(self.kv_cache[blocks_of_chunk(block_table, chunk, chunk_tokens // block_size)])
+            blocks = blocks_of_chunk(block_table, chunk, chunk_tokens // block_size)
+            context = self.read_blocks(self.kv_cache, blocks)
             k, v = split_kv(context.reshape(chunk_tokens, 2 * self.num_kv_heads, head_dim))
-            scores = jnp.einsum("kgqd,skd->kgqs", grouped, k, preferred_element_type=jnp.float32)
+            scores = product("kgqd,skd->kgqs", grouped, k)
             carry, weights = carry.add_scores(self._masked(scores, visible))
             # A NaN in blocks that are not the request's own must not spread.
             v = jnp.where(jnp.any(visible, axis=0)[:, None, None], v, 0)
-            chunk_out = jnp.einsum("kgqs,skd->kgqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return carry.add_values(chunk_out)
+            return carry.add_values(product("kgqs,skd->kgqd", weights.astype(v.dtype), v))
 
         first = self.span.first_visible(first_position) // chunk_tokens
         last = jnp.max(ends) // chunk_tokens
@@ -189,7 +206,10 @@ class _Attention:
         return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
     def _visible(self, context_positions: jax.Array, positions: jax.Array, last_visible: jax.Array) -> jax.Array:
-        """Returns bool [N, S]: the tokens that queries at positions i32 [N, 1] see, up to the last visible i32 [N]."""
+        """Returns bool [N, S]: those of tokens i32 [S] or [N, S] that queries at positions i32 [N, 1] see.
+
+        The last token that each query sees is i32 [N].
+        """
         first = self.span.first_visible(positions)
         return (context_positions >= first) & (context_positions <= last_visible[:, None])
 

@@ -63,3 +63,9 @@ def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) ->
 def blocks_of_chunk(block_tables: jax.Array, chunk: jax.Array, blocks: int) -> jax.Array:
     """Returns the entries [..., blocks] of one chunk in tables padded by `whole_chunks`."""
     return lax.dynamic_slice_in_dim(block_tables, chunk * blocks, blocks, axis=-1)
+
+
+def product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Computes `jnp.einsum` in float32. TPUs would else round float32 to bfloat16: before the loop, a whole cache."""
+    precision = lax.Precision.HIGHEST if a.dtype == b.dtype == jnp.float32 else None
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)

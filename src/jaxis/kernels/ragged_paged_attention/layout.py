@@ -8,6 +8,8 @@ followed by the four bytes of its float32 scale: `[num_blocks, block_size, 2 * K
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,11 @@ def decode(entries: jax.Array) -> jax.Array:
     return numbers.astype(jnp.float32) * jax.lax.bitcast_convert_type(scale, jnp.float32)[..., None]
 
 
+def read_blocks(kv_cache: jax.Array, blocks: jax.Array) -> jax.Array:
+    """Returns the entries of blocks [...], [..., block_size, 2 * K, D]; int8 becomes float32."""
+    return decode(kv_cache[blocks])
+
+
 def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Splits interleaved keys and values [..., 2 * K, D] from the cache into keys and values, each [..., K, D]."""
     *lead, combined, head_dim = context.shape
@@ -70,6 +77,26 @@ def request_of_token(
     return jnp.minimum(request, query_start_loc.shape[0] - 2), valid
 
 
+class CachePlaces(NamedTuple):
+    """Places of T tokens in a cache: blocks i32 [T], num_blocks for padding, and offsets in them i32 [T]."""
+
+    block: jax.Array
+    offset: jax.Array
+
+
+def places_of_tokens(
+    positions: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    block_size: int,
+    num_blocks: int,
+) -> CachePlaces:
+    request, valid = request_of_token(query_start_loc, request_distribution[2], len(positions))
+    block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
+    return CachePlaces(jnp.where(valid, block, num_blocks), positions % block_size)
+
+
 def write_kv_cache(
     kv_cache: jax.Array,
     k: jax.Array,
@@ -81,12 +108,10 @@ def write_kv_cache(
 ) -> jax.Array:
     """Writes this step's keys and values [T, K, D] at their positions [T]; padding tokens write nothing."""
     num_blocks, block_size, combined, entry_size = kv_cache.shape
-    num_tokens = k.shape[0]
-    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
-    block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
-    num_slots = num_blocks * block_size
-    slot = jnp.where(valid, block * block_size + positions % block_size, num_slots)
+    operands = (positions, block_tables, query_start_loc, request_distribution)
+    places = places_of_tokens(*operands, block_size, num_blocks)
     entries = jnp.stack([encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)], axis=2)
-    entries = entries.reshape(num_tokens, combined, entry_size)
-    flat = kv_cache.reshape(num_slots, combined, entry_size)
+    entries = entries.reshape(-1, combined, entry_size)
+    flat = kv_cache.reshape(-1, combined, entry_size)
+    slot = places.block * block_size + places.offset
     return flat.at[slot].set(entries, mode="drop", unique_indices=False).reshape(kv_cache.shape)
