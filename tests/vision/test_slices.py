@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxis.kernels import native
 from jaxis.layers.linear import JaxLinear
-from jaxis.models.common.vision_layers import attend_within
+from jaxis.models.common.vision_attention import attend_within
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
 from jaxis.vision.slices import _flops, cut

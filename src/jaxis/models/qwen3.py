@@ -33,7 +33,13 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
 class LightOnOcrVision(PixtralVision):
     """The vision tower of LightOnOCR: Mistral 3's under other names."""
 
-    names = CheckpointNames((("vision_encoder", "vision_tower"), ("vision_projection", "multi_modal_projector")))
+    names = CheckpointNames(
+        (
+            ("vision_encoder", "vision_tower"),
+            ("vision_projection", "multi_modal_projector"),
+            *PixtralVision.names.renames,
+        )
+    )
 
 
 class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):

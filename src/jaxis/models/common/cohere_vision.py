@@ -1,80 +1,68 @@
-"""Image encoder of Aya Vision and Command A Vision: SigLIP, joined neighbours, a gated projector."""
+"""Image encoders of Aya Vision and Command A Vision: SigLIP, joined neighbours, a gated projector."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import SiglipTower
-from jaxis.models.common.vision_layers import vision_scope
-from jaxis.models.common.vision_tower import Patches, VisionTower
+from jaxis.models.common.siglip import PROJECTOR, SO400M, siglip_names, siglip_options
+from jaxis.models.common.vision_layers import merged
+from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
 if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-
-_DEFAULTS = {
-    **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
-    **{"image_size": 364, "patch_size": 14},
-}
+    from jaxis.config.hf_config import HFConfig
 
 
 class CohereProjector(JaxModule):
     """`linear_2(silu(gate) * x)`, where `linear_1` computes x and then the gate of joined neighbours.
 
-    `size` counts the features of x and the gate together; without `norm_epsilon`, there is no norm before the products.
+    Neighbours have a norm before the products if patches have none after the transformer.
     """
 
-    def __init__(self, scope: LayerScope, num_features: int, size: int, norm_epsilon: float | None) -> None:
-        hidden_size = scope.config["text_config"]["hidden_size"]
-        self.layernorm = None if norm_epsilon is None else layer_norm(scope, num_features, epsilon=norm_epsilon)
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        config, num_features, self.num_merged = scope.config, options.merged_size, options.num_merged
+        hidden_size = config["text_config"]["hidden_size"]
+        self.layernorm, size = None, 36864
+        if "post_norm" not in options.norms:
+            size = hidden_size
+            self.layernorm = layer_norm(scope, num_features, epsilon=config.get("adapter_layer_norm_eps", 1e-6))
+        size = config.get("alignment_intermediate_size", size)  # of x and the gate together
         self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=True)
         self.linear_2 = linear(scope / "linear_2", size // 2, hidden_size, axes=("embed", "mlp"), use_bias=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, features] -> [P, E]."""
+        """x [P, C] -> [P / merge_size ** 2, E]."""
+        x = merged(x, self.num_merged)
         x = x if self.layernorm is None else self.layernorm(x)
         x, gate = jnp.split(self.linear_1(x), 2, axis=-1)
         return self.linear_2(nnx.silu(gate) * x)
 
 
-class Cohere2Vision(VisionTower):
+class Cohere2Vision(TransformerTower):
     config_keys = (
         *("vision_config", "downsample_factor", "alignment_intermediate_size", "text_config.hidden_size"),
         *("vision_feature_layer", "vision_feature_select_strategy", "adapter_layer_norm_eps"),
     )
-    prefixes = ("vision_tower.", "multi_modal_projector.")
-    unused = ("vision_tower.head.", "vision_tower.embeddings.position_ids")
-    names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
-    # True if the norm comes before the projector instead of after the tower's layers.
-    norms_late = False
+    unused = ("tower.head.", "tower.embeddings.position_ids")
+    names = siglip_names("vision_tower", PROJECTOR)
+    norms: tuple[str, ...] = ("post_norm",)
+    make_projector = CohereProjector
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
-        config = scope.config
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
         config.expect("vision_feature_layer", -1)
         config.expect("vision_feature_select_strategy", "full")
-        tower = vision_scope(scope / "vision_tower")
-        kinds = ("siglip_vision_model",)
-        self.vision_tower = SiglipTower(tower, kinds, _DEFAULTS, is_normed=not self.norms_late)
-        self.patch_size, self.merge_size = self.vision_tower.patch_size, config.get("downsample_factor", 2)
-        default = config["text_config"]["hidden_size"] if self.norms_late else 36864
-        size = config.get("alignment_intermediate_size", default)
-        epsilon = config.get("adapter_layer_norm_eps", 1e-6) if self.norms_late else None
-        num_features = self.vision_tower.hidden_size * self.merge_size**2
-        self.multi_modal_projector = CohereProjector(scope / "multi_modal_projector", num_features, size, epsilon)
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        x = self.vision_tower(patches)
-        return self.multi_modal_projector(x.reshape(x.shape[0] // self.merge_size**2, -1))
+        defaults = dataclasses.replace(SO400M, merge_size=config.get("downsample_factor", 2), norms=cls.norms)
+        return siglip_options(config["vision_config"], defaults, image_size=364)
 
 
 class AyaVision(Cohere2Vision):
-    unused = (*Cohere2Vision.unused, "vision_tower.post_layernorm.")
-    norms_late = True
+    unused = (*Cohere2Vision.unused, "tower.post_norm.")
+    norms = ()

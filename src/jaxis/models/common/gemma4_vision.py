@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +14,25 @@ from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import (
-    attend_within,
-    axial_rope_theta,
-    one_segment,
-    parameter,
-    rotate_halves,
-    run_layer,
-    vision_scope,
-)
+from jaxis.models.common.vision_layers import averaged, parameter
+from jaxis.models.common.vision_positions import AxialRope, Positions, rotate_halves_in_type
 from jaxis.models.common.vision_tower import Patches, VisionTower
+from jaxis.models.common.vision_transformer import (
+    TransformerTower,
+    VisionAttention,
+    VisionOptions,
+    patch_product,
+)
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
 
 
 class ClippedLinear(JaxModule):
     """A product whose input and output may be clipped to limits in the checkpoint."""
 
-    def __init__(self, scope: LayerScope, input_size: int, output_size: int) -> None:
+    def __init__(self, scope: LayerScope, input_size: int, output_size: int, **_: Any) -> None:
         self.linear = linear(scope / "linear", input_size, output_size, axes=(None, None))
         self.is_clipped: bool = scope.config.get("use_clipped_linears", False)
         if self.is_clipped:
@@ -49,123 +50,67 @@ class ClippedLinear(JaxModule):
         return jnp.clip(x, self.output_min[...], self.output_max[...])
 
 
-class Gemma4VisionAttention(JaxModule):
-    def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
-        config = scope.config
-        self.num_heads: int = config.get("num_attention_heads", 12)
-        config.expect("num_key_value_heads", self.num_heads)
-        size, epsilon = self.num_heads * head_dim, config.get("rms_norm_eps", 1e-6)
-        self.q_proj = ClippedLinear(scope / "q_proj", num_features, size)
-        self.k_proj = ClippedLinear(scope / "k_proj", num_features, size)
-        self.v_proj = ClippedLinear(scope / "v_proj", num_features, size)
-        self.o_proj = ClippedLinear(scope / "o_proj", size, num_features)
-        self.q_norm = rms_norm(scope, head_dim, epsilon=epsilon)
-        self.k_norm = rms_norm(scope, head_dim, epsilon=epsilon)
-        self.v_norm = rms_norm(scope, head_dim, epsilon=epsilon, use_weight=False)
+class Gemma4VisionAttention(VisionAttention):
+    """Attention with norms on queries, keys and values."""
 
-    def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], of which the first `num_patches` are seen, angles [2, P, D / 4] by column and row -> [P, C]."""
-        heads = x.shape[0], self.num_heads, -1
-        q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = _rotate(self.q_norm(q), angles), _rotate(self.k_norm(k), angles)
-        return self.o_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, self.v_norm(v), scale=1.0))
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        super().__init__(scope, options)
+        self.v_norm = rms_norm(scope, self.head_dim, epsilon=options.epsilon, use_weight=False)
+
+    def heads(self, x: jax.Array) -> list[jax.Array]:
+        q, k, v = super().heads(x)
+        return [q, k, self.v_norm(v)]
 
 
-def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotates x [P, H, D]: the first half of a head by the first angles, the second half by the others."""
-    halves = zip(jnp.split(x, 2, axis=-1), angles, strict=True)
-    return jnp.concatenate([rotate_halves(half, each, x.dtype) for half, each in halves], axis=-1)
+def rotate_each_half(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates the halves of x [P, H, D] separately: the first by the first half of angles [P, D / 2]."""
+    halves = zip(jnp.split(x, 2, axis=-1), jnp.split(angles, 2, axis=-1), strict=True)
+    return jnp.concatenate([rotate_halves_in_type(half, each) for half, each in halves], axis=-1)
 
 
 class Gemma4VisionMLP(JaxModule):
     """`down_proj(act(gate_proj(x)) * up_proj(x))`."""
 
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        size = scope.config.get("intermediate_size", 3072)
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        num_features, size = options.hidden_size, options.intermediate_size
         self.gate_proj = ClippedLinear(scope / "gate_proj", num_features, size)
         self.up_proj = ClippedLinear(scope / "up_proj", num_features, size)
         self.down_proj = ClippedLinear(scope / "down_proj", size, num_features)
-        self.act = activation_function(scope.config.get("hidden_activation", "gelu_pytorch_tanh"))
+        self.act = activation_function(options.activation)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Gemma4VisionLayer(JaxModule):
-    """A layer with norms before and after each block."""
-
-    def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
-        epsilon = scope.config.get("rms_norm_eps", 1e-6)
-        self.input_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
-        self.self_attn = Gemma4VisionAttention(scope / "self_attn", num_features, head_dim)
-        self.post_attention_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
-        self.pre_feedforward_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
-        self.mlp = Gemma4VisionMLP(scope / "mlp", num_features)
-        self.post_feedforward_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
-
-    def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), angles, num_patches))
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+def by_column_and_row(tables: jax.Array, patches: Patches) -> jax.Array:
+    """Adds the embeddings of each patch's column and of its row, of two tables -> [P, C]."""
+    by_column, by_row = tables
+    return by_column[patches.columns] + by_row[patches.rows]
 
 
-class Gemma4VisionEncoder(JaxModule):
-    def __init__(self, scope: LayerScope, num_features: int, head_dim: int) -> None:
-        count = scope.config.get("num_hidden_layers", 16)
-        self.layers = [Gemma4VisionLayer(scope.layer(i), num_features, head_dim) for i in range(count)]
+def norm_of_update(scope: LayerScope, options: VisionOptions) -> JaxModule:
+    return rms_norm(scope, options.hidden_size, epsilon=options.epsilon)
 
 
-class Gemma4PatchEmbedder(JaxModule):
-    """Embeddings of patches plus embeddings of their column and of their row."""
-
-    def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
-        self.input_proj = linear(scope / "input_proj", 3 * patch_size**2, num_features, axes=(None, None))
-        places = scope.config.get("position_embedding_size", 10 * 1024)
-        self.position_embedding_table = parameter(scope, 2, places, num_features)
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        """Patches -> [P, C]."""
-        by_column, by_row = self.position_embedding_table[...]
-        return self.input_proj(patches.pixels) + (by_column[patches.columns] + by_row[patches.rows])
-
-
-class Gemma4VisionModel(JaxModule):
-    """The vision transformer, and averages of its output over squares."""
-
-    def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        config.expect("model_type", "gemma4_vision")
-        config.expect("attention_bias", False)
-        config.expect("attention_dropout", 0.0)
-        for key in ("max_position_embeddings", "default_output_length", "image_seq_length", "video_seq_length"):
-            config.ignore(key, because="the processor limits how many patches there are")
-        config.ignore("global_head_dim", because="it is of the text's layers: all of the tower's are alike")
-        self.patch_size: int = config.get("patch_size", 16)
-        self.merge_size: int = config.get("pooling_kernel_size", 3)
-        self.hidden_size: int = config.get("hidden_size", 768)
-        self.head_dim: int = config.get("head_dim", 64)
-        self.rope_theta = axial_rope_theta(config, 100.0)
-        self.patch_embedder = Gemma4PatchEmbedder(scope / "patch_embedder", self.patch_size, self.hidden_size)
-        self.encoder = Gemma4VisionEncoder(scope / "encoder", self.hidden_size, self.head_dim)
-        self.is_standardized: bool = config.get("standardize", False)
-        if self.is_standardized:
-            self.std_bias, self.std_scale = parameter(scope, self.hidden_size), parameter(scope, self.hidden_size)
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        """Patches -> [P / merge_size ** 2, C]."""
-        x = self.patch_embedder(patches)
-        quarter = jnp.arange(0, self.head_dim // 2, 2, dtype=jnp.float32) / (self.head_dim // 2)
-        places = jnp.stack([patches.columns, patches.rows]).astype(jnp.float32)
-        angles = places[:, :, None] * (1.0 / self.rope_theta**quarter)
-        for layer in self.encoder.layers:
-            x = run_layer(layer, x, angles, patches.num_patches)
-        squares = x.reshape(-1, self.merge_size**2, self.hidden_size).astype(jnp.float32)
-        pooled = jnp.mean(squares, axis=1).astype(x.dtype).astype(jnp.float32) * self.hidden_size**0.5
-        if self.is_standardized:
-            pooled = (pooled - self.std_bias[...].astype(jnp.float32)) * self.std_scale[...].astype(jnp.float32)
-        return pooled.astype(x.dtype)
+_DEFAULTS = VisionOptions(
+    *(768, 3072, 16, 12, 16, "gelu_pytorch_tanh"),
+    head_size=64,
+    merge_size=3,
+    make_norm=rms_norm,
+    qk_norm_epsilon=1e-6,
+    attention_scale=1.0,
+    embed_patches=patch_product,
+    rope=AxialRope(theta=100.0, rotate=rotate_each_half, columns_first=True),
+    make_linear=ClippedLinear,
+    make_mixer=Gemma4VisionAttention,
+    make_mlp=Gemma4VisionMLP,
+    make_after=norm_of_update,
+)
 
 
 class Gemma4Embedder(JaxModule):
+    """A norm and a product."""
+
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
         size, epsilon = config["text_config"]["hidden_size"], config["vision_config"].get("rms_norm_eps", 1e-6)
@@ -177,18 +122,51 @@ class Gemma4Embedder(JaxModule):
         return self.embedding_projection(self.embedding_pre_projection_norm(x))
 
 
-class Gemma4Vision(VisionTower):
+class Gemma4Projector(Gemma4Embedder):
+    """Averages of squares, which may be standardized, and their projection."""
+
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        size, self.num_merged = options.hidden_size, options.num_merged
+        super().__init__(scope, size)
+        self.std_bias = self.std_scale = None
+        if scope.config["vision_config"].get("standardize", False):
+            self.std_bias, self.std_scale = parameter(scope, size), parameter(scope, size)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C] -> [P / merge_size ** 2, E]."""
+        pooled = averaged(x, self.num_merged).astype(jnp.float32) * x.shape[-1] ** 0.5
+        if self.std_bias is not None and self.std_scale is not None:
+            pooled = (pooled - self.std_bias[...].astype(jnp.float32)) * self.std_scale[...].astype(jnp.float32)
+        return super().__call__(pooled.astype(x.dtype))
+
+
+class Gemma4Vision(TransformerTower):
     config_keys = ("vision_config", "text_config.hidden_size")
-    prefixes = ("vision_tower.", "embed_vision.")
+    names = CheckpointNames(
+        (
+            *(("vision_tower", "tower"), ("tower.patch_embedder.input_proj", "tower.patch_embed")),
+            ("tower.patch_embedder.position_embedding_table", "tower.position_embed.weight"),
+            *(("tower.encoder.layers", "tower.layers"), ("input_layernorm", "norm1"), ("self_attn", "attn")),
+            *(("post_attention_layernorm", "after_attn"), ("pre_feedforward_layernorm", "norm2")),
+            *(("post_feedforward_layernorm", "after_mlp"), ("embed_vision", "projector")),
+            *(("tower.std_bias", "projector.std_bias"), ("tower.std_scale", "projector.std_scale")),
+        )
+    )
+    make_projector = Gemma4Projector
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
-        self.vision_tower = Gemma4VisionModel(vision_scope(scope / "vision_tower"))
-        self.patch_size, self.merge_size = self.vision_tower.patch_size, self.vision_tower.merge_size
-        self.embed_vision = Gemma4Embedder(scope / "embed_vision", self.vision_tower.hidden_size)
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        return self.embed_vision(self.vision_tower(patches))
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
+        vision = config["vision_config"]
+        keys = {"activation": "hidden_activation", "head_size": "head_dim", "merge_size": "pooling_kernel_size"}
+        keys |= {"epsilon": "rms_norm_eps", "qk_norm_epsilon": "rms_norm_eps"}
+        options = _DEFAULTS.read(vision, "gemma4_vision", **keys)
+        vision.expect("num_key_value_heads", options.num_heads)
+        vision.expect("attention_bias", False)
+        for key in ("max_position_embeddings", "default_output_length", "image_seq_length", "video_seq_length"):
+            vision.ignore(key, because="the processor limits how many patches there are")
+        vision.ignore("global_head_dim", because="it is of the text's layers: all of the tower's are alike")
+        places = vision.get("position_embedding_size", 10 * 1024)
+        return dataclasses.replace(options, positions=Positions((2, places), by_column_and_row))
 
 
 class Gemma4PixelEmbedder(JaxModule):

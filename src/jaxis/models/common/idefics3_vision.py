@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
-from flax import nnx
 
 from jaxis.layers.leaves import linear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import SiglipTower
-from jaxis.models.common.vision_layers import vision_scope
-from jaxis.models.common.vision_tower import Patches, VisionTower
+from jaxis.models.common.siglip import BASE, siglip_names, siglip_options
+from jaxis.models.common.vision_layers import merged
+from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
 if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
 
-_DEFAULTS = {
-    **{"hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16},
-    **{"image_size": 224, "patch_size": 32},
-}
+_DEFAULTS = dataclasses.replace(BASE, hidden_size=1152, num_heads=16, patch_size=32)
 
 
-class Idefics3Projection(JaxModule):
-    def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
-        self.proj = linear(scope / "proj", num_features, size, axes=("embed", "mlp"))
-
-
-class Idefics3Connector(JaxModule):
+class Idefics3Projector(JaxModule):
     """Projection of joined neighbours to embeddings of the text."""
 
-    def __init__(self, scope: LayerScope, num_features: int, size: int) -> None:
-        self.modality_projection = Idefics3Projection(scope / "modality_projection", num_features, size)
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        self.num_merged, size = options.num_merged, scope.config["text_config"]["hidden_size"]
+        self.proj = linear(scope / "proj", options.merged_size, size, axes=("embed", "mlp"))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C] -> [P / merge_size ** 2, E]."""
+        return self.proj(merged(x, self.num_merged))
 
 
-class Idefics3Vision(VisionTower):
+class Idefics3Vision(TransformerTower):
     config_keys = ("vision_config", "scale_factor", "text_config.hidden_size")
-    prefixes = ("vision_model.", "connector.")
+    names = siglip_names("vision_model", ("connector.modality_projection", "projector"))
+    make_projector = Idefics3Projector
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
-        model_types = ("idefics3", "idefics3_vision", "smolvlm_vision")
-        self.vision_model = SiglipTower(vision_scope(scope / "vision_model"), model_types, _DEFAULTS)
-        self.patch_size, self.merge_size = self.vision_model.patch_size, scope.config.get("scale_factor", 2)
-        num_features = self.vision_model.hidden_size * self.merge_size**2
-        self.connector = Idefics3Connector(
-            scope / "connector", num_features, scope.config["text_config"]["hidden_size"]
-        )
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        x = self.vision_model(patches)
-        return self.connector.modality_projection.proj(x.reshape(x.shape[0] // self.merge_size**2, -1))
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
+        kinds = ("idefics3", "idefics3_vision", "smolvlm_vision")
+        defaults = dataclasses.replace(_DEFAULTS, merge_size=config.get("scale_factor", 2))
+        return siglip_options(config["vision_config"], defaults, *kinds)

@@ -2,155 +2,82 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
-from flax import nnx
 
 from jaxis.layers.checkpoint_names import CheckpointNames
-from jaxis.layers.leaves import layer_norm, linear, rms_norm
+from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import (
-    PatchConvolution,
-    VisionMLP,
-    VisionProjector,
-    add_class_token,
-    attend_within,
-    one_side,
-    parameter,
-    run_layer,
-    vision_scope,
-)
-from jaxis.models.common.vision_tower import Patches, VisionTower
+from jaxis.models.common.siglip import PROJECTOR
+from jaxis.models.common.vision_layers import VisionProjector, num_places, parameter
+from jaxis.models.common.vision_positions import Positions, learned
+from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
 if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
 
 
-class InternViTAttention(JaxModule):
-    """Attention among all patches and the class token."""
+class FeatureScale(JaxModule):
+    """A factor for each feature."""
 
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        config = scope.config
-        self.num_heads: int = config.get("num_attention_heads", 16)
-        sizes, use_bias = (num_features, num_features), config.get("attention_bias", False)
-        self.q_proj = linear(scope / "q_proj", *sizes, axes=("heads", "embed"), use_bias=use_bias)
-        self.k_proj = linear(scope / "k_proj", *sizes, axes=("heads", "embed"), use_bias=use_bias)
-        self.v_proj = linear(scope / "v_proj", *sizes, axes=("heads", "embed"), use_bias=use_bias)
-        self.projection_layer = linear(scope / "projection_layer", *sizes, axes=("embed", "heads"), use_bias=True)
-        has_norms = config.get("use_qk_norm", False)
-        self.q_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
-        self.k_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        self.weight = parameter(scope, options.hidden_size)
 
-    def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:
-        """x [P, C], segments i32 [P] -> [P, C]. Rows see rows of the same segment."""
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (each.reshape(x.shape[0], self.num_heads, -1) for each in (q, k, v))
-        return self.projection_layer(attend_within(segments, q, k, v))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.weight[...] * x
 
 
-class InternViTLayer(JaxModule):
-    """A pre-norm layer whose residual updates are scaled by feature."""
-
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        config = scope.config
-        epsilon = config.get("layer_norm_eps", 1e-6)
-        make_norm = rms_norm if config.get("norm_type", "layer_norm") == "rms_norm" else layer_norm
-        self.layernorm_before = make_norm(scope, num_features, epsilon=epsilon)
-        self.attention = InternViTAttention(scope / "attention", num_features)
-        self.layernorm_after = make_norm(scope, num_features, epsilon=epsilon)
-        size, activation = config.get("intermediate_size", 4096), config.get("hidden_act", "gelu")
-        self.mlp = VisionMLP(scope / "mlp", num_features, size, activation)
-        self.lambda_1, self.lambda_2 = parameter(scope, num_features), parameter(scope, num_features)
-
-    def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:
-        x = x + self.lambda_1[...] * self.attention(self.layernorm_before(x), segments)
-        return x + self.lambda_2[...] * self.mlp(self.layernorm_after(x))
+_DEFAULTS = VisionOptions(1024, 4096, 24, 16, 14, "gelu", patch_bias=True, qkv_bias=False)
 
 
-class InternViTPatches(JaxModule):
-    """The convolution over patches."""
-
-    def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
-        self.projection = PatchConvolution(scope / "projection", patch_size, num_features, use_bias=True)
-
-
-class InternViTEmbeddings(JaxModule):
-    """Embeddings of patches and of the class token, plus embeddings of their positions.
-
-    A view has `side` patches of a side.
-    """
-
-    def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
-        config = scope.config
-        config.expect("use_mask_token", False)
-        config.expect("use_absolute_position_embeddings", True)
-        self.side = side
-        self.cls_token = parameter(scope, 1, 1, num_features)
-        self.position_embeddings = parameter(scope, 1, side * side + 1, num_features)
-        self.patch_embeddings = InternViTPatches(scope / "patch_embeddings", patch_size, num_features)
-
-    def __call__(self, patches: Patches) -> tuple[jax.Array, jax.Array]:
-        """Patches -> the result of `add_class_token`."""
-        places = self.position_embeddings[...][0]
-        x = self.patch_embeddings.projection(patches.pixels) + places[1 + patches.rows * self.side + patches.columns]
-        return add_class_token(x, self.cls_token[...][0, 0] + places[0], patches.num_patches)
+def internvit_options(vision: HFConfig, merge_size: int) -> VisionOptions:
+    """Reads a `vision_config` of InternViT. Raises ConfigError if a setting is not supported."""
+    keys = {"epsilon": "layer_norm_eps", "qkv_bias": "attention_bias"}
+    options = _DEFAULTS.read(vision, "internvl_vision", **keys)
+    for key in ("hidden_dropout_prob", "projection_dropout"):
+        vision.expect(key, 0.0)
+    vision.expect("use_mean_pooling", True)
+    vision.expect("use_mask_token", False)
+    vision.expect("use_absolute_position_embeddings", True)
+    vision.ignore("layer_scale_init_value", because="the checkpoint has the scales")
+    return dataclasses.replace(
+        options,
+        merge_size=merge_size,
+        class_shape=(1, 1, options.hidden_size),
+        positions=Positions((1, num_places(vision, 448, options.patch_size) + 1), learned, class_place=0),
+        make_norm=rms_norm if vision.get("norm_type", "layer_norm") == "rms_norm" else layer_norm,
+        qk_norm_epsilon=1e-6 if vision.get("use_qk_norm", False) else None,
+        norms_all_heads=True,
+        make_after=FeatureScale,
+    )
 
 
-class InternViTEncoder(JaxModule):
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        count = scope.config.get("num_hidden_layers", 24)
-        self.layer = [InternViTLayer(scope / "layer" / str(i), num_features) for i in range(count)]
-
-
-class InternViT(JaxModule):
-    def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        config.expect("model_type", "internvl_vision")
-        config.expect("num_channels", 3)
-        for key in ("attention_dropout", "hidden_dropout_prob", "projection_dropout"):
-            config.expect(key, 0.0)
-        config.expect("use_mean_pooling", True)
-        config.ignore("layer_scale_init_value", because="the checkpoint has the scales")
-        self.patch_size = one_side(config.get("patch_size", 14), config.source)
-        side = one_side(config.get("image_size", 448), config.source) // self.patch_size
-        self.hidden_size: int = config.get("hidden_size", 1024)
-        self.embeddings = InternViTEmbeddings(scope / "embeddings", self.patch_size, side, self.hidden_size)
-        self.encoder = InternViTEncoder(scope / "encoder", self.hidden_size)
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        """Patches -> [P, C]."""
-        x, segments = self.embeddings(patches)
-        for layer in self.encoder.layer:
-            x = run_layer(layer, x, segments)
-        return x[: patches.pixels.shape[0]]
-
-
-class InternVLVision(VisionTower):
+class InternVLVision(TransformerTower):
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
         *("downsample_ratio", "text_config.hidden_size"),
     )
-    prefixes = ("vision_tower.", "multi_modal_projector.")
-    names = CheckpointNames((("layer_norm", "pre_norm"),))
+    names = CheckpointNames(
+        (
+            *(("vision_tower", "tower"), ("tower.embeddings.patch_embeddings.projection", "tower.patch_embed")),
+            ("tower.embeddings.position_embeddings", "tower.position_embed.weight"),
+            *(("tower.embeddings.cls_token", "tower.class_token"), ("tower.encoder.layer", "tower.layers")),
+            *(("layernorm_before", "norm1"), ("layernorm_after", "norm2"), ("attention", "attn")),
+            *(("lambda_1", "after_attn.weight"), ("lambda_2", "after_mlp.weight")),
+            *(("attn.projection_layer", "attn.o_proj"), PROJECTOR, ("projector.layer_norm", "projector.pre_norm")),
+        )
+    )
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
-        config = scope.config
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
         config.expect("vision_feature_layer", -1)
         config.expect("vision_feature_select_strategy", "default")
-        self.vision_tower = InternViT(vision_scope(scope / "vision_tower"))
-        self.patch_size, self.merge_size = self.vision_tower.patch_size, int(1 / config.get("downsample_ratio", 0.5))
-        self.multi_modal_projector = VisionProjector(
-            scope / "multi_modal_projector",
-            self.vision_tower.hidden_size,
-            num_merged=self.merge_size**2,
-            make_norm=layer_norm,
-            norms_merged=True,
-        )
+        return internvit_options(config["vision_config"], int(1 / config.get("downsample_ratio", 0.5)))
 
-    def __call__(self, patches: Patches) -> jax.Array:
-        return self.multi_modal_projector(self.vision_tower(patches))
+    @staticmethod
+    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
+        merging = {"num_merged": options.num_merged, "norms_merged": True}
+        return VisionProjector(scope, options.hidden_size, make_norm=layer_norm, **merging)
