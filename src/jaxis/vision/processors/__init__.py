@@ -3,58 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxis.vision.processors.cohere import AyaVisionProcessor, Cohere2VisionProcessor
-from jaxis.vision.processors.gemma3 import Gemma3Processor
-from jaxis.vision.processors.gemma4 import Gemma4Processor
-from jaxis.vision.processors.glm_v import GlmVProcessor
+from jaxis.vision.processors.gemma import Gemma3Processor, Gemma4Processor
 from jaxis.vision.processors.idefics3 import Idefics3Processor
-from jaxis.vision.processors.internvl import InternVLProcessor
-from jaxis.vision.processors.kimi import KimiProcessor
 from jaxis.vision.processors.lfm2_vl import Lfm2VLProcessor
-from jaxis.vision.processors.llama4 import Llama4Processor
-from jaxis.vision.processors.llava import LlavaProcessor
 from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
 from jaxis.vision.processors.minicpm_v import MiniCPMVProcessor
-from jaxis.vision.processors.muse_glimmer import MuseGlimmerProcessor
-from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.preprocessor_config import ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor
-from jaxis.vision.processors.qwen_vl import PaddleOcrProcessor, PlainRopeProcessor, QwenVLProcessor
+from jaxis.vision.processors.resizing import enlarged_in_turn
+from jaxis.vision.processors.tiles import AyaVisionProcessor, Cohere2VisionProcessor, Llama4Processor, TileProcessor
+from jaxis.vision.processors.whole import (
+    LlavaProcessor,
+    read_glm,
+    read_kimi,
+    read_lighton_ocr,
+    read_muse_glimmer,
+    read_pixtral,
+    read_qwen,
+)
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
+_PLAIN_ROPE = partial(read_qwen, has_grid=False)
+_PADDLEOCR = partial(
+    read_qwen,
+    token="<|IMAGE_PLACEHOLDER|>",
+    default_pixels=(384 * 384, 1536 * 1536),
+    enlarged=enlarged_in_turn,
+)
 _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcessor]] = {
     "MiniCPMV4_6": MiniCPMVProcessor.read,
-    "MuseGlimmer": MuseGlimmerProcessor.read,
-    "PaddleOCRVL": PaddleOcrProcessor.read,
-    "Pixtral": PixtralProcessor.read,
-    "LightOnOcr": PixtralProcessor.read_lighton_ocr,
+    "MuseGlimmer": read_muse_glimmer,
+    "PaddleOCRVL": _PADDLEOCR,
+    "Pixtral": read_pixtral,
+    "LightOnOcr": read_lighton_ocr,
     "Idefics3": Idefics3Processor.read,
     "SmolVLM": Idefics3Processor.read,
-    "InternVL": InternVLProcessor.read,
+    "InternVL": TileProcessor.read,
     "AyaVision": AyaVisionProcessor.read,
     "Cohere2Vision": Cohere2VisionProcessor.read,
-    "Exaone4_5": PlainRopeProcessor.read,
+    "Exaone4_5": _PLAIN_ROPE,
     "Gemma3": Gemma3Processor.read,
-    "Gemma4Unified": Gemma4Processor.read_unified,
+    "Gemma4Unified": partial(Gemma4Processor.read, is_unified=True),
     "Gemma4": Gemma4Processor.read,
-    "Glm4v": GlmVProcessor.read,
-    "Glm46V": GlmVProcessor.read,
-    "KimiK25": KimiProcessor.read,
-    "Kimi_K25": KimiProcessor.read,
+    "Glm4v": read_glm,
+    "Glm46V": read_glm,
+    "KimiK25": read_kimi,
+    "Kimi_K25": read_kimi,
     "Lfm2Vl": Lfm2VLProcessor.read,
-    "Lfm3Vl": PlainRopeProcessor.read,
+    "Lfm3Vl": _PLAIN_ROPE,
     "Llama4": Llama4Processor.read,
     "LlavaProcessor": LlavaProcessor.read,
     "LlavaNext": LlavaNextProcessor.read,
     "LlavaOnevision": LlavaOnevisionProcessor.read,
-    "Qwen2VL": QwenVLProcessor.read,
-    "Qwen2_5_VL": QwenVLProcessor.read,
-    "Qwen3VL": QwenVLProcessor.read,
+    "Qwen2VL": read_qwen,
+    "Qwen2_5_VL": read_qwen,
+    "Qwen3VL": read_qwen,
 }
 """Prefixes of processors' names in the files -> readers of their settings, of which the first match is used.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
-from jaxis.vision.processors.processor import ImageProcessor, tiles_of
+from jaxis.vision.processors.processor import SpelledProcessor
+from jaxis.vision.processors.resizing import tiles_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +22,7 @@ _MOST_PIXELS = 4096  # of a side
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idefics3Processor(ImageProcessor):
+class Idefics3Processor(SpelledProcessor):
     """The prompt names row and column of each square before its placeholders.
 
     Attributes:
@@ -30,24 +30,19 @@ class Idefics3Processor(ImageProcessor):
       tile_size: Pixels of a side of a square.
       splits: True for squares and the whole, False for the whole alone.
       num_tokens: Number of tokens of a square, and of the whole.
-      encode: Tokenizes the text that stands for an image.
     """
 
     longest_edge: int
     tile_size: int
     splits: bool
     num_tokens: int
-    encode: Callable[[str], list[int]]
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Idefics3Processor:
         """Reads the settings of Idefics3 and SmolVLM."""
         settings.check("max_image_size", "do_image_splitting", "return_row_col_info", "video_sampling")
         return cls(
-            pixel_scale=settings.scale(HALF_SCALE),
-            resample=settings.image("resample", 1),
-            placeholder=_IMAGE,
-            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            **settings.shared(tokenizer, _IMAGE, HALF_SCALE, 1),
             longest_edge=settings.size("size", "longest_edge", 4 * 364),
             tile_size=settings.size("max_image_size", "longest_edge", 364),
             splits=settings.image("do_image_splitting", True),
@@ -76,19 +71,19 @@ class Idefics3Processor(ImageProcessor):
         height = math.ceil(height / tile) * tile
         return first, (math.ceil(int(height * ratio) / tile) * tile, height)
 
-    def views(self, image: Image) -> np.ndarray:
-        """Returns the squares row by row, then the whole."""
+    def groups(self, image: Image) -> list[np.ndarray]:
+        """Returns the squares row by row, then the whole, as one group."""
         tile = self.tile_size
         first, second = self.target_sizes(*image.size)
         image = self.resized(image, *first)
         if not self.splits:
-            return np.asarray(self.resized(image, tile, tile))[None]
+            return [np.asarray(self.resized(image, tile, tile))[None]]
         image = self.resized(image, *second)
         if second == (tile, tile):
-            return np.asarray(image)[None]
-        return np.concatenate([tiles_of(image, tile), np.asarray(self.resized(image, tile, tile))[None]])
+            return [np.asarray(image)[None]]
+        return [np.concatenate([tiles_of(image, tile), np.asarray(self.resized(image, tile, tile))[None]])]
 
-    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+    def texts(self, width: int, height: int) -> list[str]:
         _, second = self.target_sizes(width, height)
         columns, rows = (side // self.tile_size for side in second)
         images = _IMAGE * self.num_tokens
@@ -99,8 +94,7 @@ class Idefics3Processor(ImageProcessor):
                 for row in range(rows)
             )
             text = f"{''.join(lines)}\n{text}"
-        token_ids = self.encode(text)
-        return token_ids, [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
+        return [text]
 
 
 def _even(side: int) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
-from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, size_within, tiles_of
+from jaxis.vision.processors.processor import SpelledProcessor
+from jaxis.vision.processors.resizing import nearest_grid, size_within, tiles_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,7 +26,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lfm2VLProcessor(ImageProcessor):
+class Lfm2VLProcessor(SpelledProcessor):
     """A token precedes each square, and another the whole.
 
     Attributes:
@@ -37,7 +37,6 @@ class Lfm2VLProcessor(ImageProcessor):
       tolerance: Factor of `max_tokens` up to which an image is not cut.
       has_whole: True if the whole follows the squares.
       has_marks: True if there are other tokens than placeholders.
-      encode: Tokenizes the text that stands for an image.
     """
 
     side: int
@@ -49,7 +48,6 @@ class Lfm2VLProcessor(ImageProcessor):
     tolerance: float
     has_whole: bool
     has_marks: bool
-    encode: Callable[[str], list[int]]
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Lfm2VLProcessor:
@@ -57,10 +55,7 @@ class Lfm2VLProcessor(ImageProcessor):
         settings.check(*_SETTINGS)
         cuts = settings.image("do_image_splitting", True)
         return cls(
-            pixel_scale=settings.scale(HALF_SCALE),
-            resample=settings.image("resample", 2),
-            placeholder=_IMAGE,
-            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            **settings.shared(tokenizer, _IMAGE, HALF_SCALE, 2),
             side=settings.image("encoder_patch_size", 16) * settings.image("downsample_factor", 2),
             min_tokens=settings.image("min_image_tokens", 64),
             max_tokens=settings.image("max_image_tokens", 256),
@@ -84,34 +79,20 @@ class Lfm2VLProcessor(ImageProcessor):
         columns, rows = (max(round(each / self.side), 0.5) for each in (width, height))
         if columns * rows <= self.max_tokens * self.tolerance or self.max_tiles == 1:
             return 1, 1
-        sides = range(1, self.max_tiles + 1)
-        grids = {(c, r) for c in sides for r in sides if self.min_tiles <= c * r <= self.max_tiles}
-        best, nearest = (1, 1), float("inf")
-        for columns, rows in sorted(grids, key=lambda grid: (grid[0] * grid[1], grid)):
-            distance = abs(width / height - columns / rows)
-            fills = width * height > 0.5 * self.tile_size * self.tile_size * columns * rows
-            if distance < nearest or (distance == nearest and fills):
-                best, nearest = (columns, rows), distance
-        return best
+        return nearest_grid((width, height), self.tile_size, self.min_tiles, self.max_tiles)
 
-    def parts(self, image: Image) -> list[ViewGroup]:
+    def groups(self, image: Image) -> list[np.ndarray]:
         """Returns the squares row by row, then the whole."""
         columns, rows = self.tile_grid(*image.size)
-        texts, views = self._texts(*image.size), []
+        groups: list[np.ndarray] = []
         if (columns, rows) != (1, 1):
-            views.append(tiles_of(self.resized(image, columns * self.tile_size, rows * self.tile_size), self.tile_size))
-        if len(views) < len(texts):
-            views.append(np.asarray(self.resized(image, *self.target_size(*image.size)))[None])
-        return [ViewGroup(each, *self._tokens(text)) for each, text in zip(views, texts, strict=True)]
+            canvas = self.resized(image, columns * self.tile_size, rows * self.tile_size)
+            groups.append(tiles_of(canvas, self.tile_size))
+        if self.has_whole or not groups:
+            groups.append(np.asarray(self.resized(image, *self.target_size(*image.size)))[None])
+        return groups
 
-    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        return self._tokens("".join(self._texts(width, height)))
-
-    def _tokens(self, text: str) -> tuple[list[int], list[int]]:
-        token_ids = self.encode(text)
-        return token_ids, [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
-
-    def _texts(self, width: int, height: int) -> list[str]:
+    def texts(self, width: int, height: int) -> list[str]:
         """Returns the text that stands for the squares, if any, and for the whole, if any."""
         columns, rows = self.tile_grid(width, height)
         whole = _IMAGE * (math.prod(self.target_size(width, height)) // self.side**2)

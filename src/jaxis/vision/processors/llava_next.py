@@ -20,9 +20,8 @@ from jaxis.vision.processors.processor import (
     Seconds,
     VideoProcessor,
     ViewGroup,
-    tiles_of,
-    whole_patches,
 )
+from jaxis.vision.processors.resizing import tiles_of, whole_patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -282,10 +281,7 @@ def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dic
     vision = settings.model.get("vision_config") or {}
     token = settings.processor.get("image_token", _IMAGE)
     return {
-        "pixel_scale": settings.scale(CLIP_SCALE),
-        "resample": settings.image("resample", 3),
-        "placeholder": token,
-        "placeholder_id": settings.token_id(token, tokenizer),
+        **settings.shared(tokenizer, token, CLIP_SCALE),
         "size": size,
         "patch_size": settings.processor.get("patch_size") or vision.get("patch_size", 14),
         "canvases": canvases,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
-from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, tiles_of
+from jaxis.vision.processors.processor import SpelledProcessor
+from jaxis.vision.processors.resizing import tiles_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +24,7 @@ _WHOLE, _SLICE = ("<image>", "</image>"), ("<slice>", "</slice>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniCPMVProcessor(ImageProcessor):
+class MiniCPMVProcessor(SpelledProcessor):
     """Each view lies between two tokens; the prompt has an image's number before it.
 
     Attributes:
@@ -31,14 +32,12 @@ class MiniCPMVProcessor(ImageProcessor):
       resolution: Pixels of a side of a square with about as many pixels as a view.
       max_slices: Largest number of rectangles.
       is_numbered: True if the prompt has images' numbers.
-      encode: Tokenizes text.
     """
 
     side: int
     resolution: int
     max_slices: int
     is_numbered: bool
-    encode: Callable[[str], list[int]]
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> MiniCPMVProcessor:
@@ -51,10 +50,7 @@ class MiniCPMVProcessor(ImageProcessor):
                 "expected 16x or 4x for both"
             )
         return cls(
-            pixel_scale=settings.scale(HALF_SCALE),
-            resample=settings.image("resample", 3),
-            placeholder=_IMAGE,
-            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            **settings.shared(tokenizer, _IMAGE, HALF_SCALE),
             side=settings.image("patch_size", 14) * (4 if mode == "16x" else 2),
             resolution=settings.image("scale_resolution", 448),
             max_slices=settings.image("max_slice_nums", 9) if settings.image("slice_mode", True) else 1,
@@ -92,18 +88,14 @@ class MiniCPMVProcessor(ImageProcessor):
             width = int(height * ratio)
         return _multiple(width, self.side), _multiple(height, self.side)
 
-    def parts(self, image: Image) -> list[ViewGroup]:
+    def groups(self, image: Image) -> list[np.ndarray]:
         """Returns the whole, then the rectangles row by row."""
-        texts = self._texts(*image.size)
-        views = [np.asarray(self.resized(image, *self.whole_size(*image.size)))[None]]
-        if len(texts) > 1:
-            rows, columns = self.slice_grid(*image.size)
+        groups = [np.asarray(self.resized(image, *self.whole_size(*image.size)))[None]]
+        rows, columns = self.slice_grid(*image.size)
+        if (rows, columns) != (1, 1):
             width, height = self.slice_size(*image.size)
-            views.append(tiles_of(self.resized(image, columns * width, rows * height), height, width))
-        return [ViewGroup(each, *self._tokens(text)) for each, text in zip(views, texts, strict=True)]
-
-    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        return self._tokens("".join(self._texts(width, height)))
+            groups.append(tiles_of(self.resized(image, columns * width, rows * height), height, width))
+        return groups
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
         del text
@@ -116,11 +108,7 @@ class MiniCPMVProcessor(ImageProcessor):
             spelled.append(token_id)
         return spelled, places
 
-    def _tokens(self, text: str) -> tuple[list[int], list[int]]:
-        token_ids = self.encode(text)
-        return token_ids, [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
-
-    def _texts(self, width: int, height: int) -> list[str]:
+    def texts(self, width: int, height: int) -> list[str]:
         """Returns the text that stands for the whole, and the text for the rectangles if there are any."""
         whole, each = (
             _IMAGE * (math.prod(size) // self.side**2)

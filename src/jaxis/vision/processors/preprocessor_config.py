@@ -151,6 +151,22 @@ class ProcessorSettings:
             tuple(self.image("image_std", default.std)),
         )
 
+    def shared(
+        self, tokenizer: Tokenizer, placeholder: str, scale: PixelScale, resample: int = 3, *, token: str | None = None
+    ) -> dict[str, Any]:
+        """Returns the fields of an `ImageProcessor`, with defaults for scale and filter.
+
+        `token` is the text of the placeholder's token; None means the placeholder.
+        """
+        return {
+            **{"pixel_scale": self.scale(scale), "resample": self.image("resample", resample)},
+            **{"placeholder": placeholder, "placeholder_id": self.token_id(token or placeholder, tokenizer)},
+        }
+
+    def side(self, patch_size: int = 14, merge_size: int = 2) -> int:
+        """Returns the pixels of a side of a merged patch."""
+        return self.image("patch_size", patch_size) * self.image("merge_size", merge_size)
+
     def token_id(self, token: str, tokenizer: Tokenizer) -> int:
         """Returns the id of a special token.
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -166,7 +165,7 @@ class ImageProcessor:
           text: Text of the prompt, if it has one.
         """
         del text
-        return list(token_ids), [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
+        return placed(token_ids, self.placeholder_id)
 
     def digest(self, group: ViewGroup) -> bytes:
         """Returns SHA-256 of all fields, with their lengths, that embeddings depend on besides the tower."""
@@ -189,53 +188,35 @@ class ImageProcessor:
         return image.resize((width, height), resample=self.resample)
 
 
-def tiles_of(image: Image | np.ndarray, height: int, width: int | None = None) -> np.ndarray:
-    """Cuts an image, or its pixels, into rectangles row by row: uint8 [tiles, height, width, 3].
+@dataclass(frozen=True, kw_only=True)
+class SpelledProcessor(ImageProcessor):
+    """A processor whose prompts spell out an image: text around and between placeholders.
 
-    Args:
-      image: Image or pixels [height, width, 3].
-      height: Height of a rectangle, a divisor of the image's.
-      width: Width of a rectangle, a divisor of the image's; None for squares.
+    Attributes:
+      encode: Tokenizes text, without the tokenizer's special tokens.
     """
-    pixels, width = np.asarray(image), width or height
-    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
-    return pixels.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(rows * columns, height, width, 3)
+
+    encode: Callable[[str], list[int]]
+
+    def texts(self, width: int, height: int) -> list[str]:
+        """Returns the text that stands for each group of views of an upright image of a size."""
+        raise NotImplementedError
+
+    def groups(self, image: Image) -> list[np.ndarray]:
+        """Returns the groups of views of an upright RGB image."""
+        raise NotImplementedError
+
+    def parts(self, image: Image) -> list[ViewGroup]:
+        of_groups = map(self._tokens, self.texts(*image.size))
+        return [ViewGroup(views, *tokens) for views, tokens in zip(self.groups(image), of_groups, strict=True)]
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        return self._tokens("".join(self.texts(width, height)))
+
+    def _tokens(self, text: str) -> tuple[list[int], list[int]]:
+        return placed(self.encode(text), self.placeholder_id)
 
 
-def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
-    """Returns views without pixels at the right and lower edges that fill no whole patch."""
-    height, width = (each // patch_size * patch_size for each in views.shape[1:3])
-    return views[:, :height, :width]
-
-
-def size_within(
-    size: tuple[int, int],
-    side: int,
-    least: int,
-    most: int,
-    *,
-    frames: int = 1,
-    compared_frames: int | None = None,
-    fewest: int = 0,
-) -> tuple[int, int]:
-    """Returns the width and height nearest to an image's that are multiples of `side`, within bounds of pixels.
-
-    Args:
-      size: Width and height of the image.
-      side: Pixels of which width and height become multiples.
-      least: Smallest number of pixels, approximately.
-      most: Largest number of pixels.
-      frames: Number of times that the pixels count.
-      compared_frames: Number of times that they count in the comparison with the bounds; None means `frames`.
-      fewest: Smallest multiple of `side` for width and height before the bounds apply.
-    """
-    width, height = size
-    columns, rows = (max(round(each / side), fewest) for each in size)
-    pixels = (frames if compared_frames is None else compared_frames) * columns * rows * side * side
-    if pixels > most:
-        shrink = math.sqrt(frames * height * width / most)
-        columns, rows = (max(math.floor(each / shrink / side), 1) for each in size)
-    elif pixels < least:
-        grow = math.sqrt(least / (frames * height * width))
-        columns, rows = (math.ceil(each * grow / side) for each in size)
-    return columns * side, rows * side
+def placed(token_ids: Sequence[int], placeholder_id: int) -> tuple[list[int], list[int]]:
+    """Returns tokens, and the positions of placeholders among them."""
+    return list(token_ids), [i for i, token_id in enumerate(token_ids) if token_id == placeholder_id]

@@ -1,18 +1,18 @@
-"""Images and videos of Qwen2-VL and later: in their own aspect ratio; RoPE counts their rows and columns."""
+"""Videos of Qwen2-VL and later, in their own aspect ratio."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
-from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup, size_within
+from jaxis.vision.processors.preprocessor_config import ProcessorSettings
+from jaxis.vision.processors.processor import Seconds, Span, VideoProcessor, ViewGroup
+from jaxis.vision.processors.resizing import enlarged_to, size_within
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,89 +20,7 @@ if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
-_IMAGE, _VIDEO, _START, _END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class QwenVLProcessor(ImageProcessor):
-    """Sides are multiples of a merged patch; the number of pixels lies between two bounds.
-
-    Attributes:
-      image_token: Text that stands for an image in a prompt.
-      default_pixels: Default bounds of pixels.
-      side: Pixels of a side of a merged patch.
-      min_pixels, max_pixels: Bounds of the pixels of an image.
-    """
-
-    image_token: ClassVar[str] = _IMAGE
-    default_pixels: ClassVar[tuple[int, int]] = 56 * 56, 28 * 28 * 1280
-    side: int
-    min_pixels: int
-    max_pixels: int
-
-    @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
-        """Reads the settings of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and later."""
-        settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
-        side = settings.image("patch_size", 14) * settings.image("merge_size", 2)
-        least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", cls.default_pixels[0])
-        most = settings.image("max_pixels", None) or settings.size("size", "longest_edge", cls.default_pixels[1])
-        return cls(
-            pixel_scale=settings.scale(CLIP_SCALE),
-            resample=settings.image("resample", 3),
-            placeholder=cls.image_token,
-            placeholder_id=settings.token_id(cls.image_token, tokenizer),
-            side=side,
-            min_pixels=least,
-            max_pixels=most,
-            video=_read_video(settings, tokenizer, (side, (least, most))),
-        )
-
-    def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """Returns width and height after resizing."""
-        return size_within((width, height), self.side, self.min_pixels, self.max_pixels)
-
-    def views(self, image: Image) -> np.ndarray:
-        return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
-
-    def grid(self, width: int, height: int) -> tuple[int, int] | None:
-        width, height = self.target_size(width, height)
-        return height // self.side, width // self.side
-
-    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        count = math.prod(each // self.side for each in self.target_size(width, height))
-        return [self.placeholder_id] * count, list(range(count))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainRopeProcessor(QwenVLProcessor):
-    """Images and videos of EXAONE 4.5 and LFM3-VL, whose text RoPE counts their tokens like any others."""
-
-    @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
-        """Reads the settings; EXAONE 4.5 takes no videos."""
-        read = super().read(settings, tokenizer)
-        video = read.video
-        as_text = dataclasses.replace(video, has_grid=False) if isinstance(video, Qwen3VideoProcessor) else None
-        return dataclasses.replace(read, video=as_text)
-
-    def grid(self, width: int, height: int) -> None:
-        del width, height
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaddleOcrProcessor(QwenVLProcessor):
-    """Images of PaddleOCR-VL: sides smaller than a merged patch are enlarged to one first."""
-
-    image_token = "<|IMAGE_PLACEHOLDER|>"
-    default_pixels = 384 * 384, 1536 * 1536
-
-    def target_size(self, width: int, height: int) -> tuple[int, int]:
-        if height < self.side:
-            width, height = round(width * self.side / height), self.side
-        if width < self.side:
-            width, height = self.side, round(height * self.side / width)
-        return super().target_size(width, height)
+_VIDEO, _START, _END = "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,12 +99,9 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         return Span(place, place + 1)
 
     def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
-        if min(width, height) < self.side:
-            grow = max(self.side / height, self.side / width)
-            width, height = int(width * grow), int(height * grow)
+        size, bounds = enlarged_to((width, height), self.side), (self.min_pixels, self.max_pixels)
         compared = max(round(num_frames / self.num_frames), 1) * self.num_frames
-        bounds = self.min_pixels, self.max_pixels
-        return size_within((width, height), self.side, *bounds, frames=num_frames, compared_frames=compared)
+        return size_within(size, self.side, *bounds, frames=num_frames, compared_frames=compared)
 
     def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
         parts: list[ViewGroup | list[int]] = []
@@ -209,7 +124,7 @@ def _groups(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
         yield group
 
 
-def _read_video(
+def read_video(
     settings: ProcessorSettings, tokenizer: Tokenizer, bounds: tuple[int, tuple[int, int]]
 ) -> QwenVideoProcessor | None:
     """Returns the processor of videos; None if the tokenizer has no token for videos.

@@ -1,0 +1,158 @@
+"""Sizes to which images are resized, grids into which they are cut, and the cutting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Size = tuple[int, int]
+
+
+def tiles_of(image: Image | np.ndarray, height: int, width: int | None = None) -> np.ndarray:
+    """Cuts an image, or its pixels, into rectangles row by row: uint8 [tiles, height, width, 3].
+
+    Args:
+      image: Image or pixels [height, width, 3].
+      height: Height of a rectangle, a divisor of the image's.
+      width: Width of a rectangle, a divisor of the image's; None for squares.
+    """
+    pixels, width = np.asarray(image), width or height
+    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
+    return pixels.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(rows * columns, height, width, 3)
+
+
+def nearest_grid(size: Size, tile: int, least: int, most: int) -> Size:
+    """Returns columns and rows of squares of nearest aspect ratio to an image's; of several, the largest half filled.
+
+    Args:
+      size: Width and height of the image.
+      tile: Pixels of a side of a square.
+      least: Smallest number of squares.
+      most: Largest number of squares.
+    """
+    (width, height), sides = size, range(1, most + 1)
+    grids = [(c, r) for c in sides for r in sides if least <= c * r <= most]
+    best, nearest = (1, 1), float("inf")
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - columns / rows)
+        fills = width * height > 0.5 * tile * tile * columns * rows
+        if distance < nearest or (distance == nearest and fills):
+            best, nearest = (columns, rows), distance
+    return best
+
+
+def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
+    """Returns views without pixels at the right and lower edges that fill no whole patch."""
+    height, width = (each // patch_size * patch_size for each in views.shape[1:3])
+    return views[:, :height, :width]
+
+
+def size_within(
+    size: tuple[int, int],
+    side: int,
+    least: int,
+    most: int,
+    *,
+    frames: int = 1,
+    compared_frames: int | None = None,
+    fewest: int = 0,
+) -> tuple[int, int]:
+    """Returns the width and height nearest to an image's that are multiples of `side`, within bounds of pixels.
+
+    Args:
+      size: Width and height of the image.
+      side: Pixels of which width and height become multiples.
+      least: Smallest number of pixels, approximately.
+      most: Largest number of pixels.
+      frames: Number of times that the pixels count.
+      compared_frames: Number of times that they count in the comparison with the bounds; None means `frames`.
+      fewest: Smallest multiple of `side` for width and height before the bounds apply.
+    """
+    width, height = size
+    columns, rows = (max(round(each / side), fewest) for each in size)
+    pixels = (frames if compared_frames is None else compared_frames) * columns * rows * side * side
+    if pixels > most:
+        shrink = math.sqrt(frames * height * width / most)
+        columns, rows = (max(math.floor(each / shrink / side), 1) for each in size)
+    elif pixels < least:
+        grow = math.sqrt(least / (frames * height * width))
+        columns, rows = (math.ceil(each * grow / side) for each in size)
+    return columns * side, rows * side
+
+
+def enlarged_to(size: Size, side: int) -> Size:
+    """Returns width and height of an image in proportion whose shorter side has at least `side` pixels."""
+    width, height = size
+    grow = max(side / height, side / width)
+    return (int(width * grow), int(height * grow)) if min(size) < side else size
+
+
+def enlarged_in_turn(size: Size, side: int) -> Size:
+    """Returns width and height after the height, and then the width, were enlarged in proportion to `side` pixels."""
+    width, height = size
+    if height < side:
+        width, height = round(width * side / height), side
+    if width < side:
+        width, height = side, round(height * side / width)
+    return width, height
+
+
+def most_merged(size: Size, side: int, most: int) -> Size:
+    """Returns the largest width and height that are multiples of `side` with at most this many squares of it."""
+    width, height = size
+    factor = math.sqrt(most * side**2 / (height * width))
+    columns, rows = math.floor(factor * width / side), math.floor(factor * height / side)
+    if rows == 0:
+        columns, rows = min(width // height, most), 1
+    elif columns == 0:
+        columns, rows = 1, min(height // width, most)
+    return columns * side, rows * side
+
+
+def nearest_merged(size: Size, side: int, most: int) -> Size:
+    """Returns width and height of the adjacent grid of squares with the nearest aspect ratio.
+
+    Args:
+      size: Width and height of the image.
+      side: Pixels of a side of a square.
+      most: Largest number of squares.
+    """
+    width, height = size
+    rows, columns = height / side, width / side
+    ratio = columns / rows
+    if rows * columns > most:
+        rows = (most / ratio) ** 0.5
+        columns = rows * ratio
+    whole = itertools.product(*((math.floor(each), math.ceil(each)) for each in (rows, columns)))
+    # The set decides between equal grids as in the reference, which takes its first element.
+    fitting = [grid for grid in set(whole) if 1 <= grid[0] * grid[1] <= most]
+    if not fitting:
+        fitting = [(max(1, round(rows)), max(1, round(columns)))]
+    rows, columns = min(fitting, key=lambda grid: abs(grid[0] / grid[1] - height / width))
+    return columns * side, rows * side
+
+
+def shrunk_to_patches(size: Size, patch: int, most: int, most_of_side: int) -> Size:
+    """Returns width and height in proportion, with at most about `most` patches, and `most_of_side` in a row."""
+    width, height = size
+    num_patches = max(height // patch, 1) * max(width // patch, 1)
+    limit = most_of_side * patch
+    scale = min(1.0, math.sqrt(most / num_patches), limit / height, limit / width)
+    columns, rows = (min(max(int(each * scale), 1), limit) for each in size)
+    return columns, rows
+
+
+def shrunk_to_edge(size: Size, side: int, longest: int) -> Size:
+    """Returns width and height as multiples of `side`, in proportion, with at most about `longest` pixels."""
+    width, height = size
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        # A short side of a very long image must not round to 0.
+        width, height = max(math.floor(width / ratio), 1), max(math.floor(height / ratio), 1)
+    return -(-width // side) * side, -(-height // side) * side

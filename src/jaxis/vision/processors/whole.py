@@ -1,0 +1,221 @@
+"""Images that are seen whole, as one view: Qwen's, GLM's, Kimi's, Pixtral's, LLaVA 1.5's and others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, HALF_SCALE, PixelScale, ProcessorSettings
+from jaxis.vision.processors.processor import ImageProcessor, placed
+from jaxis.vision.processors.qwen_videos import Qwen3VideoProcessor, read_video
+from jaxis.vision.processors.resizing import (
+    Size,
+    enlarged_to,
+    nearest_merged,
+    shrunk_to_edge,
+    shrunk_to_patches,
+    size_within,
+    whole_patches,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from jaxis.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeProcessor(ImageProcessor):
+    """An image is a placeholder for each of its merged patches, row by row.
+
+    Attributes:
+      side: Pixels of a side of a merged patch.
+      resize: Width and height after resizing, from those before; patches that they fill in part are filled with zeros.
+      start_id, break_id, end_id: Tokens before an image, between its rows, and after it; None for none.
+      has_grid: True if RoPE counts rows and columns.
+    """
+
+    side: int
+    resize: Callable[[Size], Size]
+    start_id: int | None = None
+    break_id: int | None = None
+    end_id: int | None = None
+    has_grid: bool = False
+
+    def views(self, image: Image) -> np.ndarray:
+        (width, height), (rows, columns) = self.resize(image.size), self._grid(*image.size)
+        view = np.zeros((1, rows * self.side, columns * self.side, 3), np.uint8)
+        view[0, :height, :width] = np.asarray(self.resized(image, width, height))
+        return view
+
+    def grid(self, width: int, height: int) -> tuple[int, int] | None:
+        return self._grid(width, height) if self.has_grid else None
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        rows, columns = self._grid(width, height)
+        line = [*[self.placeholder_id] * columns, self.break_id]
+        token_ids = [self.start_id, *(line * rows)[:-1], self.end_id]
+        return placed([each for each in token_ids if each is not None], self.placeholder_id)
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        width, height = self.resize((width, height))
+        return -(-height // self.side), -(-width // self.side)
+
+
+def read_qwen(
+    settings: ProcessorSettings,
+    tokenizer: Tokenizer,
+    *,
+    token: str = "<|image_pad|>",
+    default_pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
+    enlarged: Callable[[Size, int], Size] | None = None,
+    has_grid: bool = True,
+) -> WholeProcessor:
+    """Reads the settings of Qwen2-VL and later, and of related models.
+
+    Args:
+      settings: Settings in the files.
+      tokenizer: Tokenizer of the model.
+      token: Text that stands for an image in a prompt.
+      default_pixels: Default bounds of the pixels of an image.
+      enlarged: Size of small images before the bounds apply; None for the image's own.
+      has_grid: True if RoPE counts rows and columns; otherwise videos that count them are not supported.
+    """
+    settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
+    side = settings.side()
+    least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", default_pixels[0])
+    most = settings.image("max_pixels", None) or settings.size("size", "longest_edge", default_pixels[1])
+    video = read_video(settings, tokenizer, (side, (least, most)))
+    if not has_grid:
+        video = dataclasses.replace(video, has_grid=False) if isinstance(video, Qwen3VideoProcessor) else None
+
+    def resize(size: Size) -> Size:
+        return size_within(size if enlarged is None else enlarged(size, side), side, least, most)
+
+    shared = settings.shared(tokenizer, token, CLIP_SCALE)
+    return WholeProcessor(**shared, side=side, resize=resize, has_grid=has_grid, video=video)
+
+
+def read_glm(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+    """Reads the settings of GLM-4.1V and later: the bounds of pixels count both frames of an image."""
+    settings.check("temporal_patch_size", "merge_size")
+    side, num_frames = settings.side(), settings.image("temporal_patch_size", 2)
+    least = settings.size("size", "shortest_edge", 112 * 112)
+    most = settings.size("size", "longest_edge", 28 * 28 * 15000)
+
+    def resize(size: Size) -> Size:
+        return size_within(enlarged_to(size, side), side, least, most, frames=num_frames)
+
+    return WholeProcessor(
+        **settings.shared(tokenizer, "<|image|>", CLIP_SCALE), side=side, resize=resize, has_grid=True
+    )
+
+
+def read_kimi(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+    """Reads the settings of Kimi K2.5 to K2.7 in the published files, or in files that transformers writes."""
+    settings.check("media_proc_cfg", "max_patches", "merge_size", "patch_size")
+    published = settings.image("media_proc_cfg", {})
+    if published.get("fixed_output_tokens") is not None:
+        raise ConfigError(f"{settings.source}: the image processor has fixed_output_tokens, which is not supported")
+    side = settings.image("size", {"max_height": 512, "max_width": 512})
+    if side.get("max_height") != side.get("max_width") or not side.get("max_height"):
+        raise ConfigError(f"{settings.source} has size={side!r}; expected one number of patches for both sides")
+    shared = settings.shared(tokenizer, "<|media_pad|>", HALF_SCALE)
+    scale = shared["pixel_scale"]
+    mean, std = published.get("image_mean", scale.mean), published.get("image_std", scale.std)
+    shared["pixel_scale"] = PixelScale(scale.factor, tuple(mean), tuple(std))
+    patch = published.get("patch_size", settings.image("patch_size", 14))
+    most = published.get("in_patch_limit", settings.image("max_patches", 16_384))
+    of_side = published.get("patch_limit_on_one_side", side["max_height"])
+    return WholeProcessor(
+        **shared,
+        side=patch * published.get("merge_kernel_size", settings.image("merge_size", 2)),
+        resize=functools.partial(shrunk_to_patches, patch=patch, most=most, most_of_side=of_side),
+    )
+
+
+def read_muse_glimmer(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+    """Reads the settings of Muse Glimmer."""
+    settings.check("max_image_tokens", "merge_size", "temporal_patch_size")
+    side, most = settings.side(), settings.image("max_image_tokens", 4096)
+    start_id, end_id = (settings.token_id(f"<|image_{each}|>", tokenizer) for each in ("start", "end"))
+    resize = functools.partial(nearest_merged, side=side, most=most)
+    shared = settings.shared(tokenizer, "<|patch|>", HALF_SCALE, 1)
+    return WholeProcessor(**shared, side=side, resize=resize, start_id=start_id, end_id=end_id)
+
+
+def read_pixtral(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+    """Reads the settings of Pixtral and Mistral 3, where a token ends each row of patches."""
+    settings.check()
+    names = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+    image, *between = (settings.processor.get(name, default) for name, default in names.items())
+    shared = settings.shared(tokenizer, image, CLIP_SCALE)
+    break_id, end_id = (settings.token_id(token, tokenizer) for token in between)
+    side = settings.processor.get("patch_size", 16) * settings.processor.get("spatial_merge_size", 1)
+    return WholeProcessor(**shared, **_within_edge(settings, side), break_id=break_id, end_id=end_id)
+
+
+def read_lighton_ocr(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+    """Reads the settings of LightOnOCR, whose images are placeholders alone."""
+    settings.check()
+    side = settings.processor.get("patch_size", 14) * settings.processor.get("spatial_merge_size", 2)
+    of_images = settings.image("patch_size", {"height": 16, "width": 16})
+    if of_images not in (side, {"height": side, "width": side}):
+        raise ConfigError(
+            f"{settings.source}: images are resized to patches of {of_images}, and the tower's merged ones have "
+            f"{side} pixels: correct the files"
+        )
+    token = tokenizer.token_text(settings.model.get("image_token_id", 151_655))
+    return WholeProcessor(**settings.shared(tokenizer, token, CLIP_SCALE), **_within_edge(settings, side))
+
+
+def _within_edge(settings: ProcessorSettings, side: int) -> dict[str, Any]:
+    """Returns the fields about sizes, given the side of a merged patch."""
+    longest = settings.size("size", "longest_edge", 1024)
+    return {"side": side, "resize": functools.partial(shrunk_to_edge, side=side, longest=longest)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaProcessor(WholeProcessor):
+    """Images of LLaVA 1.5: squares of one size without patches that are filled in part.
+
+    Attributes:
+      size: Pixels of a side.
+      is_cropped: True to cut off both ends of the longer side, False to stretch.
+    """
+
+    size: int
+    is_cropped: bool
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaProcessor:
+        """Reads the settings of LLaVA 1.5."""
+        settings.check("do_center_crop", "crop_size")
+        is_cropped = settings.image("do_center_crop", False)
+        size = settings.size("size", "shortest_edge", 224) if is_cropped else settings.square(224)
+        crop = settings.image("crop_size", None)
+        if is_cropped and crop not in (None, size, {"height": size, "width": size}):
+            raise ConfigError(f"{settings.source} cuts {crop!r} out of images of {size} pixels; expected that size")
+        if settings.image("do_pad", False):
+            raise ConfigError(f"{settings.source}: the image processor has do_pad, which is not supported")
+        vision = settings.model.get("vision_config") or {}
+        patch = settings.processor.get("patch_size") or vision.get("patch_size", 14)
+        side = size // patch * patch
+        shared = settings.shared(tokenizer, settings.processor.get("image_token", "<image>"), CLIP_SCALE)
+        return cls(**shared, side=patch, resize=lambda _: (side, side), size=size, is_cropped=is_cropped)
+
+    def views(self, image: Image) -> np.ndarray:
+        width, height = self.size, self.size
+        if self.is_cropped:
+            short, long = sorted(image.size)
+            long = int(self.size * long / short)
+            width, height = (self.size, long) if image.size[0] <= image.size[1] else (long, self.size)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        pixels = np.asarray(self.resized(image, width, height))
+        return whole_patches(pixels[None, top : top + self.size, left : left + self.size], self.side)
