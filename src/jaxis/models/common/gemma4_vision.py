@@ -16,7 +16,7 @@ from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import averaged, parameter
 from jaxis.models.common.vision_positions import AxialRope, Positions, rotate_halves_in_type
-from jaxis.models.common.vision_tower import Patches, VisionTower
+from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import (
     TransformerTower,
     VisionAttention,
@@ -25,7 +25,6 @@ from jaxis.models.common.vision_transformer import (
 )
 
 if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
 
 
@@ -86,6 +85,11 @@ def by_column_and_row(tables: jax.Array, patches: Patches) -> jax.Array:
     """Adds the embeddings of each patch's column and of its row, of two tables -> [P, C]."""
     by_column, by_row = tables
     return by_column[patches.columns] + by_row[patches.rows]
+
+
+def by_place(tables: jax.Array, patches: Patches) -> jax.Array:
+    """Adds embeddings as `by_column_and_row`, of tables [places, 2, C]."""
+    return tables[patches.columns, 0] + tables[patches.rows, 1]
 
 
 def norm_of_update(scope: LayerScope, options: VisionOptions) -> JaxModule:
@@ -169,46 +173,43 @@ class Gemma4Vision(TransformerTower):
         return dataclasses.replace(options, positions=Positions((2, places), by_column_and_row))
 
 
-class Gemma4PixelEmbedder(JaxModule):
+class Gemma4PatchEmbedding(JaxModule):
     """A product with large patches between norms, which the 12B has instead of a transformer."""
 
-    def __init__(self, scope: LayerScope) -> None:
-        config = scope.config["vision_config"]
-        config.expect("model_type", "gemma4_unified_vision")
-        config.ignore("num_soft_tokens", because="the processor limits how many patches there are")
-        self.patch_size: int = config.get("patch_size", 16) * config.get("pooling_kernel_size", 3)
-        config.expect("model_patch_size", self.patch_size)
-        size, num_pixels = config.get("mm_embed_dim", 3840), 3 * self.patch_size**2
-        config.expect("output_proj_dims", size)
-        self.patch_ln1 = layer_norm(scope, num_pixels, epsilon=1e-5)
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        size, num_pixels, epsilon = options.hidden_size, 3 * options.patch_size**2, options.epsilon
+        self.patch_ln1 = layer_norm(scope, num_pixels, epsilon=epsilon)
         self.patch_dense = linear(scope / "patch_dense", num_pixels, size, axes=(None, None), use_bias=True)
-        self.patch_ln2 = layer_norm(scope, size, epsilon=1e-5)
-        self.pos_embedding = parameter(scope, config.get("mm_posemb_size", 1120), 2, size)
-        self.pos_norm = layer_norm(scope, size, epsilon=1e-5)
-        self.multimodal_embedder = Gemma4Embedder(scope / "multimodal_embedder", size)
+        self.patch_ln2 = layer_norm(scope, size, epsilon=epsilon)
 
-    def __call__(self, patches: Patches) -> jax.Array:
-        """Patches -> [P, E]."""
-        x = self.patch_ln2(self.patch_dense(self.patch_ln1(patches.pixels)))
-        places = self.pos_embedding[...]
-        x = x + (places[patches.columns, 0] + places[patches.rows, 1])
-        return self.multimodal_embedder(self.pos_norm(x))
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """pixels [P, patch * patch * 3], channels last -> [P, C]."""
+        return self.patch_ln2(self.patch_dense(self.patch_ln1(pixels)))
 
 
-class Gemma4UnifiedVision(VisionTower):
+class Gemma4UnifiedVision(TransformerTower):
     config_keys = ("vision_config", "text_config.hidden_size")
-    prefixes = ("embed_vision.",)
     names = CheckpointNames(
         (
-            ("vision_embedder", "embed_vision"),
-            ("embed_vision.embedding_projection", "embed_vision.multimodal_embedder.embedding_projection"),
+            ("vision_embedder.pos_embedding", "tower.position_embed.weight"),
+            *(("vision_embedder.pos_norm", "tower.post_norm"), ("vision_embedder", "tower.patch_embed")),
+            ("embed_vision", "projector"),
         )
     )
-    merge_size = 1
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        self.embed_vision = Gemma4PixelEmbedder(LayerScope(vllm_config, rng, vllm_config.quant_config) / "embed_vision")
-        self.patch_size = self.embed_vision.patch_size
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
+        vision = config["vision_config"]
+        vision.expect("model_type", "gemma4_unified_vision")
+        vision.ignore("num_soft_tokens", because="the processor limits how many patches there are")
+        patch_size = vision.get("patch_size", 16) * vision.get("pooling_kernel_size", 3)
+        vision.expect("model_patch_size", patch_size)
+        size = vision.get("mm_embed_dim", 3840)
+        vision.expect("output_proj_dims", size)
+        positions = Positions((vision.get("mm_posemb_size", 1120), 2), by_place)
+        options = VisionOptions(size, 0, 0, 1, patch_size, "gelu", epsilon=1e-5, norms=("post_norm",))
+        return dataclasses.replace(options, embed_patches=Gemma4PatchEmbedding, positions=positions)
 
-    def __call__(self, patches: Patches) -> jax.Array:
-        return self.embed_vision(patches)
+    @staticmethod
+    def make_projector(scope: LayerScope, options: VisionOptions) -> Gemma4Embedder:
+        return Gemma4Embedder(scope, options.hidden_size)

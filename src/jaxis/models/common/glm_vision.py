@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,13 +15,14 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen_vision import QWEN, QWEN_NAMES, QwenVision, qwen_options
 from jaxis.models.common.vision_layers import PatchConvolution, merged, num_places
-from jaxis.models.common.vision_positions import Positions, interpolated_bicubic
+from jaxis.models.common.vision_positions import Positions, stretched_positions
 from jaxis.models.common.vision_transformer import VisionOptions
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
 
 
+_BICUBIC = partial(stretched_positions, is_cubic=True)
 _SHARED: dict[str, Any] = {**QWEN, "make_norm": rms_norm, "epsilon": 1e-5, "is_gated": True, "patch_bias": True}
 _GLM = VisionOptions(
     *(1536, 4096, 24, 12, 14, "silu"), norms=("patch_norm", "post_norm"), qkv_bias=False, out_bias=False, **_SHARED
@@ -67,7 +69,7 @@ class GlmVision(QwenVision):
         vision = config["vision_config"]
         keys = {"epsilon": "rms_norm_eps", "intermediate_size": "out_hidden_size", "qkv_bias": "attention_bias"}
         options = qwen_options(vision, _GLM, **keys)
-        positions = Positions((num_places(vision, 336, options.patch_size),), interpolated_bicubic)
+        positions = Positions((num_places(vision, 336, options.patch_size),), _BICUBIC)
         return dataclasses.replace(options, positions=positions)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import jax
@@ -71,13 +72,10 @@ class InternVLVision(TransformerTower):
         )
     )
 
+    make_projector = functools.partial(VisionProjector, make_norm=layer_norm, norms_merged=True)
+
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
         config.expect("vision_feature_layer", -1)
         config.expect("vision_feature_select_strategy", "default")
         return internvit_options(config["vision_config"], int(1 / config.get("downsample_ratio", 0.5)))
-
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        merging = {"num_merged": options.num_merged, "norms_merged": True}
-        return VisionProjector(scope, options.hidden_size, make_norm=layer_norm, **merging)

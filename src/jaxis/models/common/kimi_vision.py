@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxis.layers.checkpoint_names import CheckpointNames
@@ -12,8 +13,8 @@ from jaxis.models.common.vision_layers import VisionProjector
 from jaxis.models.common.vision_positions import (
     AxialRope,
     Positions,
-    interpolated_bicubic,
     rotate_pairs,
+    stretched_positions,
 )
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
@@ -48,7 +49,7 @@ def moonvit_options(vision: HFConfig) -> VisionOptions:
     side = vision.get("init_pos_emb_height", vision.get("pos_emb_height", 64))
     for key in ("init_pos_emb_width", "pos_emb_width"):
         vision.expect(key, side)
-    return dataclasses.replace(options, positions=Positions((side, side), interpolated_bicubic))
+    return dataclasses.replace(options, positions=Positions((side, side), partial(stretched_positions, is_cubic=True)))
 
 
 class KimiVision(TransformerTower):
@@ -77,8 +78,7 @@ class KimiVision(TransformerTower):
         config, vision = scope.config, scope.config["vision_config"]
         return VisionProjector(
             scope,
-            options.hidden_size,
-            num_merged=options.num_merged,
+            options,
             inner_size=options.merged_size,
             activation=vision.get("projector_hidden_act", "gelu"),
             make_norm=layer_norm,

@@ -60,8 +60,7 @@ class Lfm2Vision(TransformerTower):
         config = scope.config
         return VisionProjector(
             scope,
-            options.hidden_size,
-            num_merged=options.num_merged,
+            options,
             inner_size=config.get("projector_hidden_size", 2560),
             use_bias=config.get("projector_bias", True),
             make_norm=layer_norm if config.get("projector_use_layernorm", True) else None,

@@ -91,12 +91,13 @@ class Lfm3Transformer(VisionTransformer):
     """The vision transformer, whose convolutions take the neighbours of each patch."""
 
     def layer_inputs(self, patches: Patches, segments: jax.Array) -> Sequence[LayerInputs]:
-        of_attention = super().layer_inputs(patches, segments)
-        inputs: list[LayerInputs] = []
-        for layer, usual in zip(self.layers, of_attention, strict=True):
-            is_conv = isinstance(layer.attn, Lfm3VisionConv)
-            inputs.append((patches_around(patches, layer.attn.reach),) if is_conv else usual)
-        return inputs
+        convolutions = [each.attn for each in self.layers if isinstance(each.attn, Lfm3VisionConv)]
+        neighbours = patches_around(patches, max((each.reach for each in convolutions), default=0))
+        usual = super().layer_inputs(patches, segments)
+        return [
+            (neighbours,) if layer.attn in convolutions else of_layer
+            for layer, of_layer in zip(self.layers, usual, strict=True)
+        ]
 
 
 def patches_around(patches: Patches, reach: int) -> jax.Array:
@@ -144,8 +145,7 @@ class Lfm3Vision(TransformerTower):
     def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
         return VisionProjector(
             scope,
-            options.hidden_size,
-            num_merged=options.num_merged,
+            options,
             inner_size=scope.config.get("projector_hidden_size", 4096),
             use_bias=scope.config.get("projector_bias", True),
             make_norm=layer_norm,

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.pixtral import PIXTRAL_NAMES, pixtral_options
@@ -48,6 +47,7 @@ class LlavaVision(TransformerTower):
 
     Attributes:
       default_layers: Layers whose output the projector reads, if config.json does not say.
+      is_normed: True if the projector has a norm.
     """
 
     config_keys = (
@@ -59,13 +59,15 @@ class LlavaVision(TransformerTower):
         "vision_tower",
         *PIXTRAL_NAMES,
         *(("tower.embeddings.class_embedding", "tower.class_token"), ("tower.pre_layrnorm", "tower.pre_norm")),
-        PROJECTOR,
+        *(PROJECTOR, ("projector.projector_layernorm", "projector.pre_norm")),
     )
     default_layers: ClassVar[Sequence[int]] = (-2,)
+    is_normed: ClassVar[bool] = False
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
         vision = config["vision_config"]
+        config.expect("projector_layernorm_eps", 1e-5)
         kind = vision.get("model_type", "clip_vision_model")
         # Without a class token, "default" would drop a patch.
         config.expect("vision_feature_select_strategy", "default" if kind == "clip_vision_model" else "full")
@@ -78,10 +80,11 @@ class LlavaVision(TransformerTower):
         layers = [chosen] if isinstance(chosen, int) else chosen
         return dataclasses.replace(options, outputs=[_layer(config, each, options.num_layers) for each in layers])
 
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        num_features = options.hidden_size * max(len(options.outputs), 1)
-        return VisionProjector(scope, num_features, use_bias=scope.config.get("multimodal_projector_bias", True))
+    @classmethod
+    def make_projector(cls, scope: LayerScope, options: VisionOptions) -> VisionProjector:
+        num_states, use_bias = max(len(options.outputs), 1), scope.config.get("multimodal_projector_bias", True)
+        make_norm = layer_norm if cls.is_normed else None
+        return VisionProjector(scope, options, num_states=num_states, use_bias=use_bias, make_norm=make_norm)
 
 
 class LlavaNextVision(LlavaVision):
@@ -106,18 +109,8 @@ class VipLlavaVision(LlavaVision):
     """The vision tower of ViP-LLaVA, whose projector has a norm."""
 
     config_keys = (*LlavaVision.config_keys, "projector_layernorm_eps")
-    names = CheckpointNames(
-        (*LlavaVision.names.renames, ("projector.projector_layernorm", "projector.pre_norm")),
-        other_names=LlavaVision.names.other_names,
-    )
     default_layers = (-2, -5, -8, -11, 6)
-
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        config, num_features = scope.config, options.hidden_size * len(options.outputs)
-        config.expect("projector_layernorm_eps", 1e-5)
-        use_bias = config.get("multimodal_projector_bias", True)
-        return VisionProjector(scope, num_features, use_bias=use_bias, make_norm=layer_norm)
+    is_normed = True
 
 
 def _layer(config: HFConfig, layer: object, most: int) -> int:

@@ -55,7 +55,7 @@ class MiniCPMVMerger(VisionProjector):
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
         size, norm = options.hidden_size, {"make_norm": layer_norm, "epsilon": options.epsilon, "norms_merged": True}
         inner = {"inner_size": _MERGED * options.intermediate_size, "activation": "gelu_pytorch_tanh"}
-        super().__init__(scope, size, size, num_merged=_MERGED, **inner, **norm)
+        super().__init__(scope, options, size, num_merged=_MERGED, **inner, **norm)
         self.norm1 = layer_norm(scope, size, epsilon=options.epsilon)
         self.attn = GroupAttention(scope / "attn", options)
 
@@ -129,4 +129,4 @@ class MiniCPMVision(TransformerTower):
     def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
         norm = {"make_norm": layer_norm, "epsilon": 1e-6, "norms_merged": True}
         inner = {"inner_size": options.hidden_size * _MERGED, "activation": "gelu"}
-        return VisionProjector(scope, options.hidden_size, num_merged=_MERGED, **inner, **norm)
+        return VisionProjector(scope, options, num_merged=_MERGED, **inner, **norm)

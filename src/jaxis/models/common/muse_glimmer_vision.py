@@ -16,7 +16,7 @@ from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import merged
-from jaxis.models.common.vision_positions import AxialRope, Positions, square, stretched_positions
+from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
 
@@ -43,7 +43,7 @@ def on_its_side(table: jax.Array, patches: Patches) -> jax.Array:
     width, height = jnp.max(patches.columns) + 1, jnp.max(patches.rows) + 1
     index = patches.rows * width + patches.columns
     transposed = patches._replace(rows=index // height, columns=index % height)
-    return stretched_positions(square(table), transposed, is_zero_beyond=True)
+    return stretched_positions(table, transposed, is_zero_beyond=True)
 
 
 class MuseGlimmerProjector(JaxModule):

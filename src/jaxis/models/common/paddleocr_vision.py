@@ -10,7 +10,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen_vision import QwenVision, qwen_projector
 from jaxis.models.common.siglip import SO400M, siglip_names, siglip_options
 from jaxis.models.common.vision_layers import VisionProjector
-from jaxis.models.common.vision_positions import AxialRope, Positions, interpolated
+from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
 from jaxis.models.common.vision_transformer import VisionOptions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class PaddleOcrVision(QwenVision):
         return dataclasses.replace(
             options,
             merge_size=vision.get("spatial_merge_size", 2),
-            positions=Positions(options.positions.shape, interpolated),
+            positions=Positions(options.positions.shape, stretched_positions),
         )
 
     @classmethod

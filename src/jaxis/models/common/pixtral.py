@@ -42,7 +42,7 @@ class PixtralProjector(VisionProjector):
 
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
         config, size, self.num_neighbours = scope.config, options.hidden_size, options.num_merged
-        super().__init__(scope, size, use_bias=config.get("multimodal_projector_bias", False))
+        super().__init__(scope, options, num_merged=1, use_bias=config.get("multimodal_projector_bias", False))
         self.norm = rms_norm(scope, size, epsilon=config["text_config"].get("rms_norm_eps", 1e-6))
         self.merging_layer = linear(scope / "merging_layer", options.merged_size, size, axes=("embed", None))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -16,7 +17,7 @@ from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen import QWEN3_VL_MROPE
 from jaxis.models.common.vision_layers import VisionProjector
-from jaxis.models.common.vision_positions import AxialRope, Positions, interpolated_corners
+from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
 
@@ -43,6 +44,7 @@ _QWEN2_5 = VisionOptions(
     **QWEN,
 )
 _QWEN3 = VisionOptions(1152, 4304, 27, 16, 16, "gelu_pytorch_tanh", patch_bias=True, **QWEN)
+_INTERPOLATED = partial(stretched_positions, aligns_corners=True)
 
 
 def qwen_options(vision: HFConfig, defaults: VisionOptions, **keys: str) -> VisionOptions:
@@ -60,9 +62,8 @@ def qwen_options(vision: HFConfig, defaults: VisionOptions, **keys: str) -> Visi
 
 def qwen_projector(scope: LayerScope, options: VisionOptions, size: int, **norm: Any) -> VisionProjector:
     """Creates a projector to `size` features, with a norm over patches unless `norm` says otherwise."""
-    merging = {"num_merged": options.num_merged, "inner_size": options.merged_size, "activation": "gelu"}
-    of_norm = {"make_norm": options.make_norm, "epsilon": 1e-6}
-    return VisionProjector(scope, options.hidden_size, size, **merging | of_norm | norm)
+    of_qwen = {"inner_size": options.merged_size, "activation": "gelu", "make_norm": options.make_norm, "epsilon": 1e-6}
+    return VisionProjector(scope, options, size, **of_qwen | norm)
 
 
 class QwenVision(TransformerTower):
@@ -183,7 +184,7 @@ class Qwen3_5Vision(QwenVision):
         deepstack = vision.get("deepstack_visual_indexes", cls.default_deepstack)
         return dataclasses.replace(
             options,
-            positions=Positions((vision.get("num_position_embeddings", 2304),), interpolated_corners),
+            positions=Positions((vision.get("num_position_embeddings", 2304),), _INTERPOLATED),
             outputs=(options.num_layers, *(layer + 1 for layer in deepstack)),
         )
 

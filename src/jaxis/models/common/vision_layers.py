@@ -25,6 +25,7 @@ from jaxis.layers.scope import LayerScope
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
+    from jaxis.models.common.vision_transformer import VisionOptions
 
 MakeNorm = Callable[..., Any]
 """`layer_norm` or `rms_norm`."""
@@ -95,9 +96,10 @@ class VisionProjector(JaxModule):
     """`linear_2(act(linear_1(x)))`: projects a tower's features of joined neighbours to embeddings of the text.
 
     Args:
-      num_features: C.
+      options: Options of the transformer.
       size: E; None means the text's `hidden_size`.
-      num_merged: Number of patches that become one embedding.
+      num_states: Number of the transformer's states that are joined by feature.
+      num_merged: Number of patches that become one embedding; None means the options'.
       inner_size: F, between the products; None means E.
       activation: Name of the activation; None means config.json's `projector_hidden_act`.
       use_bias: True if the products have biases.
@@ -112,10 +114,11 @@ class VisionProjector(JaxModule):
     def __init__(
         self,
         scope: LayerScope,
-        num_features: int,
+        options: VisionOptions,
         size: int | None = None,
         *,
-        num_merged: int = 1,
+        num_states: int = 1,
+        num_merged: int | None = None,
         inner_size: int | None = None,
         activation: str | None = None,
         use_bias: bool = True,
@@ -123,7 +126,9 @@ class VisionProjector(JaxModule):
         epsilon: float = 1e-5,
         norms_merged: bool = False,
     ) -> None:
-        self.merged_size, self.norms_merged = num_features * num_merged, norms_merged
+        num_features = options.hidden_size * num_states
+        self.merged_size = num_features * (num_merged or options.num_merged)
+        self.norms_merged = norms_merged
         into, out = ("mlp", "embed"), ("embed", "mlp")
         outer: int = size or scope.config["text_config"]["hidden_size"]
         inner = inner_size or outer

@@ -69,20 +69,6 @@ def learned(table: jax.Array, patches: Patches) -> jax.Array:
     return table[patches.rows * math.isqrt(table.shape[0]) + patches.columns]
 
 
-def interpolated(table: jax.Array, patches: Patches) -> jax.Array:
-    """Looks up patches in the table of a square by bilinear interpolation -> float32 [P, C]."""
-    return stretched_positions(square(table), patches)
-
-
-def interpolated_bicubic(table: jax.Array, patches: Patches) -> jax.Array:
-    return stretched_positions(square(table), patches, is_cubic=True)
-
-
-def interpolated_corners(table: jax.Array, patches: Patches) -> jax.Array:
-    """Looks up as `interpolated`, with the centers of the outermost positions and patches aligned."""
-    return stretched_positions(square(table), patches, aligns_corners=True)
-
-
 def stretched_positions(
     table: jax.Array,
     patches: Patches,
@@ -91,16 +77,17 @@ def stretched_positions(
     aligns_corners: bool = False,
     is_zero_beyond: bool = False,
 ) -> jax.Array:
-    """Interpolates a table [side, side, C] of positions over an image, float32 [P, C], as PyTorch's interpolation does.
+    """Interpolates the table of a square's positions over an image, float32 [P, C], as PyTorch's interpolation does.
 
     Args:
-      table: The table.
+      table: The table [..., C].
       patches: Patches of the image.
       is_cubic: True for bicubic interpolation, over sixteen positions around each patch; False for bilinear, over four.
       aligns_corners: True to align the centers of the outermost positions and patches, False to align the borders of
         table and image.
       is_zero_beyond: True for zeros beyond the table's border, False for the values at the border.
     """
+    table = square(table)
     side, taps = table.shape[0], []
     for places in (patches.rows, patches.columns):
         # Padding is in the first row and column.
