@@ -12,8 +12,14 @@ from jaxis import LLM, SamplingParams
 from jaxis.bringup.verify.compare import GATES
 from jaxis.bringup.verify.images import ask_about_image, check_images
 from jaxis.bringup.verify.reference import Reference
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.registry import model_class_of
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.decode import decode_image, open_image
+from jaxis.vision.encoder_memory import _config_of_tower
 from jaxis.vision.processors import read_processor
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES
@@ -43,6 +49,20 @@ def reference(family, tmp_path_factory):
 def llm(reference):
     with LLM(str(reference[1]), kv_cache_memory="4MiB", show_progress=False, **ENGINE) as llm:
         yield llm
+
+
+class Recorder:
+    """A quantization that notes the names of the layers that it is asked about, and changes none."""
+
+    def __init__(self):
+        self.names = []
+
+    def get_quant_method(self, layer, prefix):
+        del layer
+        self.names.append(prefix)
+
+    def check_all_used(self):
+        pass
 
 
 def bits(output):
@@ -78,6 +98,20 @@ def test_pixels_are_those_of_the_reference(family, reference):
     for i, size in enumerate(random_sizes(60, 0)):
         image = random_image(*size, seed=i)
         check_pixels(family, ours, image, image)
+
+
+def test_linear_layers_are_called_as_in_the_checkpoint(family, reference):
+    """A quantized checkpoint says by these names which layers it quantized."""
+    folder, recorder = reference[1], Recorder()
+    config = HFConfig(json.loads((folder / "config.json").read_text()), source=str(folder))
+    tower = model_class_of(config).tower
+    chosen = _config_of_tower(VllmConfig(ModelConfig(model=str(folder), hf_config=config)), tower, config, recorder)
+    construct_abstractly(chosen, model_class=tower)
+    with open_checkpoint(folder) as checkpoint:
+        # Files of one family may have it or not.
+        stored = {name.removeprefix("model.").replace(".vision_model.", ".") for name in checkpoint.names()}
+    assert recorder.names
+    assert not {f"{name}.weight" for name in recorder.names} - stored
 
 
 @pytest.mark.parametrize(

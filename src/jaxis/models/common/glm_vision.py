@@ -58,7 +58,7 @@ class GlmProjector(JaxModule):
 class GlmVision(QwenVision):
     names = CheckpointNames(
         (
-            *(("visual.downsample", "projector.downsample"), *QWEN_NAMES),
+            *(*QWEN_NAMES, ("tower.downsample", "projector.downsample")),
             ("tower.embeddings.position_embedding", "tower.position_embed"),
             *(("tower.post_conv_layernorm", "tower.patch_norm"), ("tower.post_layernorm", "tower.post_norm")),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -65,6 +66,7 @@ def lfm3_mixer(scope: LayerScope, options: VisionOptions) -> Lfm3VisionConv | Vi
     config, index = scope.config, scope.layer_index
     kind = listed_layer_type(config, index, CONVOLUTION, FULL_ATTENTION)
     if (index < 2 or index % 2 == 1) if kind is None else kind == CONVOLUTION:
+        scope = dataclasses.replace(scope, prefix=f"{scope.prefix.removesuffix('attn')}conv")
         return Lfm3VisionConv(scope, options.hidden_size, config.get("conv_kernel_size", 3))
     return VisionAttention(scope, options)
 
@@ -127,7 +129,7 @@ class Lfm3Vision(TransformerTower):
         (
             *(("vision_tower", "tower"), ("tower.patchifier", "tower.patch_embed"), PROJECTOR),
             *(("tower.embedding_norm", "tower.pre_norm"), ("operator_norm", "norm1"), ("ffn_norm", "norm2")),
-            *(("self_attn.out_proj", "attn.o_proj"), ("self_attn", "attn"), ("conv", "attn")),
+            *(("self_attn.out_proj", "self_attn.o_proj"), ("conv", "attn"), ("self_attn", "attn")),
             *(("q_layernorm", "q_norm"), ("k_layernorm", "k_norm"), ("projector.layer_norm", "projector.pre_norm")),
             *(("feed_forward", "mlp"), ("mlp.w1", "mlp.gate_proj"), ("mlp.w3", "mlp.up_proj")),
             ("mlp.w2", "mlp.down_proj"),

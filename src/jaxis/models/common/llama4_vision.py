@@ -63,7 +63,10 @@ class Llama4Vision(TransformerTower):
     config_keys = ("vision_config", "text_config.hidden_size")
     names = CheckpointNames(
         (
-            *(("vision_model.vision_adapter.mlp", "projector"), ("multi_modal_projector", "projector")),
+            *(
+                ("vision_model.vision_adapter.mlp", "projector"),
+                ("multi_modal_projector.linear_1", "projector.linear_1"),
+            ),
             *(("vision_model", "tower"), ("tower.patch_embedding", "tower.patch_embed")),
             ("tower.positional_embedding_vlm", "tower.position_embed.weight"),
             *(("tower.class_embedding", "tower.class_token"), ("tower.model.layers", "tower.layers")),

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.pixtral import PIXTRAL_NAMES, pixtral_options
+from jaxis.models.common.pixtral import PixtralVision, pixtral_options
 from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names, siglip_options
 from jaxis.models.common.vision_layers import VisionProjector, num_places, parameter
 from jaxis.models.common.vision_positions import Positions, learned
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
 
 
+_CLIP_TYPE, _SIGLIP_TYPE = "clip_vision_model", "siglip_vision_model"
 _CLIP = VisionOptions(768, 3072, 12, 12, 32, "quick_gelu", epsilon=1e-5, norms=("pre_norm",))
 _SIGLIP = dataclasses.replace(BASE, norms=())
+_SIGLIP_NAMES = siglip_names("vision_tower")
 
 
 def clip_options(vision: HFConfig) -> VisionOptions:
@@ -55,26 +58,33 @@ class LlavaVision(TransformerTower):
         *("vision_feature_layers", "multimodal_projector_bias", "text_config.hidden_size"),
     )
     unused = ("tower.post_norm.", "tower.head.", "tower.embeddings.position_ids")
-    names = siglip_names(
-        "vision_tower",
-        *PIXTRAL_NAMES,
-        *(("tower.embeddings.class_embedding", "tower.class_token"), ("tower.pre_layrnorm", "tower.pre_norm")),
-        *(PROJECTOR, ("projector.projector_layernorm", "projector.pre_norm")),
+    names = CheckpointNames(
+        (
+            *_SIGLIP_NAMES.renames,
+            *(("tower.embeddings.class_embedding", "tower.class_token"), ("tower.pre_layrnorm", "tower.pre_norm")),
+            *(PROJECTOR, ("projector.projector_layernorm", "projector.pre_norm")),
+        ),
+        other_names=(*_SIGLIP_NAMES.other_names, *PixtralVision.names.renames),
     )
     default_layers: ClassVar[Sequence[int]] = (-2,)
     is_normed: ClassVar[bool] = False
 
     @classmethod
+    def names_of(cls, config: HFConfig) -> CheckpointNames:
+        kind = config["vision_config"].get("model_type", _CLIP_TYPE)
+        return cls.names if kind in (_CLIP_TYPE, _SIGLIP_TYPE) else PixtralVision.names
+
+    @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
         vision = config["vision_config"]
         config.expect("projector_layernorm_eps", 1e-5)
-        kind = vision.get("model_type", "clip_vision_model")
+        kind = vision.get("model_type", _CLIP_TYPE)
         # Without a class token, "default" would drop a patch.
-        config.expect("vision_feature_select_strategy", "default" if kind == "clip_vision_model" else "full")
-        if kind not in ("clip_vision_model", "siglip_vision_model"):
+        config.expect("vision_feature_select_strategy", "default" if kind == _CLIP_TYPE else "full")
+        if kind not in (_CLIP_TYPE, _SIGLIP_TYPE):
             config.expect("vision_feature_layer", -1)
             return pixtral_options(vision)
-        options = clip_options(vision) if kind == "clip_vision_model" else siglip_options(vision, _SIGLIP)
+        options = clip_options(vision) if kind == _CLIP_TYPE else siglip_options(vision, _SIGLIP)
         key = "vision_feature_layers" if "vision_feature_layers" in config else "vision_feature_layer"
         chosen = config.get(key, cls.default_layers)
         layers = [chosen] if isinstance(chosen, int) else chosen

@@ -47,7 +47,7 @@ def on_its_side(table: jax.Array, patches: Patches) -> jax.Array:
 
 
 class MuseGlimmerProjector(JaxModule):
-    """`norm(vision_projection(act(fc2(act(fc1(x))))))` of joined neighbours, sorted by feature."""
+    """`norm(out_proj(act(fc2(act(fc1(x))))))` of joined neighbours, sorted by feature."""
 
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
         config, self.num_merged = scope.config, options.num_merged
@@ -57,13 +57,13 @@ class MuseGlimmerProjector(JaxModule):
         self.act = activation_function(config.get("projector_hidden_act", "gelu"))
         self.fc2 = linear(scope / "fc2", size, size, axes=("embed", "mlp"))
         outer, epsilon = text["hidden_size"], text.get("rms_norm_eps", 1e-6)
-        self.vision_projection = linear(scope / "vision_projection", size, outer, axes=("embed", "mlp"))
+        self.out_proj = linear(scope / "out_proj", size, outer, axes=("embed", "mlp"))
         self.norm = rms_norm(scope, outer, epsilon=epsilon, use_weight=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [P, C] -> [P / merge_size ** 2, E]."""
         x = merged(x, self.num_merged, by_feature=True)
-        return self.norm(self.vision_projection(self.act(self.fc2(self.act(self.fc1(x))))))
+        return self.norm(self.out_proj(self.act(self.fc2(self.act(self.fc1(x))))))
 
 
 class MuseGlimmerVision(TransformerTower):
@@ -74,7 +74,7 @@ class MuseGlimmerVision(TransformerTower):
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("vision_adapter", "projector")),
-            ("vision_projection", "projector.vision_projection"),
+            ("vision_projection", "projector.out_proj"),
             ("tower.patch_embedder.patch_embedding", "tower.patch_embed"),
             ("tower.patch_embedder.position_embedding_table", "tower.position_embed"),
             *(("tower.ln_pre", "tower.pre_norm"), ("tower.ln_post", "tower.post_norm")),

@@ -169,7 +169,7 @@ class Qwen3_5Vision(QwenVision):
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         super().__init__(vllm_config, rng)
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config, names=self.names)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config, names=self.checkpoint_names)
         options, size = self.tower.options, scope.config["vision_config"].get(self.size_key, 3584)
         self.num_additions = len(options.outputs) - 1
         self.deepstack = [

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule, calls_are_observed
@@ -320,6 +321,7 @@ class TransformerTower(VisionTower):
     Attributes:
       tower_class: Class of the transformer.
       make_projector: Factory of the projector, called with a scope and the options.
+      checkpoint_names: Table of names of this model's checkpoint.
       tower: The transformer.
       projector: Module that maps the transformer's states, joined to one, to [P / merge_size ** 2, E].
     """
@@ -329,7 +331,8 @@ class TransformerTower(VisionTower):
     make_projector: ClassVar[Callable[[LayerScope, VisionOptions], Any]]
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config, names=self.names)
+        self.checkpoint_names = self.names_of(vllm_config.model_config.hf_config)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config, names=self.checkpoint_names)
         of_tower = vision_scope(scope / "tower")
         for key in ("vision_use_head", "tie_word_embeddings", "temporal_patch_size", "tokens_per_second"):
             of_tower.config.ignore(key, because=_NOT_OF_TOWERS)
@@ -337,6 +340,12 @@ class TransformerTower(VisionTower):
         self.patch_size, self.merge_size, self.num_frames = options.patch_size, options.merge_size, options.num_frames
         self.tower = self.tower_class(of_tower, options)
         self.projector = type(self).make_projector(scope / "projector", options)
+
+    @classmethod
+    def names_of(cls, config: HFConfig) -> CheckpointNames:
+        """Returns the names of a config's checkpoint; those of its kind if `names` has several."""
+        del config
+        return cls.names
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
