@@ -26,7 +26,7 @@ FLOORS = (
     "compilation pooling runners",
     "engine.client",
     "engine",
-    "engine.drafting engine.hosts engine.kv_events engine.kv_store lora vision",
+    "engine.drafting engine.experts engine.hosts engine.kv_events engine.kv_store lora vision",
     "engine.embedded_inputs engine.speculation",
     "engine.execution",
     "engine.grammar engine.host_group engine.kv_connector",

@@ -58,7 +58,7 @@ import jaxis.server.app
 import jaxis.server.run
 from jaxis.cli.options import EngineOptions
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.client.engine_process import EngineProcess
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.host.logs import set_up_logs

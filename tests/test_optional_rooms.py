@@ -25,7 +25,7 @@ GENERATE_AND_SERVE = textwrap.dedent("""
     assert not has_room(ROOM)
     if __name__ == "__main__":
         from starlette.testclient import TestClient
-        from jaxis.engine.client.async_engine import AsyncLLMEngine
+        from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
         from jaxis.engine.client.engine_process import EngineProcess
         from jaxis.server.app import create_app
         from jaxis.server.config import ServerConfig

@@ -18,14 +18,14 @@ import numpy as np
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.engine_client import GENERATION
 from jaxis.engine.delta_tracker import DeltaTracker
-from jaxis.engine.engine import LLMEngine
+from jaxis.engine.engine import PAUSED, LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
-from jaxis.engine.live_weights import PAUSED, Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
 from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
+from jaxis.engine.weights.new_weights import Weights
 from jaxis.errors import AdaptersInUseError, ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
@@ -255,7 +255,7 @@ class LLM:
         if not isinstance(self._opened, BuiltEngine):
             return NoImages()
         if (feature := self.engine.runner.feature("inputs")) is None:
-            return NoImages(self._opened.inputs_left_out)
+            return NoImages(self._opened.left_out)
         inputs = feature.encoder
         return PromptImages.of_model(inputs.files, self.tokenizer, inputs.max_inputs, self.max_model_len)
 

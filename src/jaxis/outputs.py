@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,3 +194,40 @@ class RequestOutput:
     first_token_time: float | None = None
     kv_transfer_params: dict[str, Any] | None = None
     seed: int | None = None
+
+
+def merge_outputs(outputs: Iterable[RequestOutput]) -> RequestOutput:
+    """Merges consecutive deltas of one request into the first, which it modifies."""
+    outputs = iter(outputs)
+    merged = next(outputs)
+    completions = {completion.index: completion for completion in merged.outputs}
+    for output in outputs:
+        for new in output.outputs:
+            if new.index in completions:
+                _extend(completions[new.index], new)
+            else:
+                completions[new.index] = new
+        merged.finished = output.finished
+        merged.kv_transfer_params = merged.kv_transfer_params or output.kv_transfer_params
+        merged.prompt_logprobs = merged.prompt_logprobs or output.prompt_logprobs
+    merged.outputs = [completions[index] for index in sorted(completions)]
+    return merged
+
+
+def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
+    if new.weight_versions is not None:
+        before = completion.weight_versions or [FIRST_VERSION] * len(completion.token_ids)
+        completion.weight_versions = [*before, *new.weight_versions]
+    completion.text += new.text
+    completion.token_ids += new.token_ids
+    if completion.logprobs is not None:
+        completion.logprobs += new.logprobs or []
+    if completion.kept_mass is not None:
+        completion.kept_mass += new.kept_mass or []
+    completion.cumulative_logprob = new.cumulative_logprob
+    completion.finish_reason = new.finish_reason
+    completion.stop_reason = new.stop_reason
+    completion.num_accepted_predictions = new.num_accepted_predictions
+    completion.num_rejected_predictions = new.num_rejected_predictions
+    completion.routed_experts = new.routed_experts
+    completion.num_drafts, completion.num_accepted_drafts = new.num_drafts, new.num_accepted_drafts

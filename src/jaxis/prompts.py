@@ -122,6 +122,11 @@ class TokenizedPrompt:
     adapter: bytes = b""
     inputs: tuple[EmbeddedInput, ...] = ()
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Arguments of the engine's features, by their names."""
+        return {"adapter": self.adapter, "inputs": self.inputs}
+
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Returns one prompt as a list of one, several as a list.

@@ -68,6 +68,26 @@ NUMBER_BOUNDS = {
     # Beyond these a float32 logit may become infinite, or 0 times infinity.
     "repetition_penalty": Bounds(0.01, 100),
 }
+# Parameters that depend on what was generated, with the values that do not.
+_OF_OUTPUTS = {
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "bad_words": [],
+    "min_tokens": 0,
+    "structured_outputs": None,
+    "thinking_token_budget": None,
+}
+# Parameters that depend on what was generated, with the values that do not.
+_OF_OUTPUTS = {
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "bad_words": [],
+    "min_tokens": 0,
+    "structured_outputs": None,
+    "thinking_token_budget": None,
+}
 # Of servers' requests: a whole vocabulary is too much for an answer.
 TOP_LOGPROBS_BOUNDS = Bounds(0, MAX_LOGPROBS)
 LOGIT_BIAS_BOUNDS = Bounds(-100, 100)
@@ -204,6 +224,23 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """True if logits depend on the tokens seen so far."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def check_scores(self) -> None:
+        """Checks that a prompt can be scored as if it were sampled.
+
+        Raises:
+          RequestError: `prompt_logprobs` should be those after all parameters, but some parameters depend on the
+            output, which a prompt does not have.
+        """
+        if self.prompt_logprobs is None or not (self.logprobs_mode or RAW_LOGPROBS).startswith("processed"):
+            return
+        for name, default in _OF_OUTPUTS.items():
+            if getattr(self, name) != default:
+                raise RequestError(
+                    f"depends on what was generated, of which prompt_logprobs in the mode {self.logprobs_mode} know "
+                    "nothing: leave it out, or send a raw mode",
+                    param=name,
+                )
 
     def _check_integer(self, name: str) -> None:
         value = getattr(self, name)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from tests.support.local_engine import LocalEngine

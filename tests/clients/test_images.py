@@ -28,7 +28,7 @@ class SeeingEngine(ScriptedEngine):
         super().__init__(TEMPLATE, ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), max_model_len=1_000_000)
         (folder / "config.json").write_text('{"model_type": "mistral3"}')
         write_processor(folder)
-        of_images = {"max_inputs": {"image": 8}, "input_files": str(folder)}
+        of_images = {"features": {"inputs": {"max_inputs": {"image": 8}, "files": str(folder)}}}
         self.info = dataclasses.replace(self.info, model_folder=str(folder), **of_images)
         self.inputs = ()
 

@@ -26,7 +26,7 @@ def drafts_in_flight(llm: LLM) -> Iterator[list[int]]:
 
     def noting() -> Any:
         done = step()
-        numbers.append(sum(dispatched.output.has_drafts for dispatched in engine._inflight))
+        numbers.append(sum(dispatched.output.has_drafts for dispatched in engine.steps))
         return done
 
     with mock.patch.object(engine, "step", noting):

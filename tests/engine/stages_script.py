@@ -67,9 +67,9 @@ def check_overlap(llm: LLM, stages: int) -> None:
         engine.add_request(str(i), PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
     while engine.has_unfinished:
         engine.step()
-        entries = [entry for step in engine._inflight for entry in step.output.scheduled if entry.samples]
+        entries = [entry for step in engine.steps for entry in step.output.scheduled if entry.samples]
         assert len(entries) == len({entry.sequence.seq_id for entry in entries})
-        if len(engine._inflight) == stages:
+        if len(list(engine.steps)) == stages:
             most = max(most, len(entries))
     assert most == 8
 

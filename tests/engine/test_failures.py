@@ -111,12 +111,14 @@ def test_prefix_cache_counts_survive_a_failed_step(batching_llm):
     prompt = list(range(300, 340))
     batching_llm.generate([prompt], GREEDY)
     batching_llm.generate([prompt], GREEDY)
-    queries, hits = engine.prefix_cache_queries, engine.prefix_cache_hits
+    blocks = engine.scheduler.block_manager
+    queries, hits = blocks.prefix_cache_queries, blocks.prefix_cache_hits
     assert queries >= 80
     assert hits >= 32
     with failing_dispatch(batching_llm, 1, RuntimeError("out of memory")), pytest.raises(EngineError):
         batching_llm.generate([prompt], GREEDY)
-    assert (engine.prefix_cache_queries, engine.prefix_cache_hits) == (queries + 40, hits + 32)
+    blocks = engine.scheduler.block_manager
+    assert (blocks.prefix_cache_queries, blocks.prefix_cache_hits) == (queries + 40, hits + 32)
 
 
 def test_step_that_took_the_caches_with_it(batching_llm):

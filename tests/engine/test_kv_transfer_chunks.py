@@ -58,7 +58,7 @@ def pair(both):
 
 def blocks_of(llm, tokens):
     """The keys of a prompt's blocks, and how many of them are in the engine's store."""
-    request = llm.engine._factory.make(
+    request = llm.engine.factory.make(
         "x",
         tokens,
         with_params(None),

@@ -7,13 +7,14 @@ import signal
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.client.engine_process import EngineProcess
-from jaxis.engine.client.output_stream import merge_outputs
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import CheckpointError, RequestError
 from jaxis.lora import LoRARequest
+from jaxis.outputs import merge_outputs
 from jaxis.prompts import TokenizedPrompt
+from jaxis.server.lora.served_adapters import load_adapter, unload_adapter
 from tests.support.adapters import save_adapter
 from tests.support.waiting import eventually
 
@@ -45,17 +46,17 @@ def test_adapters_are_loaded_over_the_wire_and_again_after_a_crash(tmp_path):
 
         try:
             async with asyncio.timeout(240):
-                [first] = process.info.adapters
-                assert (first.name, first.source) == ("first", str(folders[0]))
-                adapters = [b"", first.digest, (await engine.load_adapter(str(folders[1])))[0]]
+                [[name, source, first, _]] = process.info.features["adapter"]
+                assert (name, source) == ("first", str(folders[0]))
+                adapters = [b"", first, (await load_adapter(engine, str(folders[1])))[0]]
                 assert await answers() == expected
                 with pytest.raises(CheckpointError, match="is not a folder"):
-                    await engine.load_adapter(str(tmp_path / "nobody"))
+                    await load_adapter(engine, str(tmp_path / "nobody"))
                 os.kill(process.pid, signal.SIGKILL)
                 await eventually(lambda: not engine.is_accepting)
                 await eventually(lambda: engine.is_accepting)
                 assert await answers() == expected
-                engine.unload_adapter(adapters[2])
+                unload_adapter(engine, adapters[2])
                 with pytest.raises(RequestError, match="not loaded any more"):
                     await answers()
         finally:

@@ -62,7 +62,7 @@ for size in (1, num_devices):
         runner = llm.engine.runner
         tokens = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         again = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
-        assert tokens == again and llm.engine.prefix_cache_hits > 0
+        assert tokens == again and llm.engine.scheduler.block_manager.prefix_cache_hits > 0
         results.append((tokens, llm.compute_logits(prompt), next(iter(runner.kv_bytes_per_block.values()))))
         caches = [cache.array for cache in runner.executor.state.caches if not isinstance(cache, tuple)]
         assert all(cache.addressable_shards[0].data.size * size == cache.size for cache in caches)

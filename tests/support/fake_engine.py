@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+from jaxis.engine.execution.request_features import RequestFeatures
 from jaxis.engine.host_group import NO_OTHER_HOSTS
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
@@ -27,7 +28,7 @@ class FakeEngine:
     tokenizer = None
     max_model_len = 1000
     eos_token_ids = frozenset()
-    num_preemptions = prefix_cache_queries = prefix_cache_hits = 0
+    num_preemptions = 0
     speculation = NoSpeculation()
 
     def __init__(self):
@@ -43,7 +44,7 @@ class FakeEngine:
             num_ranks=1,
             num_stages=1,
             last_compile_wait=None,
-            feature=lambda _: None,
+            features=RequestFeatures(),
             models=[JaxModule()],
         )
         self.before_step = lambda: None
@@ -67,7 +68,9 @@ class FakeEngine:
 
     @property
     def scheduler(self):
-        blocks = types.SimpleNamespace(usage=0.0, num_blocks=10, block_size=16)
+        blocks = types.SimpleNamespace(
+            usage=0.0, num_blocks=10, block_size=16, prefix_cache_queries=0, prefix_cache_hits=0
+        )
         rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
@@ -121,5 +124,5 @@ def fake_built_engine():
         fingerprint="",
         calls={},
         hosts=NO_OTHER_HOSTS,
-        inputs_left_out="",
+        left_out="",
     )

@@ -9,7 +9,7 @@ import time
 
 import httpx
 
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.server.config import ServerConfig
 from jaxis.server.listener import listen
 from jaxis.server.run import make_models_server

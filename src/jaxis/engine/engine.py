@@ -1,20 +1,14 @@
 """The engine: requests in, tokens out, one step at a time.
 
-A step is schedule -> dispatch -> update. The next step is dispatched before this one's tokens are read, so that the
-devices never wait for the host. If a sequence needs its newest token to sample the next one (penalties, structured
-output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read. No step runs
-ahead of a step with drafts. With pipeline stages, a step of other sequences is in flight for each stage.
+A step is schedule -> dispatch -> update: `StepsInFlight` schedules and dispatches, ahead of the step whose tokens
+`UnfinishedRequests` gives to the requests.
 """
 
 from __future__ import annotations
 
-import time
-from collections import abc, deque
+from collections import abc
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
@@ -22,12 +16,10 @@ from jaxis.engine.execution.sequence_sampling import NOTHING_SUPPRESSED, Suppres
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.grammar.request_grammars import RequestGrammars
 from jaxis.engine.kv_connector import KVConnector
-from jaxis.engine.output_processor import CompletionState, Request
+from jaxis.engine.output_processor import Request
 from jaxis.engine.request_factory import RequestFactory
-from jaxis.engine.scheduling.data_ranks import add_all
-from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
-from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
-from jaxis.engine.speculation import make_speculation
+from jaxis.engine.speculation import NoSpeculation, make_speculation
+from jaxis.engine.steps_in_flight import StepsInFlight
 from jaxis.engine.unfinished_requests import UnfinishedRequests
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import RequestOutput
@@ -35,15 +27,11 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.engine.grammar.matcher import Grammar
-    from jaxis.layers.module import JaxModule
     from jaxis.tokenizer import Tokenizer
 
-NOT_FINITE = (
-    "the model's logits are not finite: its weights are damaged, or its activations exceed the dtype's range "
-    "(float16 has the smallest; try float32)"
-)
+PAUSED = "paused"
+"""Member of an engine's `holds` while the user pauses it."""
 
 
 class LLMEngine:
@@ -56,9 +44,9 @@ class LLMEngine:
       runner: Runner of steps.
       grammar_compiler: Compiler of `structured_outputs`; may be used from other threads.
       connector: Connector to blocks beyond the devices; other threads may use a part of it.
-      num_preemptions: Times that a sequence lost its blocks to another, since the start.
-      speculation: Maker of drafts.
-      holds: Reasons why no step may run, such as "paused"; requests wait until there is none.
+      factory: Maker of requests.
+      steps: Steps that were dispatched and not read.
+      holds: Reasons why no step may run, such as PAUSED; requests wait until there is none.
 
     Args:
       vllm_config: The engine's configuration.
@@ -90,15 +78,14 @@ class LLMEngine:
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         model_type = vllm_config.model_config.hf_config.get("model_type")
         self._grammars = RequestGrammars(self.grammar_compiler, model_type)
-        self.num_preemptions = 0
         self.holds: set[str] = set()
-        self.speculation = make_speculation(
+        speculation = make_speculation(
             vllm_config.speculative_config,
             self.runner,
             lambda *of: self.scheduler.ranks[0].block_manager.extend(*of),
             tokenizer,
         )
-        self._factory = RequestFactory(
+        self.factory = RequestFactory(
             tokenizer,
             eos_token_ids,
             suppressed,
@@ -108,7 +95,8 @@ class LLMEngine:
             defaults=vllm_config.model_config.parameter_defaults,
             features=self.runner.features,
         )
-        self._reset_state()
+        self.steps = StepsInFlight(self.runner, speculation)
+        self._start_over()
 
     @property
     def has_unfinished(self) -> bool:
@@ -120,14 +108,18 @@ class LLMEngine:
         return self.has_unfinished and not self.holds
 
     @property
-    def prefix_cache_queries(self) -> int:
-        """Prompt tokens looked up in the prefix cache, since the start."""
-        return self.scheduler.block_manager.prefix_cache_queries
+    def speculation(self) -> NoSpeculation:
+        """Maker of drafts, which may be replaced while no request is unfinished."""
+        return self.steps.speculation
+
+    @speculation.setter
+    def speculation(self, speculation: NoSpeculation) -> None:
+        self.steps.speculation = self._requests.speculation = speculation
 
     @property
-    def prefix_cache_hits(self) -> int:
-        """Prompt tokens found in the prefix cache, since the start."""
-        return self.scheduler.block_manager.prefix_cache_hits
+    def num_preemptions(self) -> int:
+        """Times that a sequence lost its blocks to another, since the start."""
+        return self.steps.num_preemptions
 
     def add_request(
         self,
@@ -163,17 +155,15 @@ class LLMEngine:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
         """
         # The last token is never computed: a prompt that fills the context can be scored.
-        prompt_token_ids = self._factory.checked_prompt(prompt_token_ids, spare=0 if params.max_tokens == 1 else 1)
-        self._factory.check_needs_no_tokenizer(params)
+        prompt_token_ids = self.factory.checked_prompt(prompt_token_ids, spare=0 if params.max_tokens == 1 else 1)
+        self.factory.check_needs_no_tokenizer(params)
         self.connector.check(params)
-        features = self._features_asked(asked)
-        for feature in features:
-            feature.check(asked[feature.name], len(prompt_token_ids))
+        features = self.runner.features.asked(asked, len(prompt_token_ids))
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if grammar is None:
             grammar = self._grammars.make(params, prompt, prompt_token_ids)
-        request = self._factory.make(
+        request = self.factory.make(
             request_id,
             prompt_token_ids,
             params,
@@ -183,33 +173,20 @@ class LLMEngine:
             cache_salt=cache_salt,
             grammar=grammar,
         )
-        sequences = [completion.sequence for completion in request.completions]
         for feature in features:
-            for sequence in sequences:
-                feature.mark(sequence, asked[feature.name])
-        self.speculation.begin(sequences, self.scheduler.num_running)
-        add_all(self.scheduler, sequences)
+            for completion in request.completions:
+                feature.mark(completion.sequence, asked[feature.name])
         self._requests.add(request)
-        self.connector.request_added(sequences[0])
         return request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Ends a request; returns its output so far, or None if there is no such unfinished request."""
-        request = self._requests.pop(request_id)
-        if request is None:
-            return None
-        for completion in request.completions:
-            if not completion.sequence.status.finished:
-                self.scheduler.abort_sequence(completion.sequence.seq_id)
-                completion.finish()
-            self.speculation.forget(completion.sequence)
-            self._requests.end(completion)
-        self.connector.request_done(request.completions[0].sequence, answered=False)
-        return request.output()
+        request = self._requests.abort(request_id)
+        return None if request is None else request.output()
 
     def abort_all(self) -> None:
         for request in list(self._requests):
-            self.abort_request(request.request_id)
+            self._requests.abort(request.request_id)
 
     def step(self) -> list[Request]:
         """Runs one step; returns the requests that got new tokens, including those that ended.
@@ -220,30 +197,28 @@ class LLMEngine:
           EngineError: The step failed. Every unfinished request is lost, with its `error` set; the engine accepts new
             requests.
         """
-        return self._take(self._step)
+        return self._or_reset(self._step)
 
     def settle(self) -> list[Request]:
         """Reads the tokens of the steps in flight and dispatches no further step. Returns and raises as `step` does."""
-        return self._take(self._settle)
+        return self._or_reset(self._settle)
 
-    def set_models(self, models: abc.Sequence[JaxModule], weights: bytes) -> None:
-        """Replaces the weights. Unfinished requests go on with the new ones, and their known tokens are computed again.
+    def _step(self) -> list[Request]:
+        step = self.steps.next()
+        if step is None:
+            return []
+        requests = self._requests.apply(step)
+        self.steps.go_on(step)
+        return requests
 
-        No step may be in flight: call `settle` first.
+    def _settle(self) -> list[Request]:
+        touched: dict[str, Request] = {}
+        while (step := self.steps.oldest()) is not None:
+            touched |= {request.request_id: request for request in self._requests.apply(step)}
+        return list(touched.values())
 
-        Args:
-          models: Models of this host's pipeline stages.
-          weights: Unique digest of the weights; blocks of other weights are no longer found.
-
-        Raises:
-          ConfigError: The weights have other shapes or types; nothing has changed.
-        """
-        self.runner.set_models(models, weights)
-        self.scheduler.recompute_all()
-        self.scheduler.block_manager.set_weights(weights)
-        self.connector.step_done()
-
-    def _take(self, run: abc.Callable[[], list[Request]]) -> list[Request]:
+    def _or_reset(self, run: abc.Callable[[], list[Request]]) -> list[Request]:
+        """Runs a step, after whose failure the engine starts over."""
         try:
             requests = run()
             self.connector.step_done()
@@ -258,180 +233,24 @@ class LLMEngine:
 
     def reset(self, reason: str = "the engine was reset") -> None:
         """Drops the prefix cache and all requests, and sets their `error` to the reason."""
-        self._start_over(reason)
+        self._requests.lose_all(reason)
+        self._start_over()
         self.runner.recover()
-
-    def check_alone(self, token_ids: abc.Sequence[int]) -> list[int]:
-        """Checks tokens that run without any request beside them. Forgets steps in flight, whose requests have ended.
-
-        Raises:
-          RequestError: No tokens, an unknown one, or too many for the cache.
-          EngineError: Requests are running.
-        """
-        if self.has_unfinished:
-            raise EngineError("logits require an idle engine: finish or abort the running requests first")
-        self._discard_inflight()
-        return self._factory.checked_prompt(token_ids, spare=0)
-
-    def _features_asked(self, asked: abc.Mapping[str, Any]) -> list[RequestFeature]:
-        """Returns the features that a request's arguments ask for; raises a RequestError for one that is not here."""
-        found: list[RequestFeature] = []
-        for name, value in asked.items():
-            if value:
-                if (feature := self.runner.feature(name)) is None:
-                    raise RequestError(f"the request has {name!r}, which this engine was started without")
-                found.append(feature)
-        return found
-
-    def close(self) -> None:
-        """Frees the device memory; the engine cannot be used afterwards."""
-        self.connector.close()
-        self._start_over("the engine was closed")
-        self.runner.close()
-
-    def _start_over(self, reason: str) -> None:
-        for request in self._requests:
-            request.error = EngineError(reason)
-            self.connector.request_done(request.completions[0].sequence, answered=False)
-        self._reset_state()
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix cache for requests that are added from now on; running ones go on."""
         self.scheduler.block_manager.reset_prefix_cache()
         self.connector.step_done()
 
-    def _reset_state(self) -> None:
+    def close(self) -> None:
+        """Frees the device memory; the engine cannot be used afterwards."""
+        self.connector.close()
+        self._requests.lose_all("the engine was closed")
+        self._start_over()
+        self.runner.close()
+
+    def _start_over(self) -> None:
         self.scheduler = self.runner.make_scheduler()
         self.connector.begin(self.scheduler)
-        self._requests = UnfinishedRequests(self.runner.features)
-        self._inflight: deque[DispatchedStep] = deque()
-        self._last_step_ended = 0.0
-        self.speculation.reset()
-
-    def _step(self) -> list[Request]:
-        # A step that was dispatched ahead began when the tokens of the previous one were read.
-        started = self._last_step_ended if self._inflight else time.monotonic()
-        # If all stages are busy, one more step gains nothing, and its sequences would be missing in the others.
-        num_ahead = 1 if self.scheduler.takes_tokens_in_flight else 0
-        forwarded = self._run_ahead(self.runner.num_stages + num_ahead)
-        if not self._inflight:
-            return []
-        current = self._inflight.popleft()
-        requests = self._process(current)
-        if forwarded is not None:
-            self._inflight.append(forwarded.sample(self._requests.sampling))
-        self._note_time(current, started)
-        if not self.scheduler.has_unfinished:
-            self._discard_inflight()
-        elif self._inflight:
-            self._run_ahead(self.runner.num_stages)  # before the caller looks at the outputs
-        return requests
-
-    def _settle(self) -> list[Request]:
-        touched: dict[str, Request] = {}
-        while self._inflight:
-            touched |= {request.request_id: request for request in self._process(self._inflight.popleft())}
-        return list(touched.values())
-
-    def _run_ahead(self, num_steps: int) -> ForwardedStep | None:
-        """Dispatches steps until `num_steps` are in flight, or the next one depends on tokens that are not known yet.
-
-        Returns:
-          A step whose model was dispatched, and whose sampler waits for tokens in flight; None if there is none.
-        """
-        while len(self._inflight) < num_steps:
-            if self._inflight and self.scheduler.takes_tokens_in_flight:
-                newest = self._inflight[-1].output
-                if newest.has_drafts or self.speculation.wants_newest_tokens(newest, self.scheduler.num_running):
-                    return None
-                if any(self._requests.needs_newest_token(entry.sequence) for entry in newest.scheduled):
-                    output = self._schedule()
-                    return None if output is None else self.runner.forward(output)
-            output = self._schedule()
-            if output is None:
-                return None
-            self._inflight.append(self.runner.dispatch(output, self._requests.sampling))
-        return None
-
-    def _note_time(self, step: DispatchedStep, started: float) -> None:
-        """Records the end of a step, and its time unless it waited for a program to compile."""
-        self._last_step_ended = time.monotonic()
-        wait = self.runner.last_compile_wait
-        if wait is None or wait.started < started:
-            self.speculation.observe_time(step.output, self._last_step_ended - started)
-
-    def _schedule(self) -> SchedulerOutput | None:
-        num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # sequences of one stage's step
-        drafts = self.speculation.propose(self._requests.sampling, num_running)
-        output = self.scheduler.schedule(drafts)
-        awaited, waits = self.scheduler.awaited_spans, output is None and not self._inflight
-        for feature in self.runner.features:
-            feature.prepare(awaited, waits=waits)
-        if output is None:
-            return None
-        self.num_preemptions += len(output.preempted)
-        return output
-
-    def _process(self, step: DispatchedStep) -> list[Request]:
-        """Applies the tokens that a step sampled; returns the affected requests."""
-        logprobs = step.logprobs()
-        self._note_read_tokens(step)
-        new_token_ids, failed = step.new_token_ids()
-        first_rows = step.first_rows()
-        touched: dict[str, Request] = {}
-        for sequence, token_id, index in self.scheduler.update(step.output, new_token_ids):
-            request = self._add_token(sequence, token_id, logprobs, first_rows[sequence.seq_id] + index)
-            touched[request.request_id] = request
-        self.speculation.observe(step.output, new_token_ids)
-        for sequence in failed:
-            if not sequence.status.finished:
-                request = self._fail(self._requests.completion(sequence))
-                touched[request.request_id] = request
-        self.connector.step_read(step.output)
-        for request_id, request in touched.items():
-            if request.finished:
-                self._requests.pop(request_id)
-                first, answered = request.completions[0].sequence, request.error is None
-                request.kv_transfer_params = self.connector.request_done(first, answered=answered)
-        return list(touched.values())
-
-    def _note_read_tokens(self, step: DispatchedStep) -> None:
-        """Applies a step's results about the tokens that it read: log-probabilities, and what features observe."""
-        for index, prompt_logprobs in step.prompt_logprobs:
-            entry = step.output.scheduled[index]
-            if self._requests.has(entry.sequence):
-                self._requests.completion(entry.sequence).add_prompt_logprobs(entry.start, prompt_logprobs)
-        for observation in step.observed:
-            for entry, seen in observation.of_entries():
-                if self._requests.has(entry.sequence):
-                    observation.feature.take(self._requests.completion(entry.sequence), entry.start, seen)
-
-    def _add_token(
-        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int
-    ) -> Request:
-        """Applies a token that the scheduler has appended, and ends its completion where text or grammar end."""
-        completion = self._requests.completion(sequence)
-        stop = completion.add_token(token_id, logprobs, row)
-        if not sequence.status.finished and (stop is not None or completion.sampling.grammar_is_complete):
-            self.scheduler.finish_sequence(sequence.seq_id, SequenceStatus.FINISHED_STOPPED, stop)
-        if sequence.status.finished:
-            completion.finish(stop)
-            self._requests.end(completion)
-        return completion.request
-
-    def _fail(self, completion: CompletionState) -> Request:
-        """Ends the request of a sequence for which no token could be sampled."""
-        request = completion.request
-        if (error := completion.sampling.fault()) is None:
-            # Its cached keys and values may be the cause of the non-finite logits.
-            self.scheduler.block_manager.forget_prefix(completion.sequence)
-        self.abort_request(request.request_id)
-        request.error = error or EngineError(NOT_FINITE)
-        return request
-
-    def _discard_inflight(self) -> None:
-        """Removes steps in flight whose sequences have all ended, without waiting for them."""
-        while self._inflight:
-            output = self._inflight.popleft().output
-            for _ in self.scheduler.update(output, [()] * len(output.scheduled)):
-                pass
+        self._requests = UnfinishedRequests(self.scheduler, self.runner.features, self.speculation, self.connector)
+        self.steps.start_over(self.scheduler, self._requests)

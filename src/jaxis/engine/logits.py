@@ -13,6 +13,7 @@ from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+from jaxis.errors import EngineError
 from jaxis.sampling_params import SamplingParams
 
 
@@ -25,7 +26,7 @@ def compute_logits(engine: LLMEngine, token_ids: AbstractSequence[int], *, paged
       RequestError: No tokens, an unknown one, or too many for the cache.
       EngineError: Requests are running.
     """
-    checked = engine.check_alone(token_ids)
+    checked = _checked(engine, token_ids)
     if not paged:
         return engine.runner.whole_logits(checked)
     chunk = engine.vllm_config.scheduler_config.max_num_batched_tokens
@@ -43,7 +44,15 @@ def iterate_logits(engine: LLMEngine, token_ids: AbstractSequence[int]) -> Itera
       RequestError: No tokens, an unknown one, or too many for the cache.
       EngineError: Requests are running.
     """
-    return engine.runner.iterate_whole_logits(engine.check_alone(token_ids))
+    return engine.runner.iterate_whole_logits(_checked(engine, token_ids))
+
+
+def _checked(engine: LLMEngine, token_ids: AbstractSequence[int]) -> list[int]:
+    """Checks the tokens, and forgets steps in flight, whose requests have ended."""
+    if engine.has_unfinished:
+        raise EngineError("logits require an idle engine: finish or abort the running requests first")
+    engine.steps.discard()
+    return engine.factory.checked_prompt(token_ids, spare=0)
 
 
 def _paged_logits(

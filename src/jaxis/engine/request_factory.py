@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as AbstractSequence
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.execution.feature import RequestFeature
-from jaxis.engine.execution.sampling_batch import check_scores
 from jaxis.engine.execution.sequence_sampling import (
     SequenceSampling,
     SuppressedTokens,
@@ -52,7 +51,7 @@ class RequestFactory:
         max_model_len: int,
         seed: int,
         defaults: Mapping[str, Any],
-        features: AbstractSequence[RequestFeature],
+        features: Iterable[RequestFeature],
     ) -> None:
         self._tokenizer, self._eos_token_ids, self._suppressed = tokenizer, eos_token_ids, suppressed
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
@@ -76,7 +75,7 @@ class RequestFactory:
             params = dataclasses.replace(params, **missing)
         for feature in self._features:
             feature.check_params(params, len(prompt_token_ids))
-        check_scores(params)
+        params.check_scores()
         self._num_requests += 1
         seed = draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed
         request = Request(request_id, prompt, prompt_token_ids, params, seed)

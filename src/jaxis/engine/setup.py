@@ -24,6 +24,7 @@ from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.extra_memory import ExtraMemory
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.programs import Programs
+from jaxis.engine.experts.feature import RoutedExpertsFeature
 from jaxis.engine.extra_memory_setup import cache_bytes_beside, make_extra_memory
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import (
@@ -34,12 +35,13 @@ from jaxis.engine.generation_defaults import (
     suppressed_tokens,
 )
 from jaxis.engine.host_group import NO_OTHER_HOSTS, HostGroup
-from jaxis.engine.live_weights import LiveWeights, Weights, WeightVersions, read_weights
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
-from jaxis.engine.routed_experts import RoutedExpertsFeature
+from jaxis.engine.weights.live_weights import LiveWeights
+from jaxis.engine.weights.new_weights import Weights, read_weights
+from jaxis.engine.weights.versions import WeightVersions
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
@@ -65,14 +67,14 @@ class BuiltEngine:
       default_sampling_params: Sampling parameters that its checkpoint recommends.
       hosts: The other hosts that run its model.
       weights: Weights of the engine, which can be replaced.
-      inputs_left_out: Reason for which the encoder of its inputs was left out; empty if it was not, or there is none.
+      left_out: Reason for which a feature of its checkpoint was left out; empty if none was.
     """
 
     engine: LLMEngine
     default_sampling_params: SamplingParams
     weights: LiveWeights
     hosts: HostGroup = NO_OTHER_HOSTS
-    inputs_left_out: str = ""
+    left_out: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -102,8 +104,7 @@ class BuiltEngine:
     @property
     def calls(self) -> Calls:
         """Functions for the server, by name."""
-        of_features = [feature.calls for feature in self.engine.runner.features]
-        return {name: call for calls in (self.weights.calls, *of_features) for name, call in calls.items()}
+        return {**self.weights.calls, **self.engine.runner.features.calls}
 
 
 @headers_read_once()
@@ -267,8 +268,8 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
 
 def _note_text_only(hf_config: HFConfig, features: Sequence[RequestFeature], progress: ProgressDisplay) -> None:
     """Notes that prompts have text only, though the checkpoint has more."""
-    if not any(feature.takes_inputs for feature in features) and hf_config.get_text_config() is not hf_config:
-        progress.note("only the text part of this model is served: prompts cannot have images or sound")
+    if not any(feature.extends_prompts for feature in features) and hf_config.get_text_config() is not hf_config:
+        progress.note("only the text part of this model is served: prompts have text alone")
 
 
 def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: int, progress: ProgressDisplay) -> None:

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.client.engine_process import EngineProcess, LogSettings
 from jaxis.errors import EngineError
 from jaxis.integrations.ray_arguments import ServeArguments

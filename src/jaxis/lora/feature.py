@@ -31,11 +31,18 @@ class AdapterFeature(RequestFeature):
     """
 
     name = "adapter"
-    keeps_awake = "an engine with enable_lora cannot sleep: its adapters lie beside its weights"
+    needs_memory = "an engine with enable_lora cannot sleep: its adapters lie beside its weights"
 
     def __init__(self, store: AdapterStore) -> None:
         self.store = self.places = store
         self.calls = store.calls
+
+    @property
+    def facts(self) -> list[tuple[str, str, bytes, str | None]]:
+        """Name, folder, digest and chat template of each adapter that is loaded at the start."""
+        return [
+            (name, source, digest, self.store.chat_template_of(source)) for name, source, digest in self.store.named
+        ]
 
     def check(self, asked: bytes, num_prompt_tokens: int) -> None:
         del num_prompt_tokens

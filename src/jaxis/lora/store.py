@@ -13,7 +13,7 @@ import jax
 
 from jaxis.engine.execution.calls import Calls, EngineCall
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
-from jaxis.engine.scheduling.places import PlaceUse
+from jaxis.engine.scheduling.places import Places, PlaceUse
 from jaxis.errors import AdaptersInUseError, CheckpointError, RequestError
 from jaxis.lora.adaptable import ALL_LINEAR
 from jaxis.lora.adapted_model import AdaptedModel, Changes, parts_of
@@ -40,7 +40,7 @@ class LoadedAdapter:
     generation: int
 
 
-class AdapterStore:
+class AdapterStore(Places):
     """The adapters of an engine, and their places in its model; each is known by the digest of its files.
 
     Attributes:

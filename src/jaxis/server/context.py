@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar, cast
 from fastapi import Depends, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.engine.client.async_engine import AsyncEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
+from jaxis.engine.embedded_inputs.info import InputInfo
 from jaxis.errors import EngineError, RequestError
 from jaxis.host.threads import SizedExecutor, run_in_daemon
 from jaxis.sampling_params import SamplingParams
@@ -137,7 +139,7 @@ class KnownModel:
       default_sampling_params: Defaults of the requests' parameters.
       vocab_size: Size of the vocabulary, V.
       chat_template: Source of the default chat template; "" if there is none.
-      request_bytes: Largest request body that the model needs; see `EngineInfo`.
+      request_bytes: Largest request body that the model needs; see `InputInfo`.
     """
 
     default_sampling_params: SamplingParams
@@ -151,7 +153,7 @@ class KnownModel:
         model, tokenizer = context.model, context.model.tokenizer
         template = (tokenizer.default_chat_template if tokenizer else None) or ""
         info = context.engine.info
-        return cls(model.default_sampling_params, info.vocab_size, template, info.request_bytes)
+        return cls(model.default_sampling_params, info.vocab_size, template, InputInfo.of(info.features).request_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

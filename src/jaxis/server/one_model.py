@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fastapi import Request, Response
 
-from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine, EngineClient
+from jaxis.engine.client.async_engine import AsyncEngine, EngineClient
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
+from jaxis.engine.embedded_inputs.info import InputInfo
 from jaxis.errors import EngineError
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.rooms import room_module
@@ -49,9 +51,9 @@ def model_context(
     parsers = ModelParsers.select(
         engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
     )
-    images = NoImages(engine.info.inputs_left_out)
-    if most := engine.info.max_inputs:
-        images = PromptImages.of_model(Path(engine.info.input_files), engine.tokenizer, most, engine.info.max_model_len)
+    images, inputs = NoImages(engine.info.left_out), InputInfo.of(engine.info.features)
+    if most := inputs.max_inputs:
+        images = PromptImages.of_model(Path(inputs.files), engine.tokenizer, most, engine.info.max_model_len)
         DECODERS.start()
     model = ServedModel(
         names=config.served_model_names,
@@ -94,7 +96,7 @@ class OneModel(ServedModels):
 
     @property
     def request_bytes(self) -> int:
-        return self.engine.info.request_bytes
+        return InputInfo.of(self.engine.info.features).request_bytes
 
     def join(self, parts: ServerParts) -> None:
         self._context = model_context(parts, self.engine, self._config)

@@ -12,10 +12,9 @@ from typing import Protocol
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from jaxis.engine.client.output_stream import merge_outputs
 from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import ContextLengthError, DeadlineExceededError, OverloadedError, RequestError
-from jaxis.outputs import RequestOutput
+from jaxis.outputs import RequestOutput, merge_outputs
 from jaxis.prompts import TokenizedPrompt
 from jaxis.server.context import ServerContext
 from jaxis.server.generation.job import GenerationJob

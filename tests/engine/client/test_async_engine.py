@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.execution.calls import EngineCall
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.errors import (
@@ -354,7 +354,7 @@ def test_a_call_has_its_result_or_its_error():
             with pytest.raises(EngineError, match="ZeroDivisionError: x"):
                 await engine.call("break", returns=type(None))
             with pytest.raises(RequestError, match="no function 'load_adapter'"):
-                await engine.load_adapter("folder")
+                await engine.call("load_adapter", "folder", returns=bytes)
             assert (await collect(engine, "r", 3))[0] == [[0, 1, 2]]
 
     asyncio.run(scenario())

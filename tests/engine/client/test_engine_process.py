@@ -18,18 +18,20 @@ from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.client import engine_process, wire, worker_main, worker_start
-from jaxis.engine.client.async_engine import AsyncLLMEngine, EngineClient
+from jaxis.engine.client.async_engine import EngineClient
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.client.engine_client import TokenDelta
 from jaxis.engine.client.engine_process import EngineProcess
-from jaxis.engine.client.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
+from jaxis.engine.grammar.recipe import GrammarRecipe
 from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
 from jaxis.host.channel import MessageReader, to_frame
-from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.outputs import CompletionOutput, Logprob, RequestOutput, merge_outputs
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
 from jaxis.prompts import TokenizedPrompt
+from jaxis.server.weights.served_weights import ServedWeights
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import eventually, wait_until
 
@@ -192,10 +194,11 @@ def test_an_engine_that_is_started_again_has_the_weights_it_was_given(model, tmp
             prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
             params = SamplingParams(temperature=0, max_tokens=5, logprobs=0)
             before, first = await collect(engine, prompt, params, "r"), engine.info.fingerprint
+            weights = ServedWeights(engine)
             with pytest.raises(CheckpointError, match="is not a folder"):
-                await engine.update_weights(str(tmp_path / "none"), None)
-            await engine.update_weights(str(other), None)
-            assert (engine.info.fingerprint != first, engine.weights_version) == (True, 1)
+                await weights.update(str(tmp_path / "none"), None)
+            await weights.update(str(other), None)
+            assert (engine.info.fingerprint != first, weights.version) == (True, 1)
             expected = await collect(engine, prompt, params, "r")
             assert expected.outputs[0].logprobs != before.outputs[0].logprobs
             assert expected.outputs[0].weight_versions == [1] * 5
@@ -343,7 +346,7 @@ def test_the_server_leaves_the_devices_to_the_engine():
     """A backend that starts here would take an accelerator's memory from it."""
     code = (
         "from jaxis.engine.client.engine_process import EngineProcess\n"
-        "from jaxis.engine.client.async_engine import AsyncLLMEngine\n"
+        "from jaxis.engine.client.async_llm_engine import AsyncLLMEngine\n"
         "from jaxis.server.app import create_app\n"
         "from jaxis.server.config import ServerConfig\n"
         "from jaxis import StructuredOutputs\n"
@@ -402,12 +405,12 @@ def test_every_parameter_is_carried():
 
 
 def test_what_comes_before_a_grammar_is_carried():
-    tokenizer = ScriptedEngine().grammar_compiler.tokenizer
+    compiler = ScriptedEngine().grammar_compiler
     marks = get_reasoning_parser("kimi_k2").marks("Hi <think>")
-    grammar = DelayedGrammar(None, tokenizer, marks, [9, 8])
+    grammar = DelayedGrammar(None, compiler.tokenizer, marks, [9, 8])
     params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
-    command = wire.AddRequest("r", TokenizedPrompt(None, [1]), params).with_grammar(grammar)
-    back = carried(command, wire.COMMANDS).delay.apply(None, tokenizer)
+    command = wire.AddRequest("r", TokenizedPrompt(None, [1]), params, grammar=GrammarRecipe.of(params, grammar))
+    back = carried(command, wire.COMMANDS).grammar.make(params, compiler)
     assert back.alternatives == {8, 9}
     assert back.marks == marks
 
@@ -421,8 +424,8 @@ def test_a_thinking_budget_is_carried_with_and_without_a_grammar():
         if more:
             inner = DelayedGrammar(compiler.compile(params.structured_outputs), compiler.tokenizer, marks)
         grammar = ThinkingBudget(marks, 3, compiler.tokenizer, compiler.vocab_size, inner)
-        command = wire.AddRequest("r", TokenizedPrompt(None, [1]), params).with_grammar(grammar)
-        back = carried(command, wire.COMMANDS).grammar(compiler)
+        command = wire.AddRequest("r", TokenizedPrompt(None, [1]), params, grammar=GrammarRecipe.of(params, grammar))
+        back = carried(command, wire.COMMANDS).grammar.make(params, compiler)
         assert (back.marks, back.num_tokens) == (marks, 3)
         assert (back.grammar is None) == (inner is None)
         first, second = grammar.new_matcher(), back.new_matcher()

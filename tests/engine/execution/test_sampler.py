@@ -62,7 +62,7 @@ def test_greedy_takes_the_first_most_likely_token():
 class Favoring:
     """A matcher that allows every token, and favors one."""
 
-    param, error, is_complete = "thinking_token_budget", None, False
+    param, error, is_complete, may_favor = "thinking_token_budget", None, False, True
 
     def __init__(self, token_id, vocab_size):
         self._token_id, self._mask = token_id, np.full(-(-vocab_size // 32), -1, np.int32)

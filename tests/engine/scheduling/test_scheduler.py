@@ -8,7 +8,7 @@ import pytest
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.places import NoPlaces, Places
+from jaxis.engine.scheduling.places import NO_PLACES, Places
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -24,7 +24,7 @@ def make_scheduler(
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
     max_model_len: int = 64,
-    places: Places | None = None,
+    places: Places = NO_PLACES,
     is_ready: Callable[[EmbeddedInput], bool] = lambda _: True,
 ) -> Scheduler:
     return Scheduler(
@@ -147,7 +147,7 @@ class TestBatching:
             make_scheduler(max_num_seqs=4, max_num_batched_tokens=3)
 
 
-class OnePlace(NoPlaces):
+class OnePlace(Places):
     """One place at a time, which sequences with its key share."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.client.engine_client import EngineStats
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.engine.scheduling.places import PlaceUse

@@ -33,14 +33,11 @@ class EngineInfo:
       weight_type: Storage type of most parameters, as in `model_size`.
       fingerprint: Digest of all that the engine's answers depend on, as in `engine_fingerprint`; empty if unknown.
       capabilities: Capabilities of the model, in the words of most APIs.
-      adapters: Adapters of the model that were known at the start; None if it can have none.
       logprobs_mode: Meaning of a log-probability for requests that do not choose one.
       num_devices: Devices that run the model.
       num_ranks: Data ranks, which share the devices.
-      max_inputs: Most inputs of a prompt by kind, as in `InputEncoder`; empty if the model takes none.
-      request_bytes: Size that a request with such inputs may need; 0 if the model takes none.
-      input_files: Folder or file that defines the preprocessing of inputs; empty if the model takes none.
-      inputs_left_out: Reason for which the encoder of inputs was left out; empty if it was not, or there is none.
+      features: Facts of the engine's features by their names, of the types that MessagePack has.
+      left_out: Reason for which a feature of the checkpoint was left out; empty if none was.
     """
 
     model_folder: str
@@ -57,14 +54,11 @@ class EngineInfo:
     weight_type: str = ""
     fingerprint: str = ""
     capabilities: tuple[str, ...] = ("completion",)
-    adapters: tuple[NamedAdapter, ...] | None = None
     logprobs_mode: str = RAW_LOGPROBS
     num_devices: int = 1
     num_ranks: int = 1
-    max_inputs: dict[str, int] = field(default_factory=dict)
-    request_bytes: int = 0
-    input_files: str = ""
-    inputs_left_out: str = ""
+    features: dict[str, Any] = field(default_factory=dict)
+    left_out: str = ""
 
     @property
     def may_grow(self) -> bool:
@@ -77,7 +71,6 @@ class EngineInfo:
 
         engine = built.engine
         config, blocks = engine.vllm_config, engine.scheduler.block_manager
-        inputs = None if (feature := engine.runner.feature("inputs")) is None else feature.encoder
         num_parameters, weight_type = model_size(*engine.runner.models)
         trained_len = config.model_config.hf_config.get("max_position_embeddings")
         return cls(
@@ -94,16 +87,13 @@ class EngineInfo:
             num_parameters=num_parameters + built.hosts.num_parameters,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
-            adapters=None if (lora := engine.runner.feature("adapter")) is None else _named(lora.store),
             logprobs_mode=config.model_config.logprobs_mode,
             num_devices=config.parallel_config.tensor_parallel_size
             * engine.runner.num_ranks
             * engine.runner.num_stages,
             num_ranks=engine.runner.num_ranks,
-            max_inputs={} if inputs is None else dict(inputs.max_inputs),
-            request_bytes=0 if inputs is None else inputs.request_bytes,
-            input_files="" if inputs is None else str(inputs.files),
-            inputs_left_out=built.inputs_left_out,
+            features=engine.runner.features.facts,
+            left_out=built.left_out,
         )
 
 
@@ -147,7 +137,7 @@ class EngineStats:
       process_memory_bytes: Resident memory of the engine's process; 0 if the engine has no process of its own.
       drafts: Counters of drafts; None if none are made.
       ranks: State of each data rank; empty if there is only one.
-      places: Adapter places in use; None if the engine can have no adapters.
+      places: Places that sequences need to run (see `Places`); None if they need none.
     """
 
     num_requests_running: int = 0
@@ -196,26 +186,3 @@ class RequestState:
     num_computed_tokens: int
     num_generated_tokens: int
     first_scheduled_time: float | None
-
-
-def _named(adapters: Any) -> tuple[NamedAdapter, ...]:
-    return tuple(
-        NamedAdapter(name, source, digest, adapters.chat_template_of(source)) for name, source, digest in adapters.named
-    )
-
-
-@dataclass(frozen=True)
-class NamedAdapter:
-    """An adapter that requests ask for by name.
-
-    Attributes:
-      name: Name that requests use.
-      source: Folder of the adapter.
-      digest: Digest by which the engine knows it.
-      chat_template: Jinja source of the adapter's own chat template; None: it has the model's.
-    """
-
-    name: str
-    source: str
-    digest: bytes
-    chat_template: str | None = None

@@ -15,10 +15,10 @@ from jaxis.engine.client.engine_client import EngineInfo, EngineStats, RankStats
 from jaxis.engine.client.engine_core import EngineCore
 from jaxis.engine.client.wire import AbortRequest, AddRequest, EngineOutputs, Failure
 from jaxis.engine.delta_tracker import DeltaTracker
+from jaxis.engine.engine import PAUSED
 from jaxis.engine.execution.calls import EngineCall
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.kv_connector import FETCH_SECONDS
-from jaxis.engine.live_weights import PAUSED
 from jaxis.engine.scheduling.sequence import SequenceStatus
 from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.errors import EngineError, JaxisError
@@ -81,7 +81,7 @@ class GenerationCore(EngineCore):
     def take(self, command: AddRequest | AbortRequest) -> None:
         if isinstance(command, AbortRequest):
             self._take_abort(command.request_id)
-        elif command.has_grammar or self._engine.connector.fetches(command.params):
+        elif command.grammar is not None or self._engine.connector.fetches(command.params):
             with self._preparing_lock:
                 self._preparing[command.request_id] = Deadline(FETCH_SECONDS)
             run_in_daemon(functools.partial(self._prepare, command), "jaxis-prepare")
@@ -124,13 +124,13 @@ class GenerationCore(EngineCore):
             num_requests_running=scheduler.num_running,
             num_requests_waiting=scheduler.num_waiting,
             kv_cache_usage=scheduler.block_manager.usage,
-            prefix_cache_queries=self._engine.prefix_cache_queries,
-            prefix_cache_hits=self._engine.prefix_cache_hits,
+            prefix_cache_queries=scheduler.block_manager.prefix_cache_queries,
+            prefix_cache_hits=scheduler.block_manager.prefix_cache_hits,
             num_preemptions=self._engine.num_preemptions,
             kv_tiers=self._engine.connector.stats,
             drafts=None if (drafts := self._engine.speculation.counts) is None else drafts.copy(),
             ranks=tuple(RankStats(rank.num_running, rank.block_manager.usage) for rank in ranks if len(ranks) > 1),
-            places=None if (adapters := self._engine.runner.feature("adapter")) is None else adapters.store.use,
+            places=self._engine.runner.features.places.use,
         )
 
     def _take_abort(self, request_id: str) -> None:
@@ -140,12 +140,19 @@ class GenerationCore(EngineCore):
                 return
         self._do(functools.partial(self._abort, request_id))
 
+    def _grammar_of(self, request: AddRequest) -> Grammar | None:
+        return request.grammar and request.grammar.make(request.params, self._engine.grammar_compiler)
+
     def _prepare(self, request: AddRequest) -> None:
         """Compiles a request's grammar and fetches its blocks, then queues it."""
         request_id, prompt = request.request_id, request.prompt
         deadline = self._preparing[request_id]
         try:
-            add = functools.partial(self._add, request, request.grammar(self._engine.grammar_compiler))
+            add = functools.partial(
+                self._add,
+                request,
+                self._grammar_of(request),
+            )
         except Exception as error:
             add = functools.partial(self._refuse, request_id, error)
         try:
@@ -171,9 +178,8 @@ class GenerationCore(EngineCore):
                 priority=new.priority,
                 client=new.client,
                 cache_salt=new.prompt.cache_salt,
-                adapter=new.prompt.adapter,
-                inputs=new.prompt.inputs,
                 grammar=grammar,
+                **new.prompt.asked,
             )
         except JaxisError as error:
             self._refuse(new.request_id, error)

@@ -7,10 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from jaxis.engine.client.engine_client import EngineStats, TokenDelta
-from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
-from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
-from jaxis.engine.grammar.matcher import Grammar
-from jaxis.engine.grammar.thinking_budget import ThinkingBudget
+from jaxis.engine.grammar.recipe import GrammarRecipe
 from jaxis.errors import (
     CheckpointError,
     ConfigError,
@@ -23,12 +20,10 @@ from jaxis.errors import (
 )
 from jaxis.host.channel import decode_array
 from jaxis.outputs import RequestOutput
-from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
-from jaxis.tokenizer import Tokenizer
 
-_ERRORS: dict[str, type[JaxisError]] = {
+_ERRORS = {
     error.__name__: error
     for error in (
         CheckpointError,
@@ -37,20 +32,9 @@ _ERRORS: dict[str, type[JaxisError]] = {
         EngineError,
         JaxisError,
         OverloadedError,
-        RequestError,
         UnavailableError,
     )
 }
-
-
-class GrammarDelay(msgspec.Struct, array_like=True):
-    """The text allowed before a grammar, or instead of it, as `DelayedGrammar` defines it."""
-
-    marks: ReasoningMarks | None
-    alternatives: list[int]
-
-    def apply(self, grammar: CompiledGrammar, tokenizer: Tokenizer) -> DelayedGrammar:
-        return DelayedGrammar(grammar, tokenizer, self.marks, self.alternatives)
 
 
 class AddRequest(msgspec.Struct, tag="add"):
@@ -63,8 +47,7 @@ class AddRequest(msgspec.Struct, tag="add"):
       priority: Priority; the lower value is served first.
       client: Client of the request, as in `LLMEngine.add_request`.
       final_only: True to return everything in one output at the end.
-      delay: Text before the grammar of `params.structured_outputs`.
-      budgeted: Marks of the reasoning that `params.thinking_token_budget` limits.
+      grammar: Recipe of its grammar, which the server's process has compiled in time; None if it has none.
     """
 
     request_id: str
@@ -73,37 +56,7 @@ class AddRequest(msgspec.Struct, tag="add"):
     priority: int = 0
     client: str | None = None
     final_only: bool = False
-    delay: GrammarDelay | None = None
-    budgeted: ReasoningMarks | None = None
-
-    def with_grammar(self, grammar: Grammar | None) -> AddRequest:
-        """Notes how to rebuild a grammar, which the server's process has compiled; returns the request."""
-        if isinstance(grammar, ThinkingBudget):
-            grammar, self.budgeted = grammar.grammar, grammar.marks
-        if isinstance(grammar, DelayedGrammar):
-            self.delay = GrammarDelay(grammar.marks, list(grammar.alternatives))
-        return self
-
-    @property
-    def has_grammar(self) -> bool:
-        return self.params.structured_outputs is not None or self.budgeted is not None
-
-    def grammar(self, compiler: GrammarCompiler) -> Grammar | None:
-        """Rebuilds the grammar, which may take seconds if there are `structured_outputs`.
-
-        Args:
-          compiler: Compiler of the engine's process. The server's process has checked that the grammar compiles in
-            time.
-        """
-        grammar: Grammar | None = None
-        budget, tokenizer = self.params.thinking_token_budget, compiler.tokenizer
-        if self.params.structured_outputs is not None:
-            compiled = compiler.compile(self.params.structured_outputs, limited=False)
-            grammar = compiled if self.delay is None or tokenizer is None else self.delay.apply(compiled, tokenizer)
-        if self.budgeted is None or budget is None or tokenizer is None:
-            return grammar
-        grace = self.params.thinking_budget_grace_period
-        return ThinkingBudget(self.budgeted, budget, tokenizer, compiler.vocab_size, grammar, grace=grace)
+    grammar: GrammarRecipe | None = None
 
 
 class AbortRequest(msgspec.Struct, tag="abort"):

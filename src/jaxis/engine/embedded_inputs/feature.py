@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import msgspec
+
 from jaxis.engine.embedded_inputs.encoder import InputEncoder
+from jaxis.engine.embedded_inputs.info import FEATURE, InputInfo
 from jaxis.engine.embedded_inputs.step_part import InputPart
 from jaxis.engine.execution.feature import Completion, RequestFeature
 from jaxis.engine.execution.programs import Programs
@@ -27,11 +30,12 @@ class EmbeddedInputs(RequestFeature):
       max_step_tokens: Most tokens that a step computes.
     """
 
-    name = "inputs"
-    takes_inputs = True
+    name = FEATURE
+    extends_prompts = True
 
     def __init__(self, encoder: InputEncoder, max_step_tokens: int) -> None:
         self.encoder, self._max_step_tokens = encoder, max_step_tokens
+        self.facts = msgspec.to_builtins(InputInfo(dict(encoder.max_inputs), encoder.request_bytes, str(encoder.files)))
 
     def attach(self, programs: Programs) -> None:
         self._programs = programs

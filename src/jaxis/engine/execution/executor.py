@@ -127,11 +127,11 @@ class DeviceExecutor:
             old.check_alike(arrays)
         self.state.context = dataclasses.replace(self.context, model=arrays)
 
-    def sleep(self, level: int) -> None:
-        """Frees the caches and the last step's arrays; see `ModelArrays.sleep`."""
+    def unload(self, *, keep: bool) -> None:
+        """Frees the caches, the last step's arrays, and the weights as `ModelArrays.unload` does."""
         self.state.caches = []
         self.state.forget_hidden()
-        self.context.model.sleep(level)
+        self.context.model.unload(keep=keep)
 
     @property
     def num_stages(self) -> int:

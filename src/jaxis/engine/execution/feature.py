@@ -1,7 +1,8 @@
 """The interface to features: what requests may ask of an engine beside the continuation of their tokens.
 
 An engine is given its features. It calls each at fixed points of a request's life and of a step, and asks for none by
-name, except to hand a request's arguments to the feature that reads them.
+name, except to hand a request's arguments to the feature that reads them. `tests/engine/test_features.py` has a small
+one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from jaxis.engine.execution.calls import Calls
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.step_part import StepPart
-from jaxis.engine.scheduling.places import Places
+from jaxis.engine.scheduling.places import NO_PLACES, Places
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.engine.scheduling.sequence import PromptSpan, Sequence
 from jaxis.outputs import CompletionOutput
@@ -53,19 +54,21 @@ class RequestFeature:
 
     Attributes:
       name: Argument of `LLMEngine.add_request` that the feature reads; "" if it reads sampling parameters only.
-      places: Places that its sequences need to run; None if they need none.
-      observer: Observer of the model whose results it reads, a key of `OBSERVERS`; "" for none.
-      takes_inputs: True if prompts may have more than tokens, such as images.
+      places: Places that its sequences need to run.
+      observer: Room whose module `observer` observes the model for it (see `ForwardKey`); "" for none.
+      extends_prompts: True if prompts may have more than text.
       calls: Functions for the server's process, by name.
-      keeps_awake: Reason why an engine with the feature cannot sleep; "" if it can.
+      facts: Facts for the server's process, which MessagePack has; None for none.
+      needs_memory: Reason why the device's memory cannot be freed for a while; "" if it can.
     """
 
     name = ""
-    places: Places | None = None
+    places: Places = NO_PLACES
     observer = ""
-    takes_inputs = False
+    extends_prompts = False
     calls: Calls = MappingProxyType({})
-    keeps_awake = ""
+    facts: Any = None
+    needs_memory = ""
 
     def attach(self, programs: Programs) -> None:
         """Called once, with the programs on the devices that the feature may run."""

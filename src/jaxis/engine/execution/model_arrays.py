@@ -119,16 +119,16 @@ class ModelArrays:
         """True if there are no arrays, on the devices or the host."""
         return not self.arrays and not self._on_host
 
-    def sleep(self, level: int) -> None:
-        """Moves the arrays to the host's memory (level 1; a CPU's are there already), or drops them (level 2)."""
+    def unload(self, *, keep: bool) -> None:
+        """Moves the arrays to the host's memory to `keep` them (a CPU's are there already), or drops them."""
         _ = self._kinds
-        if level == 2:
+        if not keep:
             self.release()
         elif any(device.platform != "cpu" for array in self.arrays[:1] for device in array.devices()):
             self._to_host()
 
-    def wake_up(self) -> None:
-        """Moves the arrays back to where they were before `sleep`."""
+    def restore(self) -> None:
+        """Moves the arrays back to where they were before `unload`."""
         if self._on_host:
             self.arrays = [jax.device_put(array, place) for array, place in self._on_host]
             self._on_host = []

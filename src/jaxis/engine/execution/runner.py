@@ -19,6 +19,7 @@ from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
+from jaxis.engine.execution.request_features import RequestFeatures
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_sampling_batch
 from jaxis.engine.execution.sampling_packer import SamplingPacker
@@ -40,7 +41,7 @@ from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
-from jaxis.engine.scheduling.sequence import PromptSpan, SequenceId
+from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Runner:
         vllm_config: VllmConfig,
         programs: Programs,
         connector: KVConnector | None = None,
-        features: Sequence[RequestFeature] = (),
+        features: Iterable[RequestFeature] = (),
     ) -> None:
         self.vllm_config, self.programs = vllm_config, programs
         self.executor = executor = programs.executor
@@ -99,7 +100,7 @@ class Runner:
         last = executor.stages[-1]
         plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
         self.num_stages, self._is_native = executor.num_stages, last.is_native
-        self.features = tuple(features)
+        self.features = RequestFeatures(features)
         for feature in self.features:
             feature.attach(programs)
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
@@ -191,21 +192,21 @@ class Runner:
 
     def feature(self, name: str) -> Any:
         """Returns the feature that reads the request argument `name`; None if there is none."""
-        return next((feature for feature in self.features if feature.name == name), None)
+        return self.features.named(name)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
         if self._can_be_one_program(output.num_tokens) and self._is_plain(output):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
-            wants_more = _has_prompt_logprobs(entry) or bool(self._observing(output))
+            wants_more = _has_prompt_logprobs(entry) or bool(self.features.observing(output))
             if state is not None and state.takes_argmax and entry.samples and not wants_more:
                 return self._greedy_step(output)
         return self.forward(output).sample(sampling)
 
     def _is_plain(self, output: SchedulerOutput) -> bool:
         """Returns whether only tokens go into the step, and only the next ones come out."""
-        return self.on_step_logits is None and not self._parts(output.scheduled)
+        return self.on_step_logits is None and not self.features.parts(output.scheduled)
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
         # The model and the sampler can be one program only if one stage has both.
@@ -229,7 +230,7 @@ class Runner:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         self._check_is_sampled()
-        parts = self._parts(output.scheduled)
+        parts = self.features.parts(output.scheduled)
         shape = self.step_shape(output.num_tokens, output.num_rows, parts)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
@@ -237,7 +238,7 @@ class Runner:
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
             in_decodes = tuple(each for part in parts if (each := part.in_decodes) is not None)
             self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, parts=in_decodes)
-        observing = self._observing(output)
+        observing = self.features.observing(output)
         packed, observed = self._forward(output, shape, tuple(feature.observer for feature in observing))
         self.newest = NewestStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
@@ -311,8 +312,8 @@ class Runner:
                 max_model_len=self.max_model_len,
                 num_stages=self.num_stages,
                 shares=shares,
-                places=next((feature.places for feature in self.features if feature.places is not None), None),
-                is_ready=self._is_ready,
+                places=self.features.places,
+                is_ready=self.features.is_ready,
             )
             for connector in self.connector.block_connectors(self.num_ranks)
         ]
@@ -372,22 +373,10 @@ class Runner:
         return packed, observed or []  # the stages of other hosts return nothing
 
     def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, row: int) -> TokenLogprobs[np.ndarray]:
-        return self._step_logits.prompt_logprobs(num_padded, entry, row, head_of(self._parts([entry])))
-
-    def _parts(self, entries: Iterable[ScheduledSequence]) -> StepParts:
-        """Returns what features add to a step with these entries."""
-        parts = (feature.part(entries) for feature in self.features)
-        return tuple(part for part in parts if part is not None)
-
-    def _observing(self, output: SchedulerOutput) -> list[RequestFeature]:
-        """Returns the features that observe the model in this step."""
-        return [each for each in self.features if each.observer and any(map(each.observes, output.scheduled))]
+        return self._step_logits.prompt_logprobs(num_padded, entry, row, head_of(self.features.parts([entry])))
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         return _joined([pack_step(rank, shape, self.inflight_rows) for rank in output.ranks])
-
-    def _is_ready(self, span: PromptSpan) -> bool:
-        return all(feature.is_ready(span) for feature in self.features)
 
     def _sample(
         self, output: SchedulerOutput, num_rows: int, head: HeadPart | None, sampling: SamplingStates

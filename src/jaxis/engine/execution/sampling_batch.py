@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.token_history import TokenHistory
-from jaxis.errors import RequestError
 from jaxis.sampling_params import ALL_LOGPROBS, LOGPROBS_MODES, MAX_LOGPROBS, RAW_LOGPROBS, SamplingParams
 
 # Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
@@ -268,38 +267,11 @@ def build_sampling_batch(
 def scoring_batch(params: SamplingParams, num_rows: int, vocab_size: int) -> SamplingBatch:
     """Returns R rows that all have a request's parameters, without those that depend on earlier tokens.
 
-    `check_scores` must accept `params`.
+    `SamplingParams.check_scores` must accept `params`.
     """
     params = dataclasses.replace(params, logprobs=params.prompt_logprobs)
     row = SequenceSampling(params, prompt_token_ids=(), output_token_ids=[], vocab_size=vocab_size, seed=0)
     return build_sampling_batch([row] * num_rows, num_rows, vocab_size)
-
-
-def check_scores(params: SamplingParams) -> None:
-    """Checks that a prompt can be scored as if it were sampled.
-
-    Raises:
-      RequestError: `prompt_logprobs` should be those after all parameters, but some parameters depend on the output,
-        which a prompt does not have.
-    """
-    if params.prompt_logprobs is None or not (params.logprobs_mode or RAW_LOGPROBS).startswith("processed"):
-        return
-    faults = {
-        "repetition_penalty": params.repetition_penalty != 1.0,
-        "frequency_penalty": params.frequency_penalty != 0.0,
-        "presence_penalty": params.presence_penalty != 0.0,
-        "bad_words": bool(params.bad_words),
-        "min_tokens": params.min_tokens > 0,
-        "structured_outputs": params.structured_outputs is not None,
-        "thinking_token_budget": params.thinking_token_budget is not None,
-    }
-    for name, is_set in faults.items():
-        if is_set:
-            raise RequestError(
-                f"depends on what was generated, of which prompt_logprobs in the mode {params.logprobs_mode} know "
-                "nothing: leave it out, or send a raw mode",
-                param=name,
-            )
 
 
 def _features(
@@ -337,7 +309,7 @@ def _token_mask(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_ro
 
 
 def _favored(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_rows: int, vocab_size: int) -> np.ndarray:
-    if all(sequence.params.thinking_budget_grace_period == 0 for sequence, _ in rows):
+    if not any(sequence.grammar is not None and sequence.grammar.may_favor for sequence, _ in rows):
         return np.empty((num_rows, 0), np.int32)
     ids = np.full((num_rows, 1), vocab_size, np.int32)
     for row, (sequence, ahead) in enumerate(rows):

@@ -73,7 +73,7 @@ class SequenceSampling:
           eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
           bad_words_token_ids: Token sequences from `tokenize_bad_words`.
           suppressed: Tokens that the checkpoint never generates.
-          grammar: Matcher that follows the output, for `structured_outputs` and `thinking_token_budget`.
+          grammar: Matcher that follows the output.
 
         Raises:
           RequestError: A token id is not below V, or the parameters together leave no token to generate.

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.device_state import DeviceState
+from jaxis.engine.execution.layer_observer import LayerObserver
 from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.engine.execution.observers import OBSERVERS
 from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
 from jaxis.engine.execution.program_key import Compiled, RunsOn
 from jaxis.engine.execution.sampler import SamplerOutput, sample, score, token_logprobs
@@ -25,6 +25,7 @@ from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.models.common.interfaces import JaxIntermediateTensors
+from jaxis.rooms import room_module
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Rows whose logits are in memory at once when the logits of many rows are wanted.
@@ -44,7 +45,8 @@ class ForwardKey:
 
     Attributes:
       shape: Shape that the step is padded to.
-      observers: Observers whose results `run` returns, keys of `OBSERVERS`; there is one stage then.
+      observers: Rooms whose observers' results `run` returns; there is one stage then. The module `observer` of such a
+        room has a context manager `observed()` for the model's call, which yields a function for the values [T, ...].
     """
 
     shape: StepShape
@@ -77,7 +79,8 @@ class ForwardKey:
             arguments: dict[str, Any] = {**_handed_on(context, given)}
             for part in self.shape.parts if stage.is_first else ():
                 arguments |= part.arguments(model, step.input_ids, step.fields)
-            if observed := [OBSERVERS[name]() for name in self.observers]:
+            observed: list[LayerObserver] = [room_module(room, "observer", room).Observer() for room in self.observers]
+            if observed:
                 [arguments["run_layer"]] = observed
             caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **arguments)
             rows = hidden[step.logits_rows] if stage.is_last else None

@@ -264,6 +264,7 @@ class GrammarMatcher:
     """
 
     param = "structured_outputs"
+    may_favor = False
 
     def __init__(
         self, grammar: CompiledGrammar, matcher: llguidance.LLMatcher, vocab_size: int, end_token_ids: Collection[int]

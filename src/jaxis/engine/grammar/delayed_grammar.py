@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarMatcher
 from jaxis.engine.grammar.mark_tracker import MarkTracker
+from jaxis.engine.grammar.matcher import Matcher
 from jaxis.engine.grammar.token_mask import is_allowed, pack_token_ids
 from jaxis.engine.grammar.token_prefixes import token_prefixes
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
@@ -85,7 +86,7 @@ class MarkTokens:
                     yield from self._prefixes.beyond(closing[length:])
 
 
-class DelayedMatcher:
+class DelayedMatcher(Matcher):
     """Position of one completion: before its grammar, or in it. A `Matcher`.
 
     Within its reasoning, a completion can end only by reaching its maximum length.
@@ -179,9 +180,6 @@ class DelayedMatcher:
         if self._early is not None:
             mask = mask | self._early.token_mask()
         return mask if self._num_followed else mask | self._alternatives_mask
-
-    def favored_token(self) -> int | None:
-        return None
 
     def _pack(self, token_ids: Collection[int]) -> np.ndarray:
         return pack_token_ids(token_ids, 32 * len(self._all_tokens))

@@ -9,7 +9,15 @@ import numpy as np
 
 
 class Matcher(Protocol):
-    """Position of one completion in its constraint."""
+    """Position of one completion in its constraint.
+
+    Attributes:
+      may_favor: True if it favors tokens at some positions (see `favored_token`).
+    """
+
+    @property
+    def may_favor(self) -> bool:
+        return False
 
     @property
     def param(self) -> str:
@@ -39,7 +47,7 @@ class Matcher(Protocol):
 
     def favored_token(self) -> int | None:
         """Returns the token that is taken if it is among the likely ones; None if none is favored."""
-        ...
+        return None
 
 
 class Grammar(Protocol):

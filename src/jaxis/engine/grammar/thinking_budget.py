@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.engine.grammar.mark_tracker import MarkTracker
+from jaxis.engine.grammar.matcher import Matcher
 from jaxis.engine.grammar.token_mask import pack_token_ids
 from jaxis.errors import RequestError
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
@@ -23,7 +24,7 @@ from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.compiler import GrammarCompiler
-    from jaxis.engine.grammar.matcher import Grammar, Matcher
+    from jaxis.engine.grammar.matcher import Grammar
 
 _NUM_LAST_TOKENS = 64  # of a prompt: more than any mark of reasoning has
 
@@ -79,7 +80,7 @@ class ThinkingBudget:
         )
 
 
-class BudgetMatcher:
+class BudgetMatcher(Matcher):
     """Position of one completion in its budget, and in its grammar. A `Matcher`.
 
     If a grammar does not allow the tokens that the budget demands, the grammar goes first.
@@ -149,6 +150,10 @@ class BudgetMatcher:
         if self._refused_mask is not None and tracker.text.endswith(self._before_refused):
             return self._refused_mask
         return None
+
+    @property
+    def may_favor(self) -> bool:
+        return self._grace > 0
 
     def favored_token(self) -> int | None:
         """Returns the next token of the end of the reasoning, once the budget is reached."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -15,51 +14,32 @@ class PlaceUse:
     waiting: tuple[bytes, ...]
 
 
-class Places(Protocol):
-    """Places by key. Sequences with one key share a place; the key b"" needs none."""
+class Places:
+    """Places by key. Sequences with one key share a place; the key b"" needs none. This base class has no places."""
+
+    @property
+    def use(self) -> PlaceUse | None:
+        """The places in use; None if there are none."""
+        return None
 
     def begin(self) -> None:
         """Starts over for a new scheduler, none of whose sequences run; it replaces the one before."""
-        ...
 
     def join(self, key: bytes, /) -> None:
         """Adds a waiting sequence with this key. It may need a place until it leaves."""
-        ...
 
     def leave(self, key: bytes, /) -> None:
         """Removes a sequence that joined and has ended."""
-        ...
 
     def has_place(self, key: bytes, /) -> bool:
         """Returns whether a sequence with this key could `take` a place now."""
-        ...
-
-    def take(self, key: bytes, /) -> None:
-        """Gives a sequence that is about to run the place of its key."""
-        ...
-
-    def give_back(self, key: bytes, /) -> None:
-        """Takes back the place of a sequence that no longer runs."""
-        ...
-
-
-class NoPlaces:
-    """The `Places` of an engine that has none."""
-
-    def begin(self) -> None:
-        pass
-
-    def join(self, key: bytes, /) -> None:
-        pass
-
-    def leave(self, key: bytes, /) -> None:
-        pass
-
-    def has_place(self, key: bytes, /) -> bool:
         return not key
 
     def take(self, key: bytes, /) -> None:
-        pass
+        """Gives a sequence that is about to run the place of its key."""
 
     def give_back(self, key: bytes, /) -> None:
-        pass
+        """Takes back the place of a sequence that no longer runs."""
+
+
+NO_PLACES = Places()

@@ -26,7 +26,7 @@ from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.fair_shares import FairShares, StepCapacity
-from jaxis.engine.scheduling.places import NoPlaces, Places
+from jaxis.engine.scheduling.places import NO_PLACES, Places
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import PromptSpan, Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
@@ -55,7 +55,7 @@ class Scheduler:
         max_model_len: int,
         num_stages: int = 1,
         shares: FairShares | None = None,
-        places: Places | None = None,
+        places: Places = NO_PLACES,
         is_ready: Callable[[PromptSpan], bool] = lambda _: True,
     ) -> None:
         """Raises ConfigError if the sizes contradict each other.
@@ -68,7 +68,7 @@ class Scheduler:
           num_stages: Steps to keep in flight at once. If more than one, steps in flight have different sequences, each
             step takes its share of the decodes, and no sequence is scheduled while it has a token in flight.
           shares: Turns of clients, if several schedulers share them.
-          places: Places for sequences that need one to run; None if none does.
+          places: Places for sequences that need one to run.
           is_ready: Function that returns whether a span can be computed now. While it cannot, other sequences go on.
         """
         if max_num_seqs < 1 or max_model_len < 1:
@@ -85,7 +85,7 @@ class Scheduler:
         self._num_stages = num_stages
         self._unfinished: dict[SequenceId, Sequence] = {}
         self._shares = shares or FairShares()
-        self._places = places or NoPlaces()
+        self._places = places
         self._places.begin()
         self._is_ready = is_ready
         self._waiting = WaitingQueue(self._shares)

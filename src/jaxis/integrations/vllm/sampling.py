@@ -96,6 +96,7 @@ class GivenMasks:
       param: Name of the parameter, as in `Matcher`.
       error: Error as in `Matcher`; always None here.
       is_complete: Always False; the scheduler ends the sequence.
+      may_favor: False; no token is favored.
 
     Args:
       vocab_size: V.
@@ -103,7 +104,7 @@ class GivenMasks:
 
     param = "structured_outputs"
     error: str | None = None
-    is_complete = False
+    is_complete = may_favor = False
 
     def __init__(self, vocab_size: int) -> None:
         self._masks = np.zeros((1, -(-vocab_size // 32)), np.int32)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxis.engine.client.engine_client import EngineInfo
+from jaxis.engine.embedded_inputs.info import InputInfo
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.tokenizer import Tokenizer
 
@@ -67,7 +68,7 @@ class ServedModelInfo:
             has_tools=parsers.tool_format_known and any("tools" in template for template in templates),
             has_reasoning=parsers.reasoning is not None,
             tasks=info.capabilities,
-            input_modalities=("text", *(kind for kind, most in info.max_inputs.items() if most)),
+            input_modalities=("text", *(kind for kind, most in InputInfo.of(info.features).max_inputs.items() if most)),
         )
 
     @classmethod

@@ -18,8 +18,8 @@ from jaxis.vision.access import ImageAccess
 from jaxis.vision.prompt_images import NoImages, PromptImages
 
 if TYPE_CHECKING:
-    from jaxis.engine.client.engine_client import NamedAdapter
     from jaxis.engine.grammar.compiler import GrammarCompiler
+    from jaxis.server.lora.named_adapter import NamedAdapter
 
 
 _DIGEST_CHARACTERS = 12

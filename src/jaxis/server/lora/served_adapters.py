@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine
-from jaxis.engine.client.engine_client import NamedAdapter
+import msgspec
+
+from jaxis.engine.client.async_engine import AsyncEngine
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.server.config import ServerConfig
 from jaxis.server.generation.served_model import ModelNames, untagged
 from jaxis.server.http.errors import ModelNotFoundError
+from jaxis.server.lora.named_adapter import NamedAdapter
 
+FEATURE = "adapter"
+"""Name of the engine's feature, which is the request's argument that it reads."""
 MAX_NAME_CHARACTERS = 256
 
 
@@ -24,9 +28,10 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
       names: Names of the model itself, which no adapter may have.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, names: ModelNames) -> None:
+    def __init__(self, engine: AsyncEngine, names: ModelNames) -> None:
         self._engine, self._names = engine, names
-        self._found: dict[str, NamedAdapter] = {each.name: each for each in engine.info.adapters or ()}
+        named = msgspec.convert(engine.info.features[FEATURE], list[NamedAdapter])
+        self._found = {each.name: each for each in named}
         self._changes = asyncio.Lock()
 
     @classmethod
@@ -36,13 +41,14 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
         Raises:
           ConfigError: An adapter has the model's name.
         """
-        if engine.info.adapters is None or not isinstance(engine, AsyncLLMEngine):
+        if FEATURE not in engine.info.features:
             return {}
         names = ModelNames(config.served_model_names)
-        for each in engine.info.adapters:
+        served = cls(engine, names)
+        for each in served.values():
             if names.is_named(each.name):
                 raise ConfigError(f"--lora-modules {each.name}={each.source}: the model has this name: choose another")
-        return cls(engine, names)
+        return served
 
     def __getitem__(self, name: str) -> NamedAdapter:
         return self._found[name]
@@ -99,7 +105,7 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
             if before is None and self._has_tagged(name):
                 raise RequestError("differs from another adapter's only in the tag :latest", param="lora_name")
             try:
-                digest, chat_template = await self._engine.load_adapter(source)
+                digest, chat_template = await load_adapter(self._engine, source)
             except (CheckpointError, ConfigError) as error:
                 raise RequestError(f": {error}", param="lora_path") from None
             self._found[name] = NamedAdapter(name, source, digest, chat_template)
@@ -112,7 +118,25 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
     def _release(self, adapter: NamedAdapter) -> None:
         """Makes the engine unload an adapter, unless it has another name."""
         if all(each.digest != adapter.digest for each in self._found.values()):
-            self._engine.unload_adapter(adapter.digest)
+            unload_adapter(self._engine, adapter.digest)
+
+
+async def load_adapter(engine: AsyncEngine, source: str) -> tuple[bytes, str | None]:
+    """Makes an engine load an adapter; returns its digest, which prompts name it by, and its chat template.
+
+    Raises:
+      JaxisError: The adapter cannot be loaded.
+      UnavailableError: The engine takes no more requests, or was shut down meanwhile.
+    """
+    digest, chat_template = await engine.call("load_adapter", source, returns=tuple[bytes, str | None])
+    engine.repeat(digest, "load_adapter", source)
+    return digest, chat_template
+
+
+def unload_adapter(engine: AsyncEngine, adapter: bytes) -> None:
+    """Makes an engine forget an adapter once no request uses it; requests that use it go on."""
+    engine.do_not_repeat(adapter)
+    engine.start_call("unload_adapter", adapter)
 
 
 def _check_name(name: str) -> None:

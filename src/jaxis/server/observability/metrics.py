@@ -79,11 +79,11 @@ class ServerMetrics(Collector):
 class ModelMetrics:
     """One model's metrics, in a registry of its own, with the label `model_name`.
 
-    gs:
-    model_name: Value of the label.
-    info: Facts of the engine.
-    stats: Returns the engine's current state.
-    prefix: First part of the metrics' names, before a colon.
+    Args:
+      model_name: Value of the label.
+      info: Facts of the engine.
+      stats: Returns the engine's current state.
+      prefix: First part of the metrics' names, before a colon.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.datastructures import State
 
-from jaxis.engine.client.async_engine import AsyncLLMEngine, PauseMode
+from jaxis.engine.client.async_llm_engine import AsyncLLMEngine, PauseMode
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.server.context import Parts, ServerParts
 from jaxis.server.http.body import LenientModel, NotApplied
@@ -19,6 +19,7 @@ from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
 from jaxis.server.protocol import Protocol
 from jaxis.server.routes.operations import check_admin
+from jaxis.server.weights.served_weights import ServedWeights
 
 _BACKEND = "file"
 # vLLM's endpoints that are not needed here, with advice.
@@ -88,25 +89,8 @@ class EngineStatus(BaseModel):
     status: str
 
 
-class PendingUpdate:
-    """The update that was started and not finished.
-
-    Attributes:
-      is_started: True if an update was started.
-      weights: Folder and version of the weights that will finish it; None until they are named.
-    """
-
-    def __init__(self) -> None:
-        self.is_started = False
-        self.weights: tuple[str, str | int | None] | None = None
-
-
 def _attach(state: State, *_: object) -> None:
-    state.pending_update = PendingUpdate()
-
-
-async def _pending(request: Request) -> PendingUpdate:
-    return request.app.state.pending_update
+    state.weights = None
 
 
 async def _engine(parts: Parts) -> AsyncLLMEngine:
@@ -118,7 +102,15 @@ async def _engine(parts: Parts) -> AsyncLLMEngine:
 
 
 Engine = Annotated[AsyncLLMEngine, Depends(_engine)]
-Pending = Annotated[PendingUpdate, Depends(_pending)]
+
+
+async def _weights(request: Request, engine: Engine) -> ServedWeights:
+    state = request.app.state
+    state.weights = state.weights or ServedWeights(engine)
+    return state.weights
+
+
+Weights = Annotated[ServedWeights, Depends(_weights)]
 _RESPONSES = TEXT_ERRORS | ADMIN_ERRORS
 router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_admin)])
 
@@ -162,13 +154,17 @@ async def is_paused(engine: Engine) -> dict[str, bool]:
 
 @router.post("/sleep", responses=_RESPONSES)
 async def sleep(
-    engine: Engine, parts: Parts, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: PauseMode = "abort"
+    engine: Engine,
+    weights: Weights,
+    parts: Parts,
+    level: Annotated[int, Query(ge=1, le=2)] = 1,
+    mode: PauseMode = "abort",
 ) -> EngineStatus:
     """Frees the memory of the KV cache, and the device memory of the weights, until /wake_up."""
     was_paused = engine.is_paused
     await _finish(engine.pause(mode), parts)
     try:
-        await _finish(engine.sleep(level), parts)
+        await _finish(weights.sleep(level), parts)
     except RequestError:
         if not was_paused:
             await _finish(engine.resume(), parts)
@@ -178,19 +174,22 @@ async def sleep(
 
 @router.post("/wake_up", responses=_RESPONSES)
 async def wake_up(
-    engine: Engine, parts: Parts, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None
+    engine: Engine,
+    weights: Weights,
+    parts: Parts,
+    tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None,
 ) -> EngineStatus:
     """Wakes the engine, or a part of it. Requests run again once everything is awake."""
-    await _finish(engine.wake_up(tags), parts)
-    if not engine.is_asleep:
+    await _finish(weights.wake_up(tags), parts)
+    if not weights.is_asleep:
         await _finish(engine.resume(), parts)
-    return EngineStatus(status="asleep" if engine.is_asleep else "awake")
+    return EngineStatus(status="asleep" if weights.is_asleep else "awake")
 
 
 @router.get("/is_sleeping", responses=_RESPONSES)
-async def is_sleeping(engine: Engine) -> dict[str, bool]:
+async def is_sleeping(weights: Weights) -> dict[str, bool]:
     """Returns whether the engine sleeps."""
-    return {"is_sleeping": engine.is_asleep}
+    return {"is_sleeping": weights.is_asleep}
 
 
 @router.get("/get_world_size", responses=_RESPONSES)
@@ -220,41 +219,41 @@ async def init_weight_transfer_engine(body: InitRequest, parts: Parts) -> DoneMe
 
 
 @router.post("/start_weight_update", responses=_RESPONSES)
-async def start_weight_update(pending: Pending) -> DoneMessage:
+async def start_weight_update(weights: Weights) -> DoneMessage:
     """Starts an update, so that new weights take effect at /finish_weight_update instead of /update_weights."""
-    pending.is_started, pending.weights = True, None
+    weights.is_update_started, weights.pending = True, None
     return DoneMessage(message="Weight update started")
 
 
 @router.post("/update_weights", responses=_RESPONSES)
-async def update_weights(body: UpdateRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
+async def update_weights(body: UpdateRequest, weights: Weights, parts: Parts) -> DoneMessage:
     """Loads the weights of a folder into the model. Requests that are not paused continue with them."""
     if body.update_info.path is None:
         raise RequestError("must name a folder as path: weights come no other way here", param="update_info")
     folder, version = str(folder_within(_root(parts), body.update_info.path)), body.update_info.version
-    if pending.is_started:
-        pending.weights = folder, version
+    if weights.is_update_started:
+        weights.pending = folder, version
         return DoneMessage(message="Weights will be updated at /finish_weight_update")
-    await _finish(engine.update_weights(folder, version), parts, "update_info")
+    await _finish(weights.update(folder, version), parts, "update_info")
     return DoneMessage(message="Weights updated")
 
 
 @router.post("/finish_weight_update", responses=_RESPONSES)
-async def finish_weight_update(body: FinishRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
+async def finish_weight_update(body: FinishRequest, weights: Weights, parts: Parts) -> DoneMessage:
     """Loads the weights that were named since /start_weight_update."""
-    weights, pending.is_started, pending.weights = pending.weights, False, None
-    if weights is None:
+    pending, weights.is_update_started, weights.pending = weights.pending, False, None
+    if pending is None:
         raise RequestError("no weights were named: send /start_weight_update, /update_weights, and this")
-    folder, version = weights
+    folder, version = pending
     version = version if body.weight_version is None else body.weight_version
-    await _finish(engine.update_weights(folder, version), parts, "update_info")
+    await _finish(weights.update(folder, version), parts, "update_info")
     return DoneMessage(message="Weight update finished")
 
 
 @router.get("/weight_info", responses=_RESPONSES)
-async def weight_info(engine: Engine) -> dict[str, str | int]:
+async def weight_info(weights: Weights) -> dict[str, str | int]:
     """Returns the version of the weights."""
-    return {"weight_version": engine.weights_version}
+    return {"weight_version": weights.version}
 
 
 def _refuse(path: str, reason: str) -> Callable[[], Awaitable[None]]:

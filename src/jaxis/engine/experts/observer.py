@@ -1,9 +1,8 @@
-"""Observers of a model, which collect values while a program is traced."""
+"""The observer of the experts that routers choose, which collects them while a program is traced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +11,8 @@ from jaxis.layers.decoder_layer import LayerOutput
 from jaxis.models.common.decoder import layers_are_inlined, run_layer
 
 
-class LayerObserver(Protocol):
-    """Runner of a model's layers, which collects values of them."""
-
-    def __call__(self, *operands: Any) -> LayerOutput: ...
-
-    def values(self) -> jax.Array:
-        """Returns what was collected, [T, ...]."""
-        ...
-
-
-class _ExpertChoices:
-    """Collects the experts that routers choose: uint16 [T, layers with experts, k]."""
+class Observer:
+    """Collects the experts that the routers of a model's layers choose. A LayerObserver."""
 
     def __init__(self) -> None:
         self._collected: list[jax.Array] = []
@@ -34,6 +23,7 @@ class _ExpertChoices:
         return output
 
     def values(self) -> jax.Array:
+        """Returns uint16 [T, layers with experts, k]."""
         return jnp.stack(self._collected, axis=1).astype(jnp.uint16)
 
 
@@ -44,7 +34,3 @@ def _with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
 
 _as_call = jax.jit(_with_choices, static_argnums=0)
 _inline = jax.jit(_with_choices, static_argnums=0, inline=True)
-
-
-OBSERVERS: dict[str, Callable[[], LayerObserver]] = {"experts": _ExpertChoices}
-"""Observers by name, each made anew for a call of the model."""

@@ -53,7 +53,7 @@ class RoutedExpertsFeature(RequestFeature):
       ConfigError: `is_default` is true for a model without experts.
     """
 
-    observer = "experts"
+    observer = "engine.experts"
 
     def __init__(self, executor: Executor, *, is_default: bool) -> None:
         self._dtype, self._why_not = _type_of_ids(executor)
