@@ -3,7 +3,7 @@
 import pytest
 
 from jaxis import rooms
-from jaxis.engine.argument_fields import argument_infos
+from jaxis.engine.argument_groups.fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.engine_client import GENERATION
 from jaxis.errors import ConfigError

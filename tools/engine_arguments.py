@@ -1,4 +1,4 @@
-"""Writes all lists of the engine's arguments from their declaration, `jaxis.engine.argument_fields`.
+"""Writes all lists of the engine's arguments from their declaration, `jaxis.engine.argument_groups.fields`.
 
     python -m tools.engine_arguments            # writes them, and docs/api.md
     python -m tools.engine_arguments --check    # exit code 1 if one is out of date
@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from jaxis.engine.argument_fields import EngineArgFields, argument_infos, argument_types
+from jaxis.engine.argument_groups.fields import EngineArgFields, argument_infos, argument_types
 from jaxis.engine.argument_groups.info import ArgumentInfo
 from tools import api_reference
 
@@ -32,7 +32,7 @@ def rendered() -> dict[Path, str]:
     config_classes = dict.fromkeys(info.config for info in argument_infos().values() if info.config is not None)
     changes: dict[str, list[Callable[[str], str]]] = {
         "src/jaxis/engine/arguments.py": [_with_docstring],
-        "src/jaxis/engine/engine_kwargs.py": [_with_typed_dict],
+        "src/jaxis/engine/argument_groups/engine_kwargs.py": [_with_typed_dict],
         "src/jaxis/config/vllm_config.py": [
             lambda text, name=name: _with_config_fields(text, name) for name in config_classes
         ],
@@ -117,7 +117,7 @@ def _default(name: str) -> object:
 
 
 def _spelled_out(name: str) -> str:
-    """An argument's type without names of `argument_fields`, which the configuration may not import."""
+    """An argument's type without names of `argument_groups`, which the configuration may not import."""
     hint = argument_types()[name]
     return f"Literal[{', '.join(map(_python, get_args(hint)))}]" if get_origin(hint) is Literal else TYPES[name]
 

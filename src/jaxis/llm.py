@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 
+from jaxis.engine.argument_groups.engine_kwargs import EngineKwargs, shows_engine_arguments
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.engine_client import GENERATION
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import PAUSED, LLMEngine
-from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
 from jaxis.engine.output_processor import Request

@@ -6,10 +6,10 @@ from typing import get_type_hints
 
 import pytest
 
-from jaxis.engine.argument_fields import argument_types
+from jaxis.engine.argument_groups.combinations import REFUSALS, EngineFeature, combinations_table
+from jaxis.engine.argument_groups.engine_kwargs import EngineKwargs
+from jaxis.engine.argument_groups.fields import argument_types
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.combinations import REFUSALS, EngineFeature, combinations_table
-from jaxis.engine.engine_kwargs import EngineKwargs
 from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.errors import ConfigError
 from tests.support.places import REPOSITORY

@@ -15,7 +15,7 @@ import typer
 from typer.models import OptionInfo
 
 from jaxis.cli.console import exit_on_interrupt, note
-from jaxis.engine.argument_fields import argument_infos, argument_types
+from jaxis.engine.argument_groups.fields import argument_infos, argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
 from jaxis.quantization_rules import read_mapping

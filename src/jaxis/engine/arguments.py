@@ -6,12 +6,12 @@ import functools
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from jaxis.engine.argument_fields import GROUPS, EngineArgFields, argument_infos, argument_types
 from jaxis.engine.argument_groups.caches import DType, KVCacheDType
+from jaxis.engine.argument_groups.combinations import check_combinations
+from jaxis.engine.argument_groups.fields import GROUPS, EngineArgFields, argument_infos, argument_types
 from jaxis.engine.argument_groups.info import ArgumentInfo
 from jaxis.engine.argument_groups.kv_offloading import KVOffloadingBackend
 from jaxis.engine.argument_groups.loading import LoadFormat
-from jaxis.engine.combinations import check_combinations
 from jaxis.errors import ConfigError
 from jaxis.nearest_name import did_you_mean
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization

@@ -14,8 +14,7 @@ from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dt
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
-from jaxis.config.vllm_config import TensorChanges
-from jaxis.engine.argument_fields import argument_infos
+from jaxis.engine.argument_groups.fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.kernels import native
@@ -26,7 +25,6 @@ from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, PackingConfig
-from jaxis.rooms import room_module
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 DEFAULT_DTYPE = "bfloat16"  # of a checkpoint whose config.json names none
@@ -54,7 +52,7 @@ def make_vllm_config(
     speculative = args.parsed_speculative_config
     predicts = speculative is not None and speculative.method == "mtp"
     has_weights = stored != {} and args.load_format != "dummy"
-    tables = tables_of(hf_config, path, changes := _tensor_changes(args), has_weights=has_weights)
+    tables = tables_of(hf_config, path, changes := args.tensor_changes, has_weights=has_weights)
     return VllmConfig(
         model_config=ModelConfig(
             model=str(path),
@@ -90,10 +88,6 @@ def _fields_of(config: type, args: EngineArgs) -> dict[str, Any]:
     """Returns the arguments that are unchanged fields of a part of the configuration."""
     infos = argument_infos().items()
     return {name: getattr(args, name) for name, info in infos if info.config == config.__name__}
-
-
-def _tensor_changes(args: EngineArgs) -> TensorChanges | None:
-    return None if args.adapter is None else room_module("lora", "merge", "--adapter").MergedAdapter(args.adapter)
 
 
 def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:

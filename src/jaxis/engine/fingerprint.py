@@ -7,14 +7,13 @@ import json
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxis.engine.argument_fields import argument_infos
+from jaxis.engine.argument_groups.fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.host.machine import cpu_flags, usable_cores
 from jaxis.kernels import native
@@ -55,8 +54,8 @@ def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
     """Returns a digest of all that the keys and values of a prompt depend on. Engines of different sizes compare it.
 
     Unlike `engine_fingerprint`, it leaves out three facts. They only show in the last bits, and only without native
-    kernels: the numbers of sequences, tokens and blocks of the engine; the numbers of devices that share its heads,
-    experts and requests; and the number of processors if native kernels do not compute. An engine with native kernels
+    kernels: the numbers of sequences, tokens and blocks of the engine; the numbers of devices that share its weights
+    and requests; and the number of processors if native kernels do not compute. An engine with native kernels
     has one device, and no engine without them has its digest. So its promise of equal bits includes blocks that it gets
     from others.
 
@@ -104,29 +103,11 @@ def _arguments(arguments: EngineArgs) -> dict[str, Any]:
 
 def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
     """Returns those of the named arguments that affect answers; files stand for their contents."""
-    # Arguments of a host, and arguments that do not affect the answers to greedy and seeded requests.
-    left_out = {
-        "model",
-        "token",
-        "cache_dir",
-        "fit_memory",
-        "master_addr",
-        "master_port",
-        "distributed_timeout_seconds",
-        "kv_offloading_size",
-        "kv_offloading_backend",
-        "kv_offloading_dir",
-        "kv_offloading_disk_size",
-        "kv_transfer_config",
-        "kv_events_config",
-        "enable_lora",
-        "lora_modules",
-        "lora_root",
-    }
+    left_out = {name for name, info in argument_infos().items() if not info.in_fingerprint}
     if arguments.load_format != "dummy":
         left_out.add("seed")
-    values = {field.name: getattr(arguments, field.name) for field in fields(arguments) if field.name in names}
-    return {name: _content(value) for name, value in values.items() if name not in left_out}
+    values = {name: getattr(arguments, name) for name in argument_infos() if name in names - left_out}
+    return {name: _content(value) for name, value in values.items()}
 
 
 def _content(value: Any) -> Any:

@@ -125,8 +125,8 @@ def plan_memory(
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
-    Sizes count as the devices hold them: each data rank has the whole model except the experts, and its own cache. Each
-    pipeline stage must fit on its own devices, unless all stages share the memory of the host.
+    Sizes count as the devices hold them: each data rank has the whole model but for what ranks share, and its own
+    cache. Each pipeline stage must fit on its own devices, unless all stages share the memory of the host.
 
     Args:
       args: Requested arguments; a width, context or cache that was given is kept.

@@ -179,12 +179,11 @@ def _build_engine(
     weights: Weights | None,
     tokenizer: Tokenizer | None,
 ) -> BuiltEngine:
-    _check_ranks_share(args)
     opened = opened or open_model(args)
     path, hf_config = opened.path, opened.hf_config
     check_quant_method(quant_method, hf_config)
     is_given = args.chat_template is not None or tokenizer is not None
-    tokenizer = tokenizer or read_tokenizer(path, args.chat_template, args.adapter)
+    tokenizer = tokenizer or read_tokenizer(path, args.chat_template, args.template_folder)
     if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
@@ -216,8 +215,7 @@ def _build_engine(
     features = extra_memory.fill(executor, progress.note)
     _note_text_only(hf_config, features, progress)
     versions = WeightVersions()
-    returns_experts = loaded.vllm_config.model_config.enable_return_routed_experts
-    features += [RoutedExpertsFeature(executor, is_default=returns_experts), versions]
+    features += [RoutedExpertsFeature(executor, loaded.vllm_config.model_config), versions]
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
     ends = end_of_turn(tokenizer, progress, is_given=is_given) | eos_token_ids_of(generation, hf_config, tokenizer)
@@ -247,15 +245,6 @@ def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Follower
     followers.send(messages.AllocateCaches(memory))
     followers.watch()
     return LeadingExecutor(loaded.executor(memory), followers)
-
-
-def _check_ranks_share(args: EngineArgs) -> None:
-    """Raises a ConfigError for data ranks without experts to share."""
-    if args.data_parallel_size > 1 and not args.enable_expert_parallel:
-        raise ConfigError(
-            f"data_parallel_size={args.data_parallel_size} is for mixtures of experts, which the ranks share: add "
-            f"enable_expert_parallel; for another model, start {args.data_parallel_size} servers behind a load balancer"
-        )
 
 
 def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress: ProgressDisplay) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from jaxis.engine.argument_fields import argument_infos
+from jaxis.engine.argument_groups.fields import argument_infos
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import EngineError

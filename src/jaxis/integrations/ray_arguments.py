@@ -12,7 +12,7 @@ from ray import serve
 
 from jaxis.config.vllm_config import SchedulerConfig
 from jaxis.config.yaml_file import parse_yaml
-from jaxis.engine.argument_fields import argument_types
+from jaxis.engine.argument_groups.fields import argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.integrations.ray_hosts import host_bundles

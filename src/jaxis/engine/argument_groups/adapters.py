@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxis.config.vllm_config import TensorChanges
+from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.info import info
 from jaxis.engine.argument_groups.loading import LoadingArguments
-from jaxis.engine.combinations import EngineFeature
 from jaxis.errors import ConfigError
+from jaxis.rooms import room_module
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class AdapterArguments(LoadingArguments):
     enable_lora: bool = field(
         default=False,
         metadata=info(
+            in_fingerprint=False,
             room="lora",
             description=(
                 "Let each request have an adapter of its own (`LoRARequest`). See "
@@ -76,13 +79,17 @@ class AdapterArguments(LoadingArguments):
     lora_modules: Mapping[str, str] | None = field(
         default=None,
         metadata=info(
+            in_fingerprint=False,
             room="lora",
             description="Name -> folder of adapters that are loaded at the start, for a server.",
             speed_only=True,
         ),
     )
     lora_root: str | os.PathLike[str] | None = field(
-        default=None, metadata=info(description="A folder outside of which no adapter is read.", speed_only=True)
+        default=None,
+        metadata=info(
+            in_fingerprint=False, description="A folder outside of which no adapter is read.", speed_only=True
+        ),
     )
 
     def check(self) -> None:
@@ -104,6 +111,16 @@ class AdapterArguments(LoadingArguments):
             raise ConfigError(f"lora_root={str(self.lora_root)!r} is not a folder")
         if self.adapter is not None and self.load_format == "dummy":
             raise ConfigError("adapter needs the weights that it was trained on: leave out load_format='dummy'")
+
+    @property
+    def tensor_changes(self) -> TensorChanges | None:
+        """Changes of the checkpoint's tensors while they are loaded; None for none."""
+        return None if self.adapter is None else room_module("lora", "merge", "--adapter").MergedAdapter(self.adapter)
+
+    @property
+    def template_folder(self) -> str | os.PathLike[str] | None:
+        """Folder whose chat template, if it has one, takes the place of the checkpoint's."""
+        return self.adapter
 
     def features(self) -> dict[EngineFeature, tuple[bool, str]]:
         return {EngineFeature.ADAPTERS: (self.enable_lora, "enable_lora")}

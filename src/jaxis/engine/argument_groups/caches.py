@@ -6,8 +6,8 @@ import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.info import ArgumentGroup, info
-from jaxis.engine.combinations import EngineFeature
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 
@@ -22,6 +22,7 @@ class CacheArguments(ArgumentGroup):
     model: str | None = field(
         default=None,
         metadata=info(
+            in_fingerprint=False,
             description=(
                 "Folder of a checkpoint in Hugging Face format, a GGUF file, or a Hub id (`org/name:Q4_K_M` is a GGUF "
                 "file there); None is the embedded demonstration model."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxis.engine.argument_groups.caches import CacheArguments
+from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.info import info
-from jaxis.engine.combinations import EngineFeature
 from jaxis.errors import ConfigError
 
 
@@ -103,26 +103,35 @@ class DeviceArguments(CacheArguments):
     master_addr: str = field(
         default="127.0.0.1",
         metadata=info(
-            description="The address of this host by which the others reach it, if there are any.", speed_only=True
+            in_fingerprint=False,
+            description="The address of this host by which the others reach it, if there are any.",
+            speed_only=True,
         ),
     )
-    master_port: int = field(default=29501, metadata=info(description="A free port there.", minimum=1, speed_only=True))
+    master_port: int = field(
+        default=29501, metadata=info(in_fingerprint=False, description="A free port there.", minimum=1, speed_only=True)
+    )
     distributed_timeout_seconds: int = field(
         default=300,
-        metadata=info(description="Seconds that hosts wait for each other at the start.", minimum=1, speed_only=True),
+        metadata=info(
+            in_fingerprint=False,
+            description="Seconds that hosts wait for each other at the start.",
+            minimum=1,
+            speed_only=True,
+        ),
     )
 
     def check(self) -> None:
-        stages = self.pipeline_parallel_size
+        stages, ranks = self.pipeline_parallel_size, self.data_parallel_size
         if stages > 1 and max(stages, self.nnodes) % min(stages, self.nnodes):
             raise ConfigError(
                 f"pipeline_parallel_size={stages} and nnodes={self.nnodes}: give a multiple of nnodes, so that each "
                 "host has whole stages, or a divisor of it, so that each stage has whole hosts"
             )
         if self.num_devices % self.nnodes:
-            ranks = f"data_parallel_size={self.data_parallel_size} times " if self.data_parallel_size > 1 else ""
+            times = f"data_parallel_size={ranks} times " if ranks > 1 else ""
             raise ConfigError(
-                f"{ranks}tensor_parallel_size={self.tensor_parallel_size} cannot be shared by nnodes={self.nnodes} "
+                f"{times}tensor_parallel_size={self.tensor_parallel_size} cannot be shared by nnodes={self.nnodes} "
                 f"hosts: give a multiple of {self.nnodes}, as many devices as all hosts have together"
             )
         if self.decode_context_parallel_size not in (1, self.tensor_parallel_size):
@@ -135,6 +144,11 @@ class DeviceArguments(CacheArguments):
             raise ConfigError(
                 f"decode_context_parallel_size={self.decode_context_parallel_size} does not divide "
                 f"block_size={self.block_size}: each device has as many tokens of every block; use a multiple"
+            )
+        if ranks > 1 and not self.enable_expert_parallel:
+            raise ConfigError(
+                f"data_parallel_size={ranks} is for mixtures of experts, which the ranks share: add "
+                f"enable_expert_parallel; for another model, start {ranks} servers behind a load balancer"
             )
 
     def features(self) -> dict[EngineFeature, tuple[bool, str]]:

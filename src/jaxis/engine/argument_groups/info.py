@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxis.engine.combinations import EngineFeature
+from jaxis.engine.argument_groups.combinations import EngineFeature
 
 ConfigClass = Literal["ModelConfig", "CacheConfig", "SchedulerConfig", "ParallelConfig", "LoadConfig"]
 
@@ -26,6 +26,7 @@ class ArgumentInfo:
       short: Short name of the option, with its dash, as vLLM has it; None if there is none.
       panel: Group of options in the help.
       speed_only: True if the argument affects only speed, not answers.
+      in_fingerprint: False if no answer to a greedy or seeded request depends on the argument.
       room: Room of jaxis that applies the argument and may not be installed; "" for none.
     """
 
@@ -39,6 +40,7 @@ class ArgumentInfo:
     short: str | None = None
     panel: str = "Engine"
     speed_only: bool = False
+    in_fingerprint: bool = True
     room: str = ""
 
 

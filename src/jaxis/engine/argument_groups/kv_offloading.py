@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.info import ArgumentGroup, info
-from jaxis.engine.combinations import EngineFeature
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 
@@ -23,6 +23,7 @@ class KVOffloadingArguments(ArgumentGroup):
     kv_offloading_size: float | str | None = field(
         default=None,
         metadata=info(
+            in_fingerprint=False,
             room="engine.kv_store",
             description=(
                 "GiB of the host's memory for blocks that the KV cache has no room for; None is none. See [KV "
@@ -36,6 +37,7 @@ class KVOffloadingArguments(ArgumentGroup):
     kv_offloading_backend: KVOffloadingBackend = field(
         default="native",
         metadata=info(
+            in_fingerprint=False,
             description='Implementation of the offloading: only "native"; accepted for vLLM\'s sake.',
             help="native.",
             speed_only=True,
@@ -44,6 +46,7 @@ class KVOffloadingArguments(ArgumentGroup):
     kv_offloading_dir: str | os.PathLike[str] | None = field(
         default=None,
         metadata=info(
+            in_fingerprint=False,
             room="engine.kv_store",
             description="A folder where those blocks are kept too, over restarts; None is none.",
             metavar="FOLDER",
@@ -54,6 +57,7 @@ class KVOffloadingArguments(ArgumentGroup):
     kv_offloading_disk_size: int | str = field(
         default="32GiB",
         metadata=info(
+            in_fingerprint=False,
             description='Most bytes of all files there, or a size such as "100GiB".',
             metavar="SIZE",
             help="Most bytes on disk, such as 100GiB.",

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxis.config.kv_events import KVEventsConfig
 from jaxis.config.kv_transfer import KVTransferConfig
+from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.info import ArgumentGroup, info
-from jaxis.engine.combinations import EngineFeature
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class KVSharingArguments(ArgumentGroup):
     kv_events_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=info(
+            in_fingerprint=False,
             room="engine.kv_events",
             description=(
                 "Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys. See "
@@ -33,6 +34,7 @@ class KVSharingArguments(ArgumentGroup):
     kv_transfer_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=info(
+            in_fingerprint=False,
             room="engine.kv_store",
             description=(
                 "Hands the blocks of prompts to other engines, or takes them from there: a dict of vLLM's keys. See "

@@ -68,9 +68,12 @@ class LoadingArguments(ArgumentGroup):
             help="Branch, tag or commit on the hub (default: main).",
         ),
     )
-    token: str | None = field(default=None, metadata=info(description="Access token of the hub.", speed_only=True))
+    token: str | None = field(
+        default=None, metadata=info(in_fingerprint=False, description="Access token of the hub.", speed_only=True)
+    )
     cache_dir: str | os.PathLike[str] | None = field(
-        default=None, metadata=info(description="Folder for downloads from the hub.", speed_only=True)
+        default=None,
+        metadata=info(in_fingerprint=False, description="Folder for downloads from the hub.", speed_only=True),
     )
     hf_overrides: Mapping[str, Any] | None = field(
         default=None,
@@ -106,6 +109,7 @@ class LoadingArguments(ArgumentGroup):
     fit_memory: bool = field(
         default=False,
         metadata=info(
+            in_fingerprint=False,
             description=(
                 "Choose the width of the weights and the length of the context by what fits into the free memory, "
                 "unless they are given, and say so. `jaxis serve` does. See [memory](loading.md#memory)."

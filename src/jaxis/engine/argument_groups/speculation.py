@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig, parse_speculative_config
+from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.devices import DeviceArguments
 from jaxis.engine.argument_groups.info import info
-from jaxis.engine.combinations import EngineFeature
 from jaxis.errors import ConfigError
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client import wire
 from jaxis.engine.client.async_engine import EngineCallbacks
 from jaxis.engine.client.engine_child import RECEIVE_BYTES, EngineChild
@@ -98,9 +99,8 @@ class EngineProcess:
         try:
             meanwhile()
             self.info = msgspec.convert(self._child.wait_until_ready(admit), kind.info)
-            self.tokenizer = read_tokenizer(
-                Path(self.info.model_folder), arguments.get("chat_template"), arguments.get("adapter")
-            )
+            args = EngineArgs(**arguments)
+            self.tokenizer = read_tokenizer(Path(self.info.model_folder), args.chat_template, args.template_folder)
         except BaseException:
             self._child.kill()
             raise

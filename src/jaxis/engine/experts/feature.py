@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxis.config import ModelConfig
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.feature import Completion, RequestFeature
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
@@ -47,17 +48,17 @@ class RoutedExpertsFeature(RequestFeature):
 
     Args:
       executor: Executor of the model.
-      is_default: True if requests that do not say return the experts of their tokens.
+      config: Configuration of the model.
 
     Raises:
-      ConfigError: `is_default` is true for a model without experts.
+      ConfigError: Requests are to return experts by default, for a model without any.
     """
 
     observer = "engine.experts"
 
-    def __init__(self, executor: Executor, *, is_default: bool) -> None:
+    def __init__(self, executor: Executor, config: ModelConfig) -> None:
         self._dtype, self._why_not = _type_of_ids(executor)
-        if is_default and self._dtype is None:
+        if config.enable_return_routed_experts and self._dtype is None:
             raise ConfigError(f"enable_return_routed_experts has no use, because {self._why_not}: leave it out")
 
     def check_params(self, params: SamplingParams, num_prompt_tokens: int) -> None:

@@ -102,7 +102,7 @@ class SequenceState:
 
 
 class PromptSpan(Protocol):
-    """A span of a prompt whose keys and values depend on more than its tokens, such as an image.
+    """A span of a prompt whose keys and values depend on more than its tokens.
 
     Attributes:
       digest: Digest of what they depend on.

@@ -87,7 +87,7 @@ def check_can_change(args: EngineArgs) -> None:
     """Raises a ConfigError for an engine whose weights cannot be changed."""
     if args.nnodes > 1:
         raise ConfigError(f"weights cannot be changed with nnodes={args.nnodes}: the other hosts would keep theirs")
-    if args.adapter is not None:
+    if args.tensor_changes is not None:
         raise ConfigError("weights cannot be changed where --adapter merges an adapter into them: merge it beforehand")
 
 

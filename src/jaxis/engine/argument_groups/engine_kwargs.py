@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, TypeVar
 
-from jaxis.engine.argument_fields import EngineArgFields
 from jaxis.engine.argument_groups.caches import DType, KVCacheDType
+from jaxis.engine.argument_groups.fields import EngineArgFields
 from jaxis.engine.argument_groups.kv_offloading import KVOffloadingBackend
 from jaxis.engine.argument_groups.loading import LoadFormat, Quantization
 from jaxis.engine.argument_groups.vision import VisionQuantization

@@ -1,4 +1,4 @@
-"""All arguments of an engine, which `argument_groups` declares. Imports no JAX.
+"""All arguments of an engine, which the groups declare. Imports no JAX.
 
 `python -m tools.engine_arguments` writes all other lists of arguments from here: the docstring of `EngineArgs`,
 `EngineKwargs`, the fields of the configuration that arguments become, and tables of the documentation.
@@ -20,18 +20,6 @@ from jaxis.engine.argument_groups.kv_sharing import KVSharingArguments
 from jaxis.engine.argument_groups.loading import LoadingArguments
 from jaxis.engine.argument_groups.speculation import SpeculationArguments
 from jaxis.engine.argument_groups.vision import VisionArguments
-
-GROUPS: tuple[type[ArgumentGroup], ...] = (
-    CacheArguments,
-    KVOffloadingArguments,
-    DeviceArguments,
-    LoadingArguments,
-    AdapterArguments,
-    SpeculationArguments,
-    VisionArguments,
-    KVSharingArguments,
-)
-"""Groups in the order of their checks and of the documentation."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,10 @@ class EngineArgFields(
             help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.',
         ),
     )
+
+
+GROUPS: tuple[type[ArgumentGroup], ...] = EngineArgFields.__bases__[::-1]
+"""Groups in the order of their checks and of the documentation."""
 
 
 @functools.cache
