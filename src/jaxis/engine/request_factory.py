@@ -79,8 +79,33 @@ class RequestFactory:
         self._num_requests += 1
         seed = draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed
         request = Request(request_id, prompt, prompt_token_ids, params, seed)
+        bad_words = self._bad_words(params)
+        max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
+        max_total = max(len(prompt_token_ids) + 1, min(self._max_model_len, len(prompt_token_ids) + max_tokens))
         for index in range(params.n):
-            request.completions.append(self._completion(request, index, priority, client, cache_salt, grammar))
+            sequence = Sequence(
+                SequenceId(request_id, index),
+                prompt_token_ids,
+                params,
+                self._eos_token_ids,
+                max_total,
+                arrival=self._num_requests,
+                priority=priority,
+                client=client,
+                cache_salt=cache_salt,
+            )
+            sampling = SequenceSampling(
+                params,
+                prompt_token_ids=prompt_token_ids,
+                output_token_ids=sequence.output_token_ids,
+                vocab_size=self._vocab_size,
+                seed=sequence_seed(seed, index),
+                eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+                bad_words_token_ids=bad_words,
+                suppressed=self._suppressed,
+                grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
+            )
+            request.completions.append(CompletionState(request, sequence, sampling, self._tokenizer))
         return request
 
     def checked_prompt(self, token_ids: AbstractSequence[int], *, spare: int = 1) -> list[int]:
@@ -105,41 +130,6 @@ class RequestFactory:
         for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
             if texts:
                 raise RequestError("needs a tokenizer, and the checkpoint has none: use token ids instead", param=name)
-
-    def _completion(
-        self,
-        request: Request,
-        index: int,
-        priority: int,
-        client: str | None,
-        cache_salt: str | None,
-        grammar: Grammar | None,
-    ) -> CompletionState:
-        params, prompt_token_ids = request.params, request.prompt_token_ids
-        max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
-        sequence = Sequence(
-            SequenceId(request.request_id, index),
-            prompt_token_ids,
-            params,
-            self._eos_token_ids,
-            max(len(prompt_token_ids) + 1, min(self._max_model_len, len(prompt_token_ids) + max_tokens)),
-            arrival=self._num_requests,
-            priority=priority,
-            client=client,
-            cache_salt=cache_salt,
-        )
-        sampling = SequenceSampling(
-            params,
-            prompt_token_ids=prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            vocab_size=self._vocab_size,
-            seed=sequence_seed(request.seed, index),
-            eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
-            bad_words_token_ids=self._bad_words(params),
-            suppressed=self._suppressed,
-            grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
-        )
-        return CompletionState(request, sequence, sampling, self._tokenizer)
 
     def _bad_words(self, params: SamplingParams) -> AbstractSequence[AbstractSequence[int]]:
         if not params.bad_words or self._tokenizer is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,20 +138,70 @@ def build_engine(
     Raises:
       ConfigError, CheckpointError, EngineError: The errors of `LLM`.
     """
-    build = functools.partial(
-        _build_engine,
-        args,
-        progress,
-        opened,
-        quant_method=quant_method,
-        needs_chat_template=needs_chat_template,
-        shared=shared,
-        admit=admit,
-        weights=weights,
-        tokenizer=tokenizer,
-    )
+    with _other_hosts(args, progress) as followers:
+        opened = opened or open_model(args)
+        path, hf_config = opened.path, opened.hf_config
+        check_quant_method(quant_method, hf_config)
+        is_given = args.chat_template is not None or tokenizer is not None
+        tokenizer = tokenizer or read_tokenizer(path, args.chat_template, args.template_folder)
+        if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
+            raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
+        generation = read_generation_defaults(path)
+        default_sampling_params = sampling_defaults(generation, path)
+        note_unapplied(path, progress)
+        if args.fit_memory and followers is not None:
+            # A plan for this host's memory need not fit into that of the others.
+            args = dataclasses.replace(args, fit_memory=False)
+        if followers is not None:
+            followers.build(args, facts_of_model(path, args))
+        meshes = opened.make_meshes(args)
+        make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
+        extra_memory = make_extra_memory(args, opened, tokenizer, make_config)
+        plan = _plan_memory(args, make_config, meshes, shared, extra_memory) if args.fit_memory else None
+        if admit is not None:
+            admit(0 if plan is None else plan.nbytes)
+        if plan is not None:
+            progress.note(plan.line)
+            args = plan.apply(args)
+        first = None if weights is None else read_weights(weights, args, opened, meshes, progress)
+        loaded = opened.load(args, meshes, progress) if first is None else first.loaded
+        is_loaded_here = not isinstance(weights, JaxModule)
+        if is_loaded_here:
+            _note_config(opened.config, hf_config, path, progress)
+        if followers is None:
+            executor = loaded.executor(cache_bytes_beside(extra_memory, args, loaded))
+        else:
+            executor = _leading_executor(args, loaded, followers)
+        features = extra_memory.fill(executor, progress.note)
+        _note_text_only(hf_config, features, progress)
+        versions = WeightVersions()
+        features += [RoutedExpertsFeature(executor, loaded.vllm_config.model_config), versions]
+        fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
+        programs = Programs(executor, progress.compiling)
+        ends = end_of_turn(tokenizer, progress, is_given=is_given) | eos_token_ids_of(generation, hf_config, tokenizer)
+        engine = LLMEngine(
+            loaded.vllm_config,
+            programs,
+            tokenizer=tokenizer,
+            eos_token_ids=ends,
+            connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
+            features=features,
+            suppressed=suppressed_tokens(path, hf_config.get_text_config()["vocab_size"], ends),
+        )
+        live = LiveWeights(engine, args, opened, meshes, first, fingerprint, versions)
+        _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
+        if is_loaded_here:
+            engine.runner.precompile(1, greedy=default_sampling_params.greedy)
+        hosts, reason = followers or NO_OTHER_HOSTS, "" if (out := extra_memory.left_out) is None else out.reason
+        return BuiltEngine(engine, default_sampling_params, live, hosts, reason)
+
+
+@contextmanager
+def _other_hosts(args: EngineArgs, progress: ProgressDisplay) -> Iterator[Followers | None]:
+    """Waits for the other hosts that run the model, which are refused if the block fails; None if there are none."""
     if args.nnodes == 1:
-        return build(None)
+        yield None
+        return
     check_extra("server", f"LLM with nnodes={args.nnodes}")
     from jaxis.engine.hosts.followers import Followers
     from jaxis.engine.hosts.meeting import HostPlace, gather
@@ -160,80 +211,10 @@ def build_engine(
     progress.note(f"waiting for {args.nnodes - 1} more hosts at {place.address}:{place.port}")
     followers = Followers(gather(place))
     try:
-        return build(followers)
+        yield followers
     except BaseException as error:
         followers.refuse(str(error).partition("\n")[0] or type(error).__name__)
         raise
-
-
-def _build_engine(
-    args: EngineArgs,
-    progress: ProgressDisplay,
-    opened: OpenedModel | None,
-    followers: Followers | None,
-    *,
-    quant_method: str | None,
-    needs_chat_template: bool,
-    shared: MemoryBudget | None,
-    admit: Callable[[int], None] | None,
-    weights: Weights | None,
-    tokenizer: Tokenizer | None,
-) -> BuiltEngine:
-    opened = opened or open_model(args)
-    path, hf_config = opened.path, opened.hf_config
-    check_quant_method(quant_method, hf_config)
-    is_given = args.chat_template is not None or tokenizer is not None
-    tokenizer = tokenizer or read_tokenizer(path, args.chat_template, args.template_folder)
-    if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
-        raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
-    generation = read_generation_defaults(path)
-    default_sampling_params = sampling_defaults(generation, path)
-    note_unapplied(path, progress)
-    if args.fit_memory and followers is not None:
-        # A plan for this host's memory need not fit into that of the others.
-        args = dataclasses.replace(args, fit_memory=False)
-    if followers is not None:
-        followers.build(args, facts_of_model(path, args))
-    meshes = opened.make_meshes(args)
-    make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
-    extra_memory = make_extra_memory(args, opened, tokenizer, make_config)
-    plan = _plan_memory(args, make_config, meshes, shared, extra_memory) if args.fit_memory else None
-    if admit is not None:
-        admit(0 if plan is None else plan.nbytes)
-    if plan is not None:
-        progress.note(plan.line)
-        args = plan.apply(args)
-    first = None if weights is None else read_weights(weights, args, opened, meshes, progress)
-    loaded = opened.load(args, meshes, progress) if first is None else first.loaded
-    is_loaded_here = not isinstance(weights, JaxModule)
-    if is_loaded_here:
-        _note_config(opened.config, hf_config, path, progress)
-    if followers is None:
-        executor = loaded.executor(cache_bytes_beside(extra_memory, args, loaded))
-    else:
-        executor = _leading_executor(args, loaded, followers)
-    features = extra_memory.fill(executor, progress.note)
-    _note_text_only(hf_config, features, progress)
-    versions = WeightVersions()
-    features += [RoutedExpertsFeature(executor, loaded.vllm_config.model_config), versions]
-    fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
-    programs = Programs(executor, progress.compiling)
-    ends = end_of_turn(tokenizer, progress, is_given=is_given) | eos_token_ids_of(generation, hf_config, tokenizer)
-    engine = LLMEngine(
-        loaded.vllm_config,
-        programs,
-        tokenizer=tokenizer,
-        eos_token_ids=ends,
-        connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
-        features=features,
-        suppressed=suppressed_tokens(path, hf_config.get_text_config()["vocab_size"], ends),
-    )
-    live = LiveWeights(engine, args, opened, meshes, first, fingerprint, versions)
-    _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
-    if is_loaded_here:
-        engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    hosts, reason = followers or NO_OTHER_HOSTS, "" if (out := extra_memory.left_out) is None else out.reason
-    return BuiltEngine(engine, default_sampling_params, live, hosts, reason)
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:

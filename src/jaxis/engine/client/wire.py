@@ -6,34 +6,20 @@ from typing import Any, Self
 
 import msgspec
 
+from jaxis import errors
 from jaxis.engine.client.engine_client import EngineStats, TokenDelta
 from jaxis.engine.grammar.recipe import GrammarRecipe
-from jaxis.errors import (
-    CheckpointError,
-    ConfigError,
-    DeadlineExceededError,
-    EngineError,
-    JaxisError,
-    OverloadedError,
-    RequestError,
-    UnavailableError,
-)
+from jaxis.errors import EngineError, JaxisError, RateLimitError, RequestError
 from jaxis.host.channel import decode_array
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
-_ERRORS = {
-    error.__name__: error
-    for error in (
-        CheckpointError,
-        ConfigError,
-        DeadlineExceededError,
-        EngineError,
-        JaxisError,
-        OverloadedError,
-        UnavailableError,
-    )
+# Errors that are made of their message alone.
+_ERRORS: dict[str, type[JaxisError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, JaxisError) and not issubclass(kind, RequestError | RateLimitError)
 }
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jaxis.config.attention_span import WHOLE_SEQUENCE
@@ -15,45 +13,31 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.checkpoint_names import CheckpointNames, Rename
-from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.leaves import layer_norm
 from jaxis.layers.mlp import UngatedMLP, activation_function
-from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
-from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.models.common.decoder import Caches, DecoderOptions
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
+from jaxis.pooling.encoders.text_encoder import PostNormLayer, TextEncoder, Unchanged, embedding_table, post_norm
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.quantization import QuantizationConfig
 
 
-class BertLayer(JaxModule):
-    """`x = norm(x + self_attn(x))`
-    `x = norm(x + mlp(x))`
-    """
+class BertLayer(PostNormLayer):
+    """`PostNormLayer` without rotary positions, and with biases."""
 
     def __init__(self, scope: LayerScope) -> None:
         self.self_attn = GroupedQueryAttention(
             scope / "self_attn", use_rope=False, qkv_bias=True, o_bias=True, span=WHOLE_SEQUENCE
         )
-        self.post_attention_layernorm = _norm(scope)
         activation = activation_function(scope.config.get("hidden_act", "gelu"))
         self.mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)
-        self.post_feedforward_layernorm = _norm(scope)
-
-    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
-        kv_cache, attended = self.self_attn(kv_cache, x, metadata)
-        x = self.post_attention_layernorm(x + attended)
-        return kv_cache, self.post_feedforward_layernorm(x + self.mlp(x, metadata))
+        super().__init__(scope)
 
 
-class BertModel(DecoderModel, LoadableWithIterator):
+class BertModel(TextEncoder):
     """Embeddings of words, positions and token types, then layers.
 
     Args:
@@ -65,8 +49,7 @@ class BertModel(DecoderModel, LoadableWithIterator):
       ConfigError: config.json asks for something that is not supported.
     """
 
-    # Renames from checkpoint names to parameter names.
-    renames: ClassVar[tuple[Rename, ...]] = (
+    renames = (
         ("embeddings.word_embeddings", "embed_tokens"),
         ("embeddings.position_embeddings.weight", "position_embeddings"),
         ("embeddings.token_type_embeddings.weight", "token_type_embeddings"),
@@ -83,26 +66,18 @@ class BertModel(DecoderModel, LoadableWithIterator):
     )
     # Checkpoints of whole models have a prefix, and very old ones use another framework's names.
     prefix: ClassVar[str] = "bert"
-    other_names: ClassVar[tuple[Rename, ...]] = (
-        ("LayerNorm.gamma", "LayerNorm.weight"),
-        ("LayerNorm.beta", "LayerNorm.bias"),
-    )
-    # Other tensors of checkpoints: heads of training tasks, and a constant.
-    unused: ClassVar[tuple[str, ...]] = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
+    other_names = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+    unused = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         self.check_config(vllm_config.model_config.hf_config)
-        prefix = tuple((f"{self.prefix}.{name}", name) for name in ("embeddings", "encoder", "pooler"))
-        self.checkpoint_names = CheckpointNames(self.renames, (*prefix, *self.other_names))
-        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
-        super().__init__(scope, BertLayer, DecoderOptions(norm=_Unchanged()))
-        self.embeddings_norm = _norm(scope)
-        config, init = scope.config, nnx.initializers.normal(0.02)
-        sizes = config.get("max_position_embeddings", 512), config.get("type_vocab_size", 2)
-        self.position_embeddings, self.token_type_embeddings = (
-            make_parameter(scope.rngs, init, (size, config["hidden_size"]), scope.dtype, axes=(None, None))
-            for size in sizes
-        )
+        prefixed = tuple((f"{self.prefix}.{name}", name) for name in ("embeddings", "encoder", "pooler"))
+        self.other_names = (*prefixed, *self.other_names)
+        scope = self.make_scope(vllm_config, rng, quant_config)
+        super().__init__(scope, BertLayer, DecoderOptions(norm=Unchanged()))
+        self.embeddings_norm = post_norm(scope)
+        self.position_embeddings = embedding_table(scope, scope.config.get("max_position_embeddings", 512))
+        self.token_type_embeddings = embedding_table(scope, scope.config.get("type_vocab_size", 2))
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -116,16 +91,6 @@ class BertModel(DecoderModel, LoadableWithIterator):
         config.expect("is_decoder", False)
         config.expect("add_cross_attention", False)
 
-    @classmethod
-    def first_position(cls, config: HFConfig) -> int:
-        """Returns the position embedding's row of an input's first token."""
-        del config
-        return 0
-
-    @property
-    def num_token_types(self) -> int:
-        return self.token_type_embeddings.get_value().shape[0]
-
     def __call__(
         self,
         kv_caches: Caches,
@@ -136,7 +101,7 @@ class BertModel(DecoderModel, LoadableWithIterator):
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]; see `TakesTokenTypes`."""
         rows = self.position_rows(input_ids, attention_metadata)
-        embeddings = self.embed_tokens(input_ids) + self._token_types(token_types)
+        embeddings = self.embed_types(input_ids, token_types)
         embeddings = materialize(embeddings + self.position_embeddings[...][rows])
         return super().__call__(
             kv_caches, input_ids, attention_metadata, inputs_embeds=self.embeddings_norm(embeddings)
@@ -146,18 +111,6 @@ class BertModel(DecoderModel, LoadableWithIterator):
         """i32 [T]: row of each token in the table of positions."""
         del input_ids
         return metadata.input_positions
-
-    def _token_types(self, token_types: jax.Array | None) -> jax.Array:
-        """Returns token type embeddings: [E], or [T, E]."""
-        table = self.token_type_embeddings[...]
-        return table[0] if token_types is None else jnp.where(token_types[:, None] == 1, table[1], table[0])
-
-    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
-        return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
-
-    def parameter_name(self, name_in_file: str) -> str:
-        return self.checkpoint_names.name_here(name_in_file)
 
 
 class RobertaModel(BertModel):
@@ -206,14 +159,3 @@ class RobertaForSequenceClassification(with_first_token_head(RobertaModel)):
 
 class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
     """Cross-encoders and classifiers on XLM-RoBERTa."""
-
-
-class _Unchanged(JaxModule):
-    """Final norm of models whose layers end with norms: the identity."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x
-
-
-def _norm(scope: LayerScope) -> JaxLayerNorm:
-    return layer_norm(scope, epsilon=scope.config.get("layer_norm_eps", 1e-12))

@@ -15,7 +15,8 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
-from jaxis.pooling.encoders.nomic_bert import NomicBertModel, RotaryBertLayer, post_norm
+from jaxis.pooling.encoders.nomic_bert import NomicBertModel, RotaryBertLayer
+from jaxis.pooling.encoders.text_encoder import PostNormLayer
 
 _PACKED = "mlp.up_gate_proj.weight"
 
@@ -34,10 +35,9 @@ class GteLayer(RotaryBertLayer):
             o_bias=True,
             span=WHOLE_SEQUENCE,
         )
-        self.post_attention_layernorm = post_norm(scope)
         activation = scope.config.get("hidden_act", "gelu")
         self.mlp = GatedMLP(scope / "mlp", activation=activation, down_bias=True)
-        self.post_mlp_layernorm = post_norm(scope)
+        PostNormLayer.__init__(self, scope)
 
 
 class GteModel(NomicBertModel):
@@ -51,7 +51,7 @@ class GteModel(NomicBertModel):
         ("attention.qkv_proj", "self_attn.qkv_proj"),
         ("attention.o_proj", "self_attn.o_proj"),
         ("attn_ln", "post_attention_layernorm"),
-        ("mlp_ln", "post_mlp_layernorm"),
+        ("mlp_ln", "post_feedforward_layernorm"),
     )
     unused = ("pooler.", "classifier.", "lm_head.", "embeddings.position_ids")
     prefixes = ("new.", "gte.")

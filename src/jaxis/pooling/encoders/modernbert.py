@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import jax
-import numpy as np
 from flax import nnx
 
 from jaxis.config.attention_span import WHOLE_SEQUENCE, AttentionSpan
@@ -15,7 +13,6 @@ from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_l
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import layer_norm
@@ -24,9 +21,9 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope, never_quantized
-from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
-from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.models.common.decoder import DecoderOptions
 from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.encoders.text_encoder import TextEncoder
 from jaxis.pooling.pooling_config import Mode
 from jaxis.pooling.score_head import ScoreHead
 
@@ -65,7 +62,7 @@ class ModernBertLayer(JaxModule):
         return kv_cache, x + self.mlp(self.mlp_norm(x), metadata)
 
 
-class ModernBertModel(DecoderModel, LoadableWithIterator):
+class ModernBertModel(TextEncoder):
     """Encoder of gte-modernbert, modernbert-embed and others.
 
     Args:
@@ -77,7 +74,7 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
       ConfigError: config.json asks for something that is not supported.
     """
 
-    renames: ClassVar[tuple[Rename, ...]] = (
+    renames = (
         ("embeddings.tok_embeddings", "embed_tokens"),
         ("embeddings.norm", "embed_norm"),
         ("attn.Wqkv", "self_attn.qkv_proj"),
@@ -86,8 +83,8 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         ("mlp.Wo", "mlp.down_proj"),
         ("final_norm", "norm"),
     )
-    # Heads of training tasks.
-    unused: ClassVar[tuple[str, ...]] = ("head.", "decoder.", "classifier.")
+    prefixes = ("model.",)
+    unused = ("head.", "decoder.", "classifier.")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         config = vllm_config.model_config.hf_config
@@ -97,8 +94,7 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         for key in ("reference_compile", "repad_logits_with_grad", "deterministic_flash_attn", "layer_norm_eps"):
             config.ignore(key, because="the reference does not compute with it, or uses norm_eps")
         config.expect("position_embedding_type", "absolute", "sans_pos")  # which nothing reads
-        self.checkpoint_names = CheckpointNames(self.renames)
-        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
+        scope = self.make_scope(vllm_config, rng, quant_config)
         options = DecoderOptions(norm=_norm(scope), embed_norm=_norm(scope))
         super().__init__(scope, ModernBertLayer, options)
 
@@ -107,24 +103,6 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         """Declares the keys of a classifier's head."""
         for key in ("classifier_pooling", "classifier_bias", "classifier_activation"):
             config.ignore(key, because="a classifier's head is not loaded")
-
-    @classmethod
-    def first_position(cls, config: HFConfig) -> int:
-        del config
-        return 0
-
-    def __call__(
-        self, kv_caches: Caches, input_ids: jax.Array, attention_metadata: AttentionMetadata
-    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
-        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]."""
-        return super().__call__(kv_caches, input_ids, attention_metadata)
-
-    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
-        return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
-
-    def parameter_name(self, name_in_file: str) -> str:
-        return self.checkpoint_names.name_here(name_in_file.removeprefix("model."))
 
 
 class ModernBertForSequenceClassification(ModernBertModel):
