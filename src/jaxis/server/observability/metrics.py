@@ -6,8 +6,9 @@ Histograms have vLLM's buckets (vllm/v1/metrics/loggers.py), so that its dashboa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,6 +34,31 @@ _REQUEST_SECONDS = (
 # fmt: on
 _CHOICES = (1, 2, 5, 10, 20)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Metrics of the engine's state, with their texts.
+_GAUGES = {
+    "num_requests_running": "Sequences in the running batch.",
+    "num_requests_waiting": "Sequences that wait to be admitted.",
+    "engine_process_memory_bytes": "Resident memory of the engine's process; 0 if it has none of its own.",
+    "kv_cache_usage_perc": "KV cache in use, 0 to 1.",
+}
+_COUNTERS = {
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "num_preemptions": "Times that a sequence lost its cache blocks to another.",
+}
+_KV_COUNTERS = {
+    "saved_blocks": "KV blocks written to the tier.",
+    "saved_bytes": "Bytes written to the tier.",
+    "loaded_blocks": "KV blocks found in the tier and read from it.",
+    "loaded_bytes": "Bytes read from the tier.",
+    "missed_blocks": "KV blocks looked for in the tier and not found.",
+    "failed_blocks": "KV blocks not saved or read because of an error.",
+}
+_DRAFT_COUNTERS = {
+    "num_drafts": "Drafts, each of some tokens, that steps computed.",
+    "num_draft_tokens": "Draft tokens that steps computed.",
+    "num_accepted_tokens": "Draft tokens that were right.",
+}
 
 
 class ServerMetrics(Collector):
@@ -280,25 +306,6 @@ class RequestObserver:
 class _EngineCollector(Collector):
     """The engine's state, read at each scrape."""
 
-    _GAUGES = (
-        ("num_requests_running", "Sequences in the running batch."),
-        ("num_requests_waiting", "Sequences that wait to be admitted."),
-    )
-    _COUNTERS = (
-        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-        ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-        ("num_preemptions", "Times that a sequence lost its cache blocks to another."),
-    )
-
-    _KV_COUNTERS = (
-        ("saved_blocks", "KV blocks written to the tier."),
-        ("saved_bytes", "Bytes written to the tier."),
-        ("loaded_blocks", "KV blocks found in the tier and read from it."),
-        ("loaded_bytes", "Bytes read from the tier."),
-        ("missed_blocks", "KV blocks looked for in the tier and not found."),
-        ("failed_blocks", "KV blocks not saved or read because of an error."),
-    )
-
     def __init__(self, model_name: str, prefix: str) -> None:
         self._model_name = model_name
         self._prefix = prefix
@@ -314,15 +321,16 @@ class _EngineCollector(Collector):
         if self._watched is None:
             return
         info, stats = self._watched[0], self._watched[1]()
-        for name, text in self._GAUGES:
-            yield self._gauge(name, text, getattr(stats, name))
-        text = "Resident memory of the engine's process; 0 if it has none of its own."
-        yield self._gauge("engine_process_memory_bytes", text, stats.process_memory_bytes)
-        yield self._gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1.", stats.kv_cache_usage)
-        for name, text in self._COUNTERS:
-            counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
-            counter.add_metric([self._model_name], getattr(stats, name))
-            yield counter
+        values = (
+            stats.num_requests_running,
+            stats.num_requests_waiting,
+            stats.process_memory_bytes,
+            stats.kv_cache_usage,
+        )
+        for (name, text), value in zip(_GAUGES.items(), values, strict=True):
+            yield self._gauge(name, text, {(): value})
+        for name, text in _COUNTERS.items():
+            yield self._counter(name, text, {(): getattr(stats, name)})
         yield from self._data_ranks(stats)
         yield from self._kv_tiers(stats)
         if stats.drafts is not None:
@@ -331,63 +339,45 @@ class _EngineCollector(Collector):
 
     def _data_ranks(self, stats: EngineStats) -> Iterator[Metric]:
         """Yields metrics of each data rank if there are several. The other metrics are sums over all ranks."""
-        if not stats.ranks:
-            return
-        for name, text, values in (
-            ("num_requests_running", self._GAUGES[0][1], [rank.num_requests_running for rank in stats.ranks]),
-            ("kv_cache_usage_perc", "KV cache in use, 0 to 1.", [rank.kv_cache_usage for rank in stats.ranks]),
-        ):
-            gauge = GaugeMetricFamily(f"{self._prefix}:data_rank_{name}", text, labels=["model_name", "rank"])
-            for rank, value in enumerate(values):
-                gauge.add_metric([self._model_name, str(rank)], value)
-            yield gauge
+        for name, field in (("num_requests_running",) * 2, ("kv_cache_usage_perc", "kv_cache_usage")):
+            values = {(str(number),): getattr(rank, field) for number, rank in enumerate(stats.ranks)}
+            if values:
+                yield self._gauge(f"data_rank_{name}", _GAUGES[name], values, "rank")
 
     def _kv_tiers(self, stats: EngineStats) -> Iterator[Metric]:
         """Yields metrics of the blocks beyond the devices, by tier; none if nothing is offloaded."""
-        if not stats.kv_tiers:
-            return
-        for name, text in self._KV_COUNTERS:
-            counter = CounterMetricFamily(f"{self._prefix}:kv_offload_{name}", text, labels=["model_name", "tier"])
-            for tier, counted in stats.kv_tiers.items():
-                counter.add_metric([self._model_name, tier], getattr(counted, name))
-            yield counter
-        text = "Bytes that the tier holds."
-        gauge = GaugeMetricFamily(f"{self._prefix}:kv_offload_used_bytes", text, labels=["model_name", "tier"])
-        for tier, counted in stats.kv_tiers.items():
-            gauge.add_metric([self._model_name, tier], counted.used_bytes)
-        yield gauge
+        tiers = stats.kv_tiers.items()
+        for name, text in _KV_COUNTERS.items() if tiers else ():
+            values = {(tier,): getattr(counted, name) for tier, counted in tiers}
+            yield self._counter(f"kv_offload_{name}", text, values, "tier")
+        if tiers:
+            used = {(tier,): counted.used_bytes for tier, counted in tiers}
+            yield self._gauge("kv_offload_used_bytes", "Bytes that the tier holds.", used, "tier")
 
     def _draft_counters(self, drafts: DraftCounts) -> Iterable[Metric]:
-        for name, text, value in (
-            ("spec_decode_num_drafts", "Drafts, each of some tokens, that steps computed.", drafts.num_drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens that steps computed.", drafts.num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Draft tokens that were right.", drafts.num_accepted_tokens),
-        ):
-            counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
-            counter.add_metric([self._model_name], value)
-            yield counter
-        name = f"{self._prefix}:spec_decode_num_accepted_tokens_per_pos"
-        counter = CounterMetricFamily(
-            name, "Draft tokens that were right, by their place from 0.", labels=["model_name", "position"]
-        )
-        for position, value in enumerate(drafts.num_accepted_by_position):
-            counter.add_metric([self._model_name, str(position)], value)
-        yield counter
+        for name, text in _DRAFT_COUNTERS.items():
+            yield self._counter(f"spec_decode_{name}", text, {(): getattr(drafts, name)})
+        text = "Draft tokens that were right, by their place from 0."
+        places = {(str(place),): value for place, value in enumerate(drafts.num_accepted_by_position)}
+        yield self._counter("spec_decode_num_accepted_tokens_per_pos", text, places, "position")
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
-        gauge.add_metric([self._model_name], value)
-        return gauge
+    def _gauge(self, name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str) -> Metric:
+        return self._filled(GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name", *labels]), values)
+
+    def _counter(self, name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str) -> Metric:
+        return self._filled(CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name", *labels]), values)
+
+    def _filled(self, family: Any, values: Mapping[tuple[str, ...], float]) -> Metric:
+        """Adds values to a family of metrics, by their labels after the model's name."""
+        for labels, value in values.items():
+            family.add_metric([self._model_name, *labels], value)
+        return family
 
     def _cache_config(self, info: EngineInfo) -> Metric:
         """Returns a gauge that is always 1. Its labels are for gateways that route by prefix."""
-        block_size = info.block_size
         labels = {
-            "model_name": self._model_name,
-            "block_size": str(block_size),
-            "num_gpu_blocks": str(info.num_cache_tokens // block_size),  # vLLM's name, whatever the device
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_cache_tokens // info.block_size),  # vLLM's name, whatever the device
         }
-        name, text = f"{self._prefix}:cache_config_info", "The KV cache's layout, as labels."
-        gauge = GaugeMetricFamily(name, text, labels=list(labels))
-        gauge.add_metric(list(labels.values()), 1)
-        return gauge
+        text = "The KV cache's layout, as labels."
+        return self._gauge("cache_config_info", text, {tuple(labels.values()): 1}, *labels)

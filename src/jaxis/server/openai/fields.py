@@ -34,8 +34,11 @@ class StreamOptions(LenientModel):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(LenientModel):
-    """Parameters with the same names in SamplingParams. None selects the model's default."""
+class UsualSampling(LenientModel):
+    """Parameters of sampling that APIs of several servers have, under the names of SamplingParams.
+
+    None selects the model's default.
+    """
 
     n: int | None = bounded(INTEGER_BOUNDS["n"])
     temperature: float | None = bounded(NUMBER_BOUNDS["temperature"])
@@ -48,20 +51,25 @@ class SamplingFields(LenientModel):
     logit_bias: dict[str, Annotated[float, Field(ge=LOGIT_BIAS_BOUNDS.low, le=LOGIT_BIAS_BOUNDS.high)]] | None = Field(
         None, max_length=1024
     )
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
+
+
+class SamplingFields(UsualSampling):
+    """Parameters with the same names in SamplingParams. None selects the model's default."""
+
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=128)
     seed: int | None = bounded(INTEGER_BOUNDS["seed"])
     min_tokens: int | None = bounded(INTEGER_BOUNDS["min_tokens"], high=MAX_INT32)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
-    ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
     logprobs_mode: LogprobsMode | None = None
     return_routed_experts: bool | None = None
     routed_experts_prompt_start: int | None = bounded(INTEGER_BOUNDS["routed_experts_prompt_start"], high=MAX_INT32)
-    thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
     thinking_budget_grace_period: int | None = bounded(INTEGER_BOUNDS["thinking_budget_grace_period"], high=MAX_INT32)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field, RootModel, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, MAX_LOGPROBS, NUMBER_BOUNDS, LogprobsMode
+from jaxis.sampling_params import INTEGER_BOUNDS, MAX_LOGPROBS, LogprobsMode
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
@@ -20,9 +20,10 @@ from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.routed_experts import routed_experts_int32
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, TokenId, bounded, is_none, new_id
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, TokenId, bounded, is_none, new_id
 from jaxis.server.http.errors import DONE, DataEvents, ErrorDialect
 from jaxis.server.http.sse import sse_event
+from jaxis.server.openai.fields import UsualSampling
 from jaxis.server.openai.job_parameters import bias_by_token
 from jaxis.server.openai.logprobs import finite
 
@@ -41,37 +42,22 @@ _NO_MEDIA = "prompts take no images here: send those to /v1/chat/completions"
 _NOT_SUPPORTED = "it is not supported here: leave it out"
 
 
-class SGLangSamplingParams(StrictModel):
+class SGLangSamplingParams(UsualSampling):
     """SGLang's sampling parameters that are implemented; others are refused by name.
 
     Attributes:
       max_new_tokens: Most tokens to generate; None stands for 128, as in SGLang.
       sampling_seed: Seed; `seed` in jaxis.
       no_stop_trim: True if the text keeps the stop string; `include_stop_str_in_output` in jaxis.
-      thinking_token_budget: Most thinking tokens, as in vLLM.
       json_schema, regex, ebnf: Constraint on the text from its first token; at most one of the three.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     max_new_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     min_new_tokens: int | None = bounded(INTEGER_BOUNDS["min_tokens"], high=MAX_INT32)
-    temperature: float | None = bounded(NUMBER_BOUNDS["temperature"])
-    top_p: float | None = bounded(NUMBER_BOUNDS["top_p"])
-    top_k: int | None = bounded(INTEGER_BOUNDS["top_k"], high=MAX_INT32)
-    min_p: float | None = bounded(NUMBER_BOUNDS["min_p"])
-    frequency_penalty: float | None = bounded(NUMBER_BOUNDS["frequency_penalty"])
-    presence_penalty: float | None = bounded(NUMBER_BOUNDS["presence_penalty"])
-    repetition_penalty: float | None = bounded(NUMBER_BOUNDS["repetition_penalty"])
-    logit_bias: dict[str, Annotated[float, Field(ge=LOGIT_BIAS_BOUNDS.low, le=LOGIT_BIAS_BOUNDS.high)]] | None = Field(
-        None, max_length=1024
-    )
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    n: int | None = bounded(INTEGER_BOUNDS["n"])
     sampling_seed: int | None = bounded(INTEGER_BOUNDS["seed"])
-    thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
