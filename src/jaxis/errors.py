@@ -46,7 +46,15 @@ class AdaptersInUseError(ConfigError):
 
 
 class CheckpointError(JaxisError):
-    """A checkpoint that cannot be found or read, or whose tensors do not match the model's parameters."""
+    """A checkpoint that cannot be found or read, or whose tensors do not match the model's parameters.
+
+    Attributes:
+      tensor: Name of the tensor at fault, in full or below the module that refused it; None if no single one is.
+    """
+
+    def __init__(self, message: str = "", *, tensor: str | None = None) -> None:
+        super().__init__(message)
+        self.tensor = tensor
 
 
 class RequestError(JaxisError, ValueError):

@@ -258,9 +258,9 @@ def _errors_name(name: str, shape: Sequence[int]) -> Iterator[None]:
     try:
         yield
     except InvalidWeightError as error:
-        raise CheckpointError(f"after tensor {name!r}, an expert {error}") from None
+        raise CheckpointError(f"after tensor {name!r}, an expert {error}", tensor=name) from None
     except CheckpointError as error:
-        raise CheckpointError(f"tensor {name!r} {list(shape)} {error}") from None
+        raise CheckpointError(f"tensor {name!r} {list(shape)} {error}", tensor=name) from None
 
 
 def _suffix(tensor_name: str) -> str:

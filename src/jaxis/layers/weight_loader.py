@@ -172,7 +172,8 @@ class JaxAutoWeightsLoader:
                     target, shard_id = children[made_of], ".".join(parts)
                 if not isinstance(target, nnx.Param):
                     where = type(self.model).__name__
-                    raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
+                    shape = list(tensor.shape)
+                    raise CheckpointError(f"tensor {full_name!r} {shape} has no parameter in {where}", tensor=full_name)
                 fill_parameter(target, full_name, tensor, shard_id)
                 # A cast overlaps with reading the next tensor. Its file pages are released two tensors later, so it
                 # must finish first.
@@ -212,12 +213,13 @@ def _load_own(
     try:
         filled: Iterable[str] = module.load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
     except CheckpointError as error:
-        raise CheckpointError(f"{name_in_checkpoint}: {error}") from None
+        raise CheckpointError(f"{name_in_checkpoint}: {error}", tensor=error.tensor) from None
     for name in filled:
         yield f"{prefix}{name}"
     for _, full_name, tensor in weights:
         where = type(module).__name__
-        raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} was not read by {where}.load_weights")
+        shape = list(tensor.shape)
+        raise CheckpointError(f"tensor {full_name!r} {shape} was not read by {where}.load_weights", tensor=full_name)
 
 
 def _made_of(children: dict[str, nnx.Module | nnx.Param], tensor_name: str) -> str | None:
@@ -239,4 +241,4 @@ def fill_parameter(param: nnx.Param, name: str, tensor: np.ndarray, shard_id: st
         module = name.removesuffix(f".{shard_id}") if shard_id is not None else name.rpartition(".")[0]
         raise CheckpointError(f"{module} {error}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"tensor {name!r} {error}") from None
+        raise CheckpointError(f"tensor {name!r} {error}", tensor=name) from None

@@ -22,6 +22,7 @@ from jaxis.layers.routing import JaxRouter
 from jaxis.loading.safetensors_writer import write_tensors
 from jaxis.lora.adapter import WEIGHTS_FILE
 from jaxis.lora.peft_config import CONFIG_FILE
+from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.training.adapted_weight import AdaptedWeight
 from jaxis.training.config import PeftParams
 from jaxis.training.functional_model import Values
@@ -138,7 +139,7 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
     layers = {
         name: layer
         for name, layer in {id(m): (n, m) for n, m in named_modules(model)}.values()
-        if isinstance(layer, JaxLinear) and not name.startswith("draft.")
+        if isinstance(layer, JaxLinear) and not name.startswith(DRAFT_PREFIX)
     }
     # A merged model is written without PEFT.
     unadaptable = () if params.peft_save_mode == "merged" else names.unadaptable

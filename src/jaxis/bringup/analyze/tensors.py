@@ -51,7 +51,7 @@ def check_tensors(
             load_weights(iter(stream.next_tensor, None))
         except CheckpointError as error:
             reason = str(error)
-            if stream.last is not None and _is_about(reason, stream.last):
+            if stream.last is not None and _is_about(error, stream.last):
                 refused[stream.last] = reason
             elif not stream.is_exhausted:
                 # The error is about earlier tensors: the last one only ended their group and is still to be loaded.
@@ -99,10 +99,9 @@ class _Stream:
             self._pushed_back = self._was_pushed_back = self._last
 
 
-def _is_about(reason: str, name: str) -> bool:
-    """Returns whether the loader's message names the tensor, in full or relative to the module that refused it."""
-    quoted = re.findall(r"'([^']+)'", reason)
-    return any(name == part or name.endswith(f".{part}") for part in quoted)
+def _is_about(error: CheckpointError, name: str) -> bool:
+    """Returns whether the tensor is the one at fault."""
+    return error.tensor is not None and f".{name}".endswith(f".{error.tensor}")
 
 
 def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:

@@ -442,7 +442,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
                 tied_head = lasting(tensor)
                 continue
             if self.lm_head is None and name.startswith("lm_head."):
-                raise CheckpointError(f"{name!r} is of a quantized head, {_BUT_TIED}")
+                raise CheckpointError(f"{name!r} is of a quantized head, {_BUT_TIED}", tensor=name)
             if self.lm_head is None and name == EMBEDDINGS:
                 embedding = lasting(tensor)
             yield name, tensor
