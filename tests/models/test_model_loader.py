@@ -13,12 +13,15 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers import module, partial_weight
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.models.common.interfaces import LoadableWithIterator, has_tied_head
+from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import register_model
 from jaxis.parallel.stages import Stage
 from tests.support.tiny_models import LLAMA, llama_tensors, load, write_checkpoint, write_config
@@ -112,6 +115,13 @@ class TestTiedHead:
         head = {"value": head, "shape": head[:-1], "dtype": head.astype(np.float16)}[change]
         with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
             load(write_checkpoint(tmp_path, self.CONFIG, tensors | {"lm_head.weight": head}))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_only_a_model_with_a_head_that_is_none_is_tied(is_tied):
+    config = VllmConfig(ModelConfig("it", HFConfig(LLAMA | {"tie_word_embeddings": is_tied}), max_model_len=64))
+    assert has_tied_head(construct_abstractly(config)) is is_tied
+    assert not has_tied_head(JaxLinear(8, 3, nnx.Rngs(0)))  # as of a model whose head has another name
 
 
 def test_rotary_buffers_of_old_checkpoints_are_ignored(tmp_path):

@@ -32,7 +32,7 @@ from jaxis.layers.module import (
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.open_checkpoint import open_checkpoint
-from jaxis.models.common.interfaces import DRAFT_PREFIX
+from jaxis.models.common.interfaces import DRAFT_PREFIX, has_tied_head
 from jaxis.models.common.stage_model import cut_to_stage
 from jaxis.models.common.tables import HEAD, with_both_tables
 from jaxis.models.registry import model_class_of
@@ -228,7 +228,7 @@ def _load(
     names, load_config = checkpoint_names_of(model), vllm_config.load_config
     changer = None
     if (changes := load_config.tensor_changes) is not None:
-        is_tied = load_config.splits_tied or getattr(model, "lm_head", model) is None
+        is_tied = load_config.splits_tied or has_tied_head(model)
         changer = changes.begin(names.name_here, is_tied=is_tied)
     with tensors or open_checkpoint(folder) as checkpoint:
         stored = _tensors(checkpoint, vllm_config.quant_config, on_progress)

@@ -12,6 +12,7 @@ from jaxis.config.vllm_config import TensorChanges
 from jaxis.errors import ConfigError
 from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint, read_hf_config
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.interfaces import has_tied_head
 from jaxis.models.common.tables import EMBEDDINGS, HEAD, same_bytes
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
@@ -98,9 +99,7 @@ def _are_same(head: dict[str, str], embeddings: dict[str, str], checkpoint: Open
 
 
 def _is_tied(config: HFConfig, path: str | os.PathLike[str]) -> bool:
-    model = construct_abstractly(VllmConfig(ModelConfig(str(path), config)), check_config=False)
-    assert isinstance(model, CausalLM)  # checked by the caller
-    return model.lm_head is None
+    return has_tied_head(construct_abstractly(VllmConfig(ModelConfig(str(path), config)), check_config=False))
 
 
 def tie_keys(config: HFConfig) -> dict[str, bool]:

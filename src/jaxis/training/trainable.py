@@ -20,6 +20,7 @@ from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.lora.merged_checkpoint import write_merged
 from jaxis.models.changed_checkpoint import write_changed
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.interfaces import has_tied_head
 from jaxis.models.registry import model_class_of
 from jaxis.models.tied_tables import Tables
 from jaxis.training.adapters import AdaptedLayers, choose_layers
@@ -100,7 +101,7 @@ class _AllWeights:
             shapes = {name: tuple(checkpoint.info(name).shape) for name in checkpoint.names()}
             read = checkpoint.tensor if config.model.load_pretrained_weights else None
             self.places = find_places(model, lambda: base.construct(jnp.float32), shapes, base.name, read)
-        self._names, self._is_tied = checkpoint_names_of(model), getattr(model, "lm_head", None) is None
+        self._names, self._is_tied = checkpoint_names_of(model), has_tied_head(model)
         self.initial = {name: value for name, value in values.items() if is_float(value)}
         self.frozen: Values = {name: value for name, value in values.items() if not is_float(value)}
         self.logical_axes = self._prepare(model)

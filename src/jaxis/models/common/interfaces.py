@@ -67,6 +67,18 @@ class DraftTarget(Protocol):
         ...
 
 
+@runtime_checkable
+class HasHead(Protocol):
+    """A model with an output head, which is None if it is the embeddings."""
+
+    lm_head: Any
+
+
+def has_tied_head(model: object) -> bool:
+    """Returns whether a model's head is its embeddings. A model without `lm_head` has a head of another name."""
+    return isinstance(model, HasHead) and model.lm_head is None
+
+
 DRAFT_PREFIX = "draft."
 """Name prefix of the parts of a model that `draft_of` returns."""
 
