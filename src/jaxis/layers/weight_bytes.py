@@ -6,10 +6,9 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
-from jaxis.layers.weight_method import WeightMethod
+from jaxis.layers.weight_method import scheme_of_module
 from jaxis.parallel.mesh import EXPERT_AXES, logical_sharding, padded_shape
 
 _BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
@@ -23,8 +22,7 @@ def weight_bytes(model: JaxModule, float_bytes: int = 2, mesh: Mesh | None = Non
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
-        method = module.quant_method if isinstance(module, HasQuantMethod) else None
-        if isinstance(method, WeightMethod) and (scheme := method.scheme) is not None:
+        if (scheme := scheme_of_module(module)) is not None:
             schemes |= {id(param): scheme for param in _matrices(module)}
     total = 0
     for param in {id(param): param for _, param in named_parameters(model)}.values():

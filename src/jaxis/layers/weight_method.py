@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxis.config.quantization import QuantizationConfig, QuantMethod
-from jaxis.kernels.weights import WeightValue, can_pack_experts
+from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, QuantMethod
+from jaxis.kernels.weights import WeightScheme, WeightValue, can_pack_experts
 from jaxis.layers.module import Initializer
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_format import WeightFormat, WeightSlot
@@ -83,3 +83,9 @@ def create_weights(
     method = WeightMethod() if method is None else method
     method.create_weights(layer, rngs, dtype)
     return method
+
+
+def scheme_of_module(module: object) -> WeightScheme | None:
+    """Returns the scheme by which jaxis quantizes a module's weights; None if it leaves them as they are."""
+    method = module.quant_method if isinstance(module, HasQuantMethod) else None
+    return method.scheme if isinstance(method, WeightMethod) else None

@@ -49,7 +49,8 @@ class ToolCallEnd:
     status: ToolCallStatus
 
 
-Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArgumentsDelta | ToolCallEnd
+ToolCallEvent = ToolCallStart | ToolCallArgumentsDelta | ToolCallEnd
+Event = ContentDelta | ReasoningDelta | ToolCallEvent
 
 
 @dataclass
@@ -94,7 +95,7 @@ def collect(events: Iterable[Event]) -> ParsedOutput:
 def without_malformed_calls(events: Sequence[Event]) -> list[Event]:
     """The events of a whole answer, without those of malformed calls, whose text is there as content."""
     malformed = {event.index for event in events if isinstance(event, ToolCallEnd) and event.status == "malformed"}
-    return [event for event in events if getattr(event, "index", None) not in malformed]
+    return [event for event in events if not (isinstance(event, ToolCallEvent) and event.index in malformed)]
 
 
 def merge_deltas(events: Iterable[Event]) -> list[Event]:

@@ -13,7 +13,7 @@ from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import STACK_AXES, JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.layers.weight_method import WeightMethod
+from jaxis.layers.weight_method import scheme_of_module
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class CheckpointParts:
         model.
         """
         module, _, leaf = name.rpartition(".")
-        if leaf == "weight" and (scheme := _scheme(self._layers.get(module))) is not None:
+        if leaf == "weight" and (scheme := scheme_of_module(self._layers.get(module))) is not None:
             if tensor.ndim != 2:
                 raise CheckpointError(f"tensor {self._known_as(name)!r} has shape {list(tensor.shape)}, not [out, in]")
             return [Part(self._known_as(module), scheme, self._value_here(name_in_file, tensor))]
         prefix, experts = self._experts_of(name)
-        if experts is None or (scheme := _scheme(experts)) is None:
+        if experts is None or (scheme := scheme_of_module(experts)) is None:
             return []
         parts = [part for part in experts.parts(name.removeprefix(f"{prefix}."), tensor) if part[0] in STACK_AXES]
         if tensor.ndim == 2:  # one expert's, which keeps its name in the file
@@ -85,9 +85,12 @@ class CheckpointParts:
         """
         found: dict[str, tuple[str, WeightScheme | None]] = {}
         for name, layer in self._layers.items():
-            found[self._known_as(name)] = ("Embedding" if isinstance(layer, JaxEmbed) else "Linear", _scheme(layer))
+            found[self._known_as(name)] = (
+                "Embedding" if isinstance(layer, JaxEmbed) else "Linear",
+                scheme_of_module(layer),
+            )
         for name, experts in self._experts.items():
-            found[rf"re:{re.escape(self._known_as(name))}\.\d+\."] = ("Linear", _scheme(experts))
+            found[rf"re:{re.escape(self._known_as(name))}\.\d+\."] = ("Linear", scheme_of_module(experts))
         return found
 
     def _entries(self, parameter: str) -> list[str]:
@@ -100,9 +103,3 @@ class CheckpointParts:
             if name.startswith(f"{prefix}."):
                 return prefix, experts
         return "", None
-
-
-def _scheme(layer: JaxLinear | JaxEmbed | JaxExperts | None) -> WeightScheme | None:
-    """Returns the scheme of a layer's weights; None leaves them unquantized."""
-    method = None if layer is None else layer.quant_method
-    return method.scheme if isinstance(method, WeightMethod) else None
