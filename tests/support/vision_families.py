@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+import yaml
 from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 from transformers.image_utils import SizeDict
@@ -50,11 +53,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from tests.support.places import TESTS
 from tests.support.vision_checkpoints import (
     LONGEST,
     MERGE,
     PATCH,
-    PIXTRAL,
     TEXT,
     image_processing,
     processor_class,
@@ -65,6 +68,7 @@ from tests.support.vision_checkpoints import (
 )
 
 Inputs = dict[str, Any]
+_ROWS: Mapping[str, Any] = yaml.safe_load((TESTS / "data" / "vision_families.yaml").read_text())["families"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,6 @@ class VisionFamily:
 
     Attributes:
       name: For the test's id.
-      config: Its config, given the id of a special token.
       image_processor: transformers' that uses Pillow.
       call: How its processor calls that: image processor and images -> what the model takes, and more.
       processor_files: processor_config.json.
@@ -95,7 +98,6 @@ class VisionFamily:
     """
 
     name: str
-    config: Callable[[Callable[[str], int]], transformers.PretrainedConfig]
     image_processor: Any
     call: Callable[[Any, list[Image]], Inputs]
     processor_files: Mapping[str, Any]
@@ -118,6 +120,14 @@ class VisionFamily:
     def all_special(self) -> tuple[str, ...]:
         """The tokenizer's special tokens."""
         return ("<s>", "</s>", "[INST]", "[/INST]", *self.special)
+
+    def config(self, token_id: Callable[[str], int]) -> transformers.PretrainedConfig:
+        """Returns transformers' config, given a function from a special token to its id."""
+        row = copy.deepcopy(_ROWS[self.name])
+        text = {key: value for key, value in (TEXT | row["text"]).items() if key not in row.get("without", ())}
+        ids = {key: token_id(token) for key, token in row["tokens"].items()}
+        make = getattr(transformers, row["class"])
+        return make(text_config=text, vision_config=row["vision"], **ids, **row.get("settings", {}))
 
     def write(self, folder: Path) -> transformers.PreTrainedModel:
         """Fills a folder; returns the reference, with every parameter random."""
@@ -165,6 +175,11 @@ def _call_pixtral(processor: Any, images: list[Image]) -> Inputs:
     return dict(processor(images, patch_size=PATCH * MERGE, return_tensors="np"))
 
 
+def _replaced(processor: Any, **settings: Any) -> Callable[[Inputs, int], str]:
+    """Makes a family's `replace` of transformers' processor, which reads these settings of itself."""
+    return functools.partial(processor.replace_image_token, SimpleNamespace(**settings))
+
+
 def _views_of_pixtral(inputs: Inputs, index: int) -> np.ndarray:
     height, width = inputs["image_sizes"][index]
     return inputs["pixel_values"][index][None, :, :height, :width]
@@ -180,13 +195,6 @@ def _replace_pixtral(family: str, name: str, merge_size: int = MERGE) -> Callabl
 
 _MISTRAL3 = VisionFamily(
     "Mistral 3",
-    lambda token_id: transformers.Mistral3Config(
-        text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
-        vision_config=PIXTRAL,
-        image_token_index=token_id("[IMG]"),
-        spatial_merge_size=MERGE,
-        tie_word_embeddings=False,
-    ),
     reference_processor(),
     _call_pixtral,
     {
@@ -201,39 +209,22 @@ _MISTRAL3 = VisionFamily(
 _LIGHTON_OCR = dataclasses.replace(
     _MISTRAL3,
     name="LightOnOCR",
-    config=lambda token_id: transformers.LightOnOcrConfig(
-        text_config=TEXT | {"model_type": "qwen3", "tie_word_embeddings": True},
-        vision_config=PIXTRAL,
-        image_token_id=token_id("[IMG]"),
-        spatial_merge_size=MERGE,
-        tie_word_embeddings=True,
-    ),
     processor_files={"processor_class": "LightOnOcrProcessor", "patch_size": PATCH, "spatial_merge_size": MERGE},
     replace=_replace_pixtral("lighton_ocr", "LightOnOcrProcessor"),
     slow=True,
 )
 
 TILE = 32
-_SQUARES = {
-    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"image_size": TILE, "patch_size": PATCH},
-}
 _IDEFICS3_TOKENS = {
     **{"fake_image_token": "<fake_token_around_image>", "image_token": "<image>", "image_seq_len": 16},
     **{"global_image_tag": "<global-img>"},
 }
 _IDEFICS3 = VisionFamily(
     "Idefics3",
-    lambda token_id: transformers.Idefics3Config(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=_SQUARES,
-        image_token_id=token_id("<image>"),
-        scale_factor=2,
-    ),
     Idefics3ImageProcessorPil(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE}),
     lambda processor, images: dict(processor([images], return_row_col_info=True, return_tensors="np")),
     {"processor_class": "Idefics3Processor", "image_seq_len": 16},
-    lambda inputs, index: Idefics3Processor.replace_image_token(SimpleNamespace(**_IDEFICS3_TOKENS), inputs, index),
+    _replaced(Idefics3Processor, **_IDEFICS3_TOKENS),
     (
         *("<image>", "<fake_token_around_image>", "<global-img>"),
         *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
@@ -244,13 +235,6 @@ _IDEFICS3 = VisionFamily(
 _SMOLVLM = dataclasses.replace(
     _IDEFICS3,
     name="SmolVLM",
-    config=lambda token_id: transformers.SmolVLMConfig(
-        text_config=TEXT | {"model_type": "llama", "tie_word_embeddings": True},
-        vision_config=_SQUARES,
-        image_token_id=token_id("<image>"),
-        scale_factor=2,
-        tie_word_embeddings=True,
-    ),
     image_processor=SmolVLMImageProcessorPil(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE}),
     processor_files={"processor_class": "SmolVLMProcessor", "image_seq_len": 16},
     slow=True,
@@ -268,49 +252,23 @@ _INTERNVL_TOKENS = {
 }
 _INTERNVL = VisionFamily(
     "InternVL",
-    lambda token_id: transformers.InternVLConfig(
-        text_config=TEXT | {"model_type": "qwen2", "tie_word_embeddings": True},
-        vision_config=_SQUARES | {"use_qk_norm": True, "attention_bias": True},
-        image_token_id=token_id("<IMG_CONTEXT>"),
-        image_seq_length=16,
-    ),
     GotOcr2ImageProcessorPil(size={"height": TILE, "width": TILE}, max_patches=5),
     lambda processor, images: dict(processor(images, crop_to_patches=True, return_tensors="np")),
     {"processor_class": "InternVLProcessor", "image_seq_length": 16},
-    lambda inputs, index: InternVLProcessor.replace_image_token(SimpleNamespace(**_INTERNVL_TOKENS), inputs, index),
+    _replaced(InternVLProcessor, **_INTERNVL_TOKENS),
     ("<img>", "</img>", "<IMG_CONTEXT>"),
     "<IMG_CONTEXT>",
     lambda inputs, index: inputs["pixel_values"][sum(inputs["num_patches"][:index]) :][: inputs["num_patches"][index]],
 )
-_INTERNVL_3_5 = dataclasses.replace(
-    _INTERNVL,
-    name="InternVL 3.5",
-    config=lambda token_id: transformers.InternVLConfig(
-        text_config=TEXT | {"model_type": "qwen3", "tie_word_embeddings": True},
-        vision_config=_SQUARES | {"use_qk_norm": False, "attention_bias": True},
-        image_token_id=token_id("<IMG_CONTEXT>"),
-        image_seq_length=16,
-    ),
-    slow=True,
-)
+_INTERNVL_3_5 = dataclasses.replace(_INTERNVL, name="InternVL 3.5", slow=True)
 
 _GEMMA3_LINE = "\n\n<start_of_image>" + 16 * "<image_soft_token>" + "<end_of_image>\n\n"
 _GEMMA3 = VisionFamily(
     "Gemma 3",
-    lambda token_id: transformers.Gemma3Config(
-        text_config=TEXT
-        | {"model_type": "gemma3_text", "sliding_window": 11, "tie_word_embeddings": True}
-        | {"layer_types": ["sliding_attention", "full_attention"]},
-        vision_config=_SQUARES | {"model_type": "siglip_vision_model"},
-        image_token_index=token_id("<image_soft_token>"),
-        mm_tokens_per_image=16,
-    ),
     Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}),
     lambda processor, images: dict(processor(images, return_tensors="np")),
     {"processor_class": "Gemma3Processor", "image_seq_length": 16},
-    lambda inputs, index: Gemma3Processor.replace_image_token(
-        SimpleNamespace(full_image_sequence=_GEMMA3_LINE), inputs, index
-    ),
+    _replaced(Gemma3Processor, full_image_sequence=_GEMMA3_LINE),
     # Lines around an image become tokens together with those that end there.
     ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "\n\n\n"),
     "<start_of_image>",
@@ -318,8 +276,6 @@ _GEMMA3 = VisionFamily(
     types=("token_type_ids", "<image_soft_token>"),
     seen_together=16,
 )
-
-_MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 
 
 def _views_of_qwen(inputs: Inputs, index: int) -> np.ndarray:
@@ -343,42 +299,19 @@ def _views_in_rows(inputs: Inputs, index: int) -> np.ndarray:
 
 _QWEN2_5_VL = VisionFamily(
     "Qwen2.5-VL",
-    lambda token_id: transformers.Qwen2_5_VLConfig(
-        text_config=TEXT | {"model_type": "qwen2_5_vl_text", "rope_parameters": _MROPE, "tie_word_embeddings": False},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 2, "patch_size": PATCH},
-            **{"spatial_merge_size": MERGE, "window_size": 16, "out_hidden_size": 64, "fullatt_block_indexes": [1]},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
     Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 4, "longest_edge": 8 * 8 * 64}
     ),
     lambda processor, images: dict(processor(images, return_tensors="np")),
     {"processor_class": "Qwen2_5_VLProcessor"},
-    lambda inputs, index: Qwen2_5_VLProcessor.replace_image_token(
-        SimpleNamespace(image_token="<|image_pad|>", image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
-    ),
+    _replaced(Qwen2_5_VLProcessor, image_token="<|image_pad|>", image_processor=SimpleNamespace(merge_size=MERGE)),
     ("<|image_pad|>",),
     "<|image_pad|>",
     _views_of_qwen,
     types=("mm_token_type_ids", "<|image_pad|>"),
 )
 _QWEN2_VL = dataclasses.replace(
-    _QWEN2_5_VL,
-    name="Qwen2-VL",
-    config=lambda token_id: transformers.Qwen2VLConfig(
-        text_config=TEXT | {"model_type": "qwen2_vl_text", "rope_parameters": _MROPE, "tie_word_embeddings": False},
-        vision_config={
-            **{"embed_dim": 32, "mlp_ratio": 2, "depth": 2, "num_heads": 2, "patch_size": PATCH},
-            **{"spatial_merge_size": MERGE, "hidden_size": 64},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
-    processor_files={"processor_class": "Qwen2VLProcessor"},
-    slow=True,
+    _QWEN2_5_VL, name="Qwen2-VL", processor_files={"processor_class": "Qwen2VLProcessor"}, slow=True
 )
 
 
@@ -398,25 +331,12 @@ def _publish_paddleocr(folder: Path) -> None:
 _PADDLEOCR_VL = dataclasses.replace(
     _QWEN2_5_VL,
     name="PaddleOCR-VL",
-    config=lambda token_id: transformers.PaddleOCRVLConfig(
-        text_config=TEXT
-        | {"model_type": "paddleocr_vl_text", "rope_parameters": _MROPE, "tie_word_embeddings": True}
-        | {"head_dim": 16, "use_bias": True},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-            **{"image_size": 5 * PATCH, "patch_size": PATCH, "spatial_merge_size": MERGE},
-        },
-        image_token_id=token_id("<|IMAGE_PLACEHOLDER|>"),
-        tie_word_embeddings=True,
-    ),
     image_processor=PaddleOCRVLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 4, "longest_edge": 8 * 8 * 64}
     ),
     processor_files={"processor_class": "PaddleOCRVLProcessor"},
-    replace=lambda inputs, index: PaddleOCRVLProcessor.replace_image_token(
-        SimpleNamespace(image_token="<|IMAGE_PLACEHOLDER|>", image_processor=SimpleNamespace(merge_size=MERGE)),
-        inputs,
-        index,
+    replace=_replaced(
+        PaddleOCRVLProcessor, image_token="<|IMAGE_PLACEHOLDER|>", image_processor=SimpleNamespace(merge_size=MERGE)
     ),
     special=("<|IMAGE_PLACEHOLDER|>",),
     placeholder="<|IMAGE_PLACEHOLDER|>",
@@ -426,112 +346,18 @@ _PADDLEOCR_VL = dataclasses.replace(
     slow=True,
 )
 _EXAONE_4_5 = dataclasses.replace(
-    _QWEN2_5_VL,
-    name="EXAONE 4.5",
-    config=lambda token_id: transformers.Exaone4_5_Config(
-        text_config=TEXT
-        | {"model_type": "exaone4", "sliding_window": 11, "tie_word_embeddings": False}
-        | {"layer_types": ["sliding_attention", "full_attention"]},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4, "num_key_value_heads": 2},
-            **{"patch_size": PATCH, "spatial_merge_size": MERGE, "window_size": 16, "out_hidden_size": 64},
-            **{"fullatt_block_indexes": [1]},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
-    processor_files={"processor_class": "Exaone4_5_Processor"},
-    types=None,
-    slow=True,
+    _QWEN2_5_VL, name="EXAONE 4.5", processor_files={"processor_class": "Exaone4_5_Processor"}, types=None, slow=True
 )
 _LFM3_VL = dataclasses.replace(
-    _QWEN2_5_VL,
-    name="LFM3-VL",
-    config=lambda token_id: transformers.Lfm3VlConfig(
-        text_config=TEXT
-        | {"model_type": "lfm3", "num_hidden_layers": 3, "sliding_window": 11, "tie_word_embeddings": True}
-        | {"layer_types": ["conv", "sliding_attention", "full_attention"], "pad_token_id": 0},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4},
-            **{"num_key_value_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        projector_hidden_size=48,
-        tie_word_embeddings=True,
-    ),
-    processor_files={"processor_class": "Lfm3VlProcessor"},
-    types=None,
-    slow=True,
+    _QWEN2_5_VL, name="LFM3-VL", processor_files={"processor_class": "Lfm3VlProcessor"}, types=None, slow=True
 )
-_QWEN3_VL = dataclasses.replace(
-    _QWEN2_5_VL,
-    name="Qwen3-VL",
-    config=lambda token_id: transformers.Qwen3VLConfig(
-        text_config=TEXT
-        | {"model_type": "qwen3_vl_text", "rope_parameters": _MROPE | {"mrope_interleaved": True}, "head_dim": 16},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 2, "patch_size": PATCH},
-            **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "num_position_embeddings": 36},
-            **{"deepstack_visual_indexes": [0, 2]},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
-    processor_files={"processor_class": "Qwen3VLProcessor"},
-)
-_QWEN3_VL_MOE = dataclasses.replace(
-    _QWEN3_VL,
-    name="Qwen3-VL MoE",
-    config=lambda token_id: transformers.Qwen3VLMoeConfig(
-        text_config=TEXT
-        | {"model_type": "qwen3_vl_moe_text", "rope_parameters": _MROPE | {"mrope_interleaved": True}, "head_dim": 16}
-        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "tie_word_embeddings": False},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 2, "patch_size": PATCH},
-            **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "num_position_embeddings": 36},
-            **{"deepstack_visual_indexes": [0, 2]},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
-    slow=True,
-)
-_QWEN3_5 = dataclasses.replace(
-    _QWEN3_VL,
-    name="Qwen3.5",
-    config=lambda token_id: transformers.Qwen3_5Config(
-        text_config=TEXT
-        | {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
-        | {"rope_parameters": _MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5}}
-        | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
-        | {"linear_num_value_heads": 4},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 2, "patch_size": PATCH},
-            **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "num_position_embeddings": 36},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
-    slow=True,
-)
+_QWEN3_VL = dataclasses.replace(_QWEN2_5_VL, name="Qwen3-VL", processor_files={"processor_class": "Qwen3VLProcessor"})
+_QWEN3_VL_MOE = dataclasses.replace(_QWEN3_VL, name="Qwen3-VL MoE", slow=True)
+_QWEN3_5 = dataclasses.replace(_QWEN3_VL, name="Qwen3.5", slow=True)
 
 _QWEN3_5_MOE = dataclasses.replace(
     _QWEN3_5,
     name="Qwen3.5 MoE",
-    config=lambda token_id: transformers.Qwen3_5MoeConfig(
-        text_config=TEXT
-        | {"model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
-        | {"rope_parameters": _MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5}}
-        | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
-        | {"linear_num_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}
-        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 2, "patch_size": PATCH},
-            **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "num_position_embeddings": 36},
-        },
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    ),
     logprob_error=1e-4,  # 7.5e-5 seen
 )
 
@@ -547,25 +373,10 @@ def _views_of_gemma4(inputs: Inputs, index: int) -> np.ndarray:
 _GEMMA4_TOKENS = {"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"}
 _GEMMA4 = VisionFamily(
     "Gemma 4",
-    lambda token_id: transformers.Gemma4Config(
-        text_config=TEXT
-        | {"model_type": "gemma4_text", "sliding_window": 11, "tie_word_embeddings": True, "global_head_dim": 32}
-        | {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": "vision"}
-        | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 320},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-            **{"num_key_value_heads": 2, "head_dim": 16, "patch_size": PATCH, "pooling_kernel_size": 3},
-            **{"position_embedding_size": 256, "use_clipped_linears": True, "standardize": True},
-        },
-        audio_config=None,
-        image_token_id=token_id("<|image|>"),
-        boi_token_id=token_id("<|image>"),
-        eoi_token_id=token_id("<image|>"),
-    ),
     Gemma4ImageProcessorPil(patch_size=PATCH, pooling_kernel_size=3, max_soft_tokens=70),
     lambda processor, images: dict(processor(images, return_tensors="np")),
     {"processor_class": "Gemma4Processor"},
-    lambda inputs, index: Gemma4Processor.replace_image_token(SimpleNamespace(**_GEMMA4_TOKENS), inputs, index),
+    _replaced(Gemma4Processor, **_GEMMA4_TOKENS),
     tuple(_GEMMA4_TOKENS.values()),
     "<|image|>",
     _views_of_gemma4,
@@ -573,27 +384,7 @@ _GEMMA4 = VisionFamily(
     seen_together=70,
     slow=True,
 )
-_GEMMA4_CAUSAL = dataclasses.replace(
-    _GEMMA4,
-    name="Gemma 4 without what sees later tokens",
-    config=lambda token_id: transformers.Gemma4Config(
-        text_config=TEXT
-        | {"model_type": "gemma4_text", "sliding_window": 11, "tie_word_embeddings": True, "global_head_dim": 32}
-        | {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": None}
-        | {"hidden_size_per_layer_input": 0},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-            **{"num_key_value_heads": 2, "head_dim": 16, "patch_size": PATCH, "pooling_kernel_size": 3},
-            **{"position_embedding_size": 256},
-        },
-        audio_config=None,
-        image_token_id=token_id("<|image|>"),
-        boi_token_id=token_id("<|image>"),
-        eoi_token_id=token_id("<image|>"),
-    ),
-    seen_together=0,
-    slow=True,
-)
+_GEMMA4_CAUSAL = dataclasses.replace(_GEMMA4, name="Gemma 4 without what sees later tokens", seen_together=0, slow=True)
 
 
 def _call_gemma4_unified(processor: Any, images: list[Image]) -> Inputs:
@@ -621,20 +412,6 @@ def _gemma4_unified_logits(model: Any, tokens: torch.Tensor, inputs: Inputs, typ
 _GEMMA4_UNIFIED = dataclasses.replace(
     _GEMMA4,
     name="Gemma 4 12B",
-    config=lambda token_id: transformers.Gemma4UnifiedConfig(
-        text_config=TEXT
-        | {"model_type": "gemma4_unified_text", "sliding_window": 11, "tie_word_embeddings": True}
-        | {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": "vision"}
-        | {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
-        vision_config={
-            **{"patch_size": PATCH, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 80},
-            **{"output_proj_dims": 64},
-        },
-        audio_config=None,
-        image_token_id=token_id("<|image|>"),
-        boi_token_id=token_id("<|image>"),
-        eoi_token_id=token_id("<image|>"),
-    ),
     call=_call_gemma4_unified,
     processor_files={"processor_class": "Gemma4UnifiedProcessor"},
     views=lambda inputs, index: _views_of_gemma4(inputs["small"], index) / 2 + 0.5,
@@ -643,54 +420,23 @@ _GEMMA4_UNIFIED = dataclasses.replace(
     has_image_processor=False,
 )
 
-_GLM_TEXT = TEXT | {"rope_parameters": _MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}
-_GLM_TOWER = {
-    **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 2, "patch_size": PATCH},
-    **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "image_size": 6 * PATCH},
-}
 _GLM_4_1V = dataclasses.replace(
     _QWEN2_5_VL,
     name="GLM-4.1V",
-    config=lambda token_id: transformers.Glm4vConfig(
-        text_config=_GLM_TEXT | {"model_type": "glm4v_text"},
-        vision_config=_GLM_TOWER,
-        image_token_id=token_id("<|image|>"),
-        tie_word_embeddings=False,
-    ),
     image_processor=Glm4vImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 8, "longest_edge": 8 * 8 * 128}
     ),
     processor_files={"processor_class": "Glm4vProcessor"},
-    replace=lambda inputs, index: Glm4vProcessor.replace_image_token(
-        SimpleNamespace(image_token="<|image|>", image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
-    ),
+    replace=_replaced(Glm4vProcessor, image_token="<|image|>", image_processor=SimpleNamespace(merge_size=MERGE)),
     special=("<|image|>",),
     placeholder="<|image|>",
     types=("mm_token_type_ids", "<|image|>"),
     slow=True,
 )
-_GLM_4_5V = dataclasses.replace(
-    _GLM_4_1V,
-    name="GLM-4.5V",
-    config=lambda token_id: transformers.Glm4vMoeConfig(
-        text_config=_GLM_TEXT
-        | {"model_type": "glm4v_moe_text", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
-        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
-        vision_config=_GLM_TOWER,
-        image_token_id=token_id("<|image|>"),
-        tie_word_embeddings=False,
-    ),
-    slow=True,
-)
+_GLM_4_5V = dataclasses.replace(_GLM_4_1V, name="GLM-4.5V", slow=True)
 _GLM_OCR = dataclasses.replace(
     _GLM_4_1V,
     name="GLM-OCR",
-    config=lambda token_id: transformers.GlmOcrConfig(
-        text_config=_GLM_TEXT | {"model_type": "glm_ocr_text"},
-        vision_config=_GLM_TOWER,
-        image_token_id=token_id("<|image|>"),
-        tie_word_embeddings=False,
-    ),
     image_processor=Glm46VImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 8, "longest_edge": 8 * 8 * 128}
     ),
@@ -704,16 +450,10 @@ _LLAVA_TOKENS = {
 }
 _LLAVA = VisionFamily(
     "LLaVA 1.5",
-    lambda token_id: transformers.LlavaConfig(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3},
-        image_token_index=token_id("<image>"),
-        vision_feature_layer=-2,
-    ),
     CLIPImageProcessorPil(size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}),
     lambda processor, images: dict(processor(images, return_tensors="np")),
     {"processor_class": "LlavaProcessor", **_LLAVA_TOKENS},
-    lambda inputs, index: LlavaProcessor.replace_image_token(SimpleNamespace(**_LLAVA_TOKENS), inputs, index),
+    _replaced(LlavaProcessor, **_LLAVA_TOKENS),
     ("<image>",),
     "<image>",
     lambda inputs, index: inputs["pixel_values"][index][None],
@@ -722,51 +462,25 @@ _LLAVA = VisionFamily(
 _LLAVA_SIGLIP = dataclasses.replace(
     _LLAVA,
     name="LLaVA with SigLIP",
-    config=lambda token_id: transformers.LlavaConfig(
-        text_config=TEXT | {"model_type": "qwen2"},
-        vision_config=_SQUARES | {"model_type": "siglip_vision_model"},
-        image_token_index=token_id("<image>"),
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-    ),
     image_processor=SiglipImageProcessorPil(size={"height": TILE, "width": TILE}),
     processor_files={"processor_class": "LlavaProcessor", "patch_size": PATCH},
     replace=lambda inputs, index: "<image>" * (TILE // PATCH) ** 2,
     slow=True,
 )
-_VIP_LLAVA = dataclasses.replace(
-    _LLAVA,
-    name="ViP-LLaVA",
-    config=lambda token_id: transformers.VipLlavaConfig(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 4},
-        image_token_index=token_id("<image>"),
-        vision_feature_layer=[-2, -4, 2, 0],
-    ),
-    slow=True,
-)
+_VIP_LLAVA = dataclasses.replace(_LLAVA, name="ViP-LLaVA", slow=True)
 
 _AYA_TOKENS = {
     **{"start_of_img_token": "<|START_OF_IMG|>", "end_of_img_token": "<|END_OF_IMG|>"},
     **{"img_patch_token": "<|IMG_PATCH|>", "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL"},
     **{"img_size": TILE, "patch_size": 2 * PATCH},
 }
-_COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 11, "logit_scale": 1.0, "tie_word_embeddings": True}
-_COHERE2 |= {"layer_types": ["sliding_attention", "full_attention"]}
 _AYA = dataclasses.replace(
     _INTERNVL,
     name="Aya Vision",
-    config=lambda token_id: transformers.AyaVisionConfig(
-        text_config=_COHERE2,
-        vision_config=_SQUARES | {"model_type": "siglip_vision_model", "vision_use_head": False},
-        image_token_index=token_id("<|IMG_PATCH|>"),
-        downsample_factor=2,
-        alignment_intermediate_size=80,
-    ),
     processor_files={
-        **{"processor_class": "AyaVisionProcessor", "patch_size": PATCH, "img_size": TILE, "downsample_factor": 2},
+        **{"processor_class": "AyaVisionProcessor", "patch_size": PATCH, "img_size": TILE, "downsample_factor": 2}
     },
-    replace=lambda inputs, index: AyaVisionProcessor.replace_image_token(SimpleNamespace(**_AYA_TOKENS), inputs, index),
+    replace=_replaced(AyaVisionProcessor, **_AYA_TOKENS),
     special=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>"),
     placeholder="<image>",
     slow=True,
@@ -795,12 +509,6 @@ def _call_command_a(processor: Any, images: list[Image]) -> Inputs:
 _COMMAND_A = dataclasses.replace(
     _AYA,
     name="Command A Vision",
-    config=lambda token_id: transformers.Cohere2VisionConfig(
-        text_config=_COHERE2,
-        vision_config=_SQUARES | {"model_type": "siglip_vision_model", "vision_use_head": False},
-        image_token_id=token_id("<|IMG_PATCH|>"),
-        alignment_intermediate_size=80,
-    ),
     call=_call_command_a,
     processor_files={
         "processor_class": "Cohere2VisionProcessor",
@@ -809,14 +517,12 @@ _COMMAND_A = dataclasses.replace(
             **{"image_mean": GotOcr2ImageProcessorPil.image_mean, "image_std": GotOcr2ImageProcessorPil.image_std},
         },
     },
-    replace=lambda inputs, index: Cohere2VisionProcessor.replace_image_token(
-        SimpleNamespace(**_COMMAND_A_TOKENS), inputs, index
-    ),
+    replace=_replaced(Cohere2VisionProcessor, **_COMMAND_A_TOKENS),
     special=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"),
     placeholder="<|IMG_PATCH|>",
     has_image_processor=False,
 )
-_CANVASES = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
+_CANVASES = _ROWS["LLaVA-NeXT"]["settings"]["image_grid_pinpoints"]
 _LLAVA_NEXT_TOKENS = _LLAVA_TOKENS | {"patch_size": 8}
 
 
@@ -834,13 +540,6 @@ def _replace_llava_next(tokens: Mapping[str, Any]) -> Callable[[Inputs, int], st
 _LLAVA_NEXT = dataclasses.replace(
     _LLAVA,
     name="LLaVA-NeXT",
-    config=lambda token_id: transformers.LlavaNextConfig(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "patch_size": 8},
-        image_token_index=token_id("<image>"),
-        vision_feature_layer=-2,
-        image_grid_pinpoints=_CANVASES,
-    ),
     image_processor=LlavaNextImageProcessorPil(
         size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=_CANVASES
     ),
@@ -851,14 +550,6 @@ _LLAVA_NEXT = dataclasses.replace(
 _LLAVA_NEXT_VIDEO = dataclasses.replace(
     _LLAVA_NEXT,
     name="LLaVA-NeXT-Video",
-    config=lambda token_id: transformers.LlavaNextVideoConfig(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "patch_size": 8},
-        image_token_index=token_id("<image>"),
-        video_token_index=token_id("<video>"),
-        vision_feature_layer=-2,
-        image_grid_pinpoints=_CANVASES,
-    ),
     processor_files={"processor_class": "LlavaNextVideoProcessor", **_LLAVA_NEXT_TOKENS},
     special=("<image>", "<video>"),
     slow=True,
@@ -867,23 +558,8 @@ _GRANITE_TOKENS = _LLAVA_NEXT_TOKENS | {"num_additional_image_tokens": 0, "visio
 _GRANITE_VISION = dataclasses.replace(
     _LLAVA_NEXT,
     name="Granite Vision",
-    config=lambda token_id: transformers.LlavaNextConfig(
-        # The reference does not scale the logits of models that see.
-        text_config=TEXT
-        | {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
-        | {"attention_multiplier": 0.2, "logits_scaling": 1.0, "tie_word_embeddings": True},
-        vision_config=_SQUARES
-        | {"model_type": "siglip_vision_model", "num_hidden_layers": 3, "patch_size": 8, "vision_use_head": False},
-        image_token_index=token_id("<image>"),
-        vision_feature_layer=[-4, 2, -1],
-        vision_feature_select_strategy="full",
-        image_grid_pinpoints=_CANVASES,
-        tie_word_embeddings=True,
-    ),
     image_processor=LlavaNextImageProcessorPil(
-        size={"height": TILE, "width": TILE},
-        crop_size={"height": TILE, "width": TILE},
-        image_grid_pinpoints=_CANVASES,
+        size={"height": TILE, "width": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=_CANVASES
     ),
     processor_files={"processor_class": "LlavaNextProcessor", **_GRANITE_TOKENS},
     replace=_replace_llava_next(_GRANITE_TOKENS),
@@ -891,7 +567,7 @@ _GRANITE_VISION = dataclasses.replace(
 )
 # Not a whole number of patches, as in the published models.
 _ONEVISION_TILE = TILE + 2
-_ONEVISION_CANVASES = [[rows * _ONEVISION_TILE, columns * _ONEVISION_TILE] for rows in (1, 2) for columns in (1, 2, 3)]
+_ONEVISION_CANVASES = _ROWS["LLaVA-OneVision"]["settings"]["image_grid_pinpoints"]
 _ONEVISION_TOKENS = {
     **{"num_image_tokens": (TILE // PATCH) ** 2, "vision_feature_select_strategy": "full", "image_token": "<image>"},
     **{"vision_aspect_ratio": "anyres_max_1"},
@@ -914,14 +590,6 @@ def _replace_onevision(inputs: Inputs, index: int) -> str:
 _LLAVA_ONEVISION = dataclasses.replace(
     _LLAVA,
     name="LLaVA-OneVision",
-    config=lambda token_id: transformers.LlavaOnevisionConfig(
-        text_config=TEXT | {"model_type": "qwen2"},
-        vision_config=_SQUARES
-        | {"model_type": "siglip_vision_model", "image_size": _ONEVISION_TILE, "vision_use_head": False},
-        image_token_index=token_id("<image>"),
-        image_grid_pinpoints=_ONEVISION_CANVASES,
-        vision_aspect_ratio="anyres_max_1",
-    ),
     image_processor=LlavaOnevisionImageProcessorPil(
         size={"height": _ONEVISION_TILE, "width": _ONEVISION_TILE}, image_grid_pinpoints=_ONEVISION_CANVASES
     ),
@@ -937,13 +605,6 @@ _LLAVA_ONEVISION_ALONE = dataclasses.replace(
 _PIXTRAL_12B = dataclasses.replace(
     _MISTRAL3,
     name="Pixtral 12B",
-    config=lambda token_id: transformers.LlavaConfig(
-        text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
-        vision_config=PIXTRAL,
-        image_token_index=token_id("[IMG]"),
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-    ),
     image_processor=PixtralImageProcessorPil(
         size={"longest_edge": LONGEST}, patch_size={"height": PATCH, "width": PATCH}
     ),
@@ -997,17 +658,6 @@ def _llama4_logits(model: Any, tokens: torch.Tensor, inputs: Inputs, _: Inputs) 
 
 _LLAMA4 = VisionFamily(
     "Llama 4",
-    lambda token_id: transformers.Llama4Config(
-        text_config=TEXT
-        | {"model_type": "llama4_text", "num_local_experts": 4, "interleave_moe_layer_step": 2}
-        | {"intermediate_size_mlp": 96, "no_rope_layers": [1, 0], "attention_chunk_size": 64},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
-            **{"image_size": TILE, "patch_size": PATCH, "projector_input_dim": 48, "projector_output_dim": 48},
-            **{"vision_output_dim": 48, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
-        },
-        image_token_id=token_id("<|patch|>"),
-    ),
     Idefics3ImageProcessorPil(),  # of which only what it is called is written; see `_call_llama4`
     _call_llama4,
     {
@@ -1020,10 +670,7 @@ _LLAMA4 = VisionFamily(
     lambda inputs, index: Llama4Processor._prompt_split_image(
         SimpleNamespace(**_LLAMA4_TOKENS), inputs["aspect_ratios"][index], (TILE // PATCH // 2) ** 2
     ),
-    (
-        *("<|image|>", "<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
-        "<|image_end|>",
-    ),
+    (*("<|image|>", "<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"), "<|image_end|>"),
     "<|image|>",
     _views_of_llama4,
     features=_llama4_features,
@@ -1090,19 +737,6 @@ def _lfm2_features(model: Any, inputs: Inputs) -> list[Any]:
 
 _LFM2_VL = VisionFamily(
     "LFM2-VL",
-    lambda token_id: transformers.Lfm2VlConfig(
-        text_config={
-            **{key: value for key, value in TEXT.items() if key != "head_dim"},
-            **{"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_ff_dim": 96},
-            **{"block_multiple_of": 16},
-        },
-        vision_config={
-            **{"model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48, "patch_size": PATCH},
-            **{"num_hidden_layers": 2, "num_attention_heads": 2, "num_patches": 25, "vision_use_head": False},
-        },
-        image_token_id=token_id("<image>"),
-        projector_hidden_size=48,
-    ),
     Idefics3ImageProcessorPil(),  # see `_LLAMA4`
     _call_lfm2,
     {
@@ -1171,34 +805,14 @@ _KIMI_SETTINGS = {
 }
 _KIMI = VisionFamily(
     "Kimi K2.5",
-    lambda token_id: transformers.Kimi_K25Config(
-        text_config={
-            **{key: value for key, value in TEXT.items() if key not in ("head_dim", "num_key_value_heads")},
-            **{"model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32},
-            # Latents of a multiple of 16 elements, which native attention takes.
-            **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 32},
-            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
-            **{"first_k_dense_replace": 1, "tie_word_embeddings": False},
-        },
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-            **{"patch_size": PATCH, "pos_emb_height": 9, "pos_emb_width": 9},
-        },
-        projection_hidden_size=32,
-        image_token_id=token_id("<|media_pad|>"),
-        video_token_id=token_id("<|media_begin|>"),
-        tie_word_embeddings=False,
-    ),
     Idefics3ImageProcessorPil(),  # see `_LLAMA4`
     _call_kimi,
     {
         "image_processor": {
-            **{"media_proc_cfg": _KIMI_SETTINGS, "auto_map": {"AutoProcessor": "kimi_k25_processor.KimiK25Processor"}},
-        },
+            **{"media_proc_cfg": _KIMI_SETTINGS, "auto_map": {"AutoProcessor": "kimi_k25_processor.KimiK25Processor"}}
+        }
     },
-    lambda inputs, index: Kimi_K25Processor.replace_image_token(
-        SimpleNamespace(image_token="<|media_pad|>", image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
-    ),
+    _replaced(Kimi_K25Processor, image_token="<|media_pad|>", image_processor=SimpleNamespace(merge_size=MERGE)),
     ("<|media_begin|>", "<|media_pad|>"),
     "<|media_pad|>",
     lambda inputs, index: inputs["views"][index][None],
@@ -1234,25 +848,13 @@ _MUSE_GLIMMER_TOKENS = {
 }
 _MUSE_GLIMMER = VisionFamily(
     "Muse Glimmer",
-    lambda token_id: transformers.MuseGlimmerConfig(
-        text_config=TEXT | {"model_type": "muse_glimmer_text", "sliding_window": 11, "pad_token_id": 0},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
-            **{"patch_size": PATCH, "pos_emb_height": 5, "pos_emb_width": 5, "merge_size": MERGE},
-        },
-        out_hidden_size=32 * MERGE**2,
-        projector_hidden_size=48,
-        image_token_id=token_id("<|patch|>"),
-    ),
     Idefics3ImageProcessorPil(),  # see `_LLAMA4`
     _call_muse_glimmer,
     {
         "processor_class": "MuseGlimmerProcessor",
         "image_processor": {"image_processor_type": "MuseGlimmerImageProcessor", **_MUSE_GLIMMER_SETTINGS},
     },
-    lambda inputs, index: MuseGlimmerProcessor.replace_image_token(
-        SimpleNamespace(**_MUSE_GLIMMER_TOKENS, image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
-    ),
+    _replaced(MuseGlimmerProcessor, **_MUSE_GLIMMER_TOKENS, image_processor=SimpleNamespace(merge_size=MERGE)),
     tuple(_MUSE_GLIMMER_TOKENS.values()),
     "<|patch|>",
     lambda inputs, index: inputs["views"][index][None],
@@ -1286,29 +888,8 @@ def _replace_minicpm(patches_of_token: int) -> Callable[[Inputs, int], str]:
     )
 
 
-def _config_of_minicpm(token_id: Callable[[str], int], mode: str) -> transformers.PretrainedConfig:
-    return transformers.MiniCPMV4_6Config(
-        text_config=TEXT
-        | {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
-        | {"rope_parameters": _MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5}}
-        | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
-        | {"linear_num_value_heads": 4},
-        vision_config={
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
-            # A prime number of places: how the reference rounds where a patch and a place begin together depends on
-            # the processor that it runs on.
-            **{"image_size": 37 * PATCH, "patch_size": PATCH},
-        },
-        insert_layer_id=1,
-        downsample_mode=mode,
-        image_token_id=token_id("<|image_pad|>"),
-        tie_word_embeddings=False,
-    )
-
-
 _MINICPM_V = VisionFamily(
     "MiniCPM-V 4.6",
-    lambda token_id: _config_of_minicpm(token_id, "16x"),
     MiniCPMV4_6ImageProcessorPil(scale_resolution=40, patch_size=PATCH, max_slice_nums=4),
     lambda processor, images: dict(processor(images, return_tensors="np")),
     {"processor_class": "MiniCPMV4_6Processor"},
@@ -1321,7 +902,6 @@ _MINICPM_V = VisionFamily(
 _MINICPM_V_4X = dataclasses.replace(
     _MINICPM_V,
     name="MiniCPM-V 4.6, four patches a token",
-    config=lambda token_id: _config_of_minicpm(token_id, "4x"),
     image_processor=MiniCPMV4_6ImageProcessorPil(
         scale_resolution=40, patch_size=PATCH, max_slice_nums=4, downsample_mode="4x"
     ),
