@@ -13,8 +13,9 @@ from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR
-from jaxis.models.common.vision_layers import VisionProjector, num_places, parameter
+from jaxis.models.common.vision_layers import num_places, parameter
 from jaxis.models.common.vision_positions import Positions, learned
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import VisionProjector
 from jaxis.models.common.vision_positions import (
     AxialRope,
     Positions,
     rotate_pairs,
     stretched_positions,
 )
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
 if TYPE_CHECKING:

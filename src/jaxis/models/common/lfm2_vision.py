@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
-from jaxis.models.common.vision_layers import VisionProjector
 from jaxis.models.common.vision_positions import Positions, square
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, patch_product
 

@@ -16,8 +16,9 @@ from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR
-from jaxis.models.common.vision_layers import VisionProjector, parameter
+from jaxis.models.common.vision_layers import parameter
 from jaxis.models.common.vision_positions import AxialRope
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import (
     LayerInputs,

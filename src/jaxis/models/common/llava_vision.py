@@ -20,8 +20,9 @@ from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.pixtral import PixtralVision, pixtral_options
 from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names, siglip_options
-from jaxis.models.common.vision_layers import VisionProjector, num_places, parameter
+from jaxis.models.common.vision_layers import num_places, parameter
 from jaxis.models.common.vision_positions import Positions, learned
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 

@@ -13,8 +13,9 @@ from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import BASE, siglip_names, siglip_options
 from jaxis.models.common.vision_attention import one_segment
-from jaxis.models.common.vision_layers import VisionProjector, averaged
+from jaxis.models.common.vision_layers import averaged
 from jaxis.models.common.vision_positions import Positions, square
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import (
     TransformerTower,

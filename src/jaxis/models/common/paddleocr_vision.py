@@ -9,8 +9,8 @@ from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen_vision import QwenVision, qwen_projector
 from jaxis.models.common.siglip import SO400M, siglip_names, siglip_options
-from jaxis.models.common.vision_layers import VisionProjector
 from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import VisionOptions
 
 if TYPE_CHECKING:

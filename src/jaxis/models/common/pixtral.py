@@ -11,8 +11,9 @@ from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR
-from jaxis.models.common.vision_layers import VisionProjector, merged
+from jaxis.models.common.vision_layers import merged
 from jaxis.models.common.vision_positions import AxialRope, rotate_halves_in_type
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen import QWEN3_VL_MROPE
-from jaxis.models.common.vision_layers import VisionProjector
 from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
 
