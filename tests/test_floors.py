@@ -26,7 +26,7 @@ FLOORS = (
     "compilation pooling runners",
     "engine.client",
     "engine",
-    "engine.drafting engine.experts engine.hosts engine.kv_events engine.kv_store lora vision",
+    "engine.drafting engine.experts engine.hosts engine.kv_events engine.kv_store image_encoder lora",
     "engine.embedded_inputs engine.speculation",
     "engine.execution",
     "engine.grammar models.changed_checkpoint models.draft_loader models.written_template quantization.checkpoint",
@@ -38,7 +38,7 @@ FLOORS = (
     "kernels loading sampling_params vision.access vision.video",
     "config vision.decode",
     "host kv_transfer_params parallel prompt_extension quantization_rules rooms structured_outputs",
-    "errors nearest_name outputs version vision.image_worker",
+    "errors nearest_name outputs version vision",
 )
 """Rooms of jaxis, the highest floor first; rooms of a floor are neighbours, which do not import each other.
 

@@ -14,12 +14,12 @@ from jaxis.bringup.verify.images import ask_about_image, check_images
 from jaxis.bringup.verify.reference import Reference
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
+from jaxis.image_encoder.encoder_memory import _config_of_tower
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import model_class_of
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.decode import decode_image, open_image
-from jaxis.vision.encoder_memory import _config_of_tower
 from jaxis.vision.processors import read_processor
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES

@@ -12,7 +12,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.cli.chat_commands import run_command
 from jaxis.cli.chat_session import ChatSession
 from jaxis.errors import RequestError
-from jaxis.vision import encoder_memory
+from jaxis.image_encoder import encoder as image_encoder
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.tiny_checkpoints import write_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3
@@ -218,7 +218,7 @@ def test_answers_go_on_between_the_slices_of_an_image(llm, monkeypatch):
     alone = [
         bits(llm.generate([request], params)[0]) for request, params in ((running, long), (prompt_of(image), SHORT))
     ]
-    monkeypatch.setattr(encoder_memory, "_CPU_SLICE_FLOPS", 3e5)
+    monkeypatch.setattr(image_encoder, "_CPU_SLICE_FLOPS", 3e5)
     encoder(llm)._programs.clear()
     encoder(llm)._unused.clear()
     llm.engine.reset_prefix_cache()

@@ -8,7 +8,7 @@ import torch
 from transformers.models.llava_onevision.configuration_llava_onevision import LlavaOnevisionConfig
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, image_size_to_num_patches
 
-from jaxis.vision.encoder_memory import _in_order
+from jaxis.image_encoder.encoder import _in_order
 from jaxis.vision.processors.llava_next import LlavaOnevisionProcessor
 from jaxis.vision.processors.preprocessor_config import HALF_SCALE
 

@@ -22,7 +22,7 @@ def test_random_requests_answer_as_alone_and_leave_nothing(count, tmp_path, monk
     rng = random.Random(0)
     images = [random_image(8 + 5 * i, 60 - 4 * i, seed=i) for i in range(NUM_IMAGES)]
     params = {n: SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, logprobs=0) for n in MAX_TOKENS}
-    monkeypatch.setattr("jaxis.vision.encoder_memory._CACHE_BYTES", 8_000)  # of one or two images
+    monkeypatch.setattr("jaxis.image_encoder.encoder._CACHE_BYTES", 8_000)  # of one or two images
     with LLM(str(tmp_path), kv_cache_memory="168KiB", show_progress=False, **ENGINE) as llm:
         encoder = llm.engine.runner.feature("inputs").encoder
 

@@ -7,10 +7,10 @@ import pytest
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
+from jaxis.image_encoder.encoder_memory import _config_of_tower
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import model_class_of
-from jaxis.vision.encoder_memory import _config_of_tower
 from tests.support.published_models import FOLDER
 
 

@@ -12,7 +12,7 @@ from jaxis.engine.opened_model import OpenedModel
 from jaxis.rooms import has_room, room_module
 from jaxis.tokenizer import Tokenizer
 
-MAKERS = {"lora": "adapter_memory", "vision": "encoder_memory"}
+MAKERS = {"lora": "adapter_memory", "image_encoder": "encoder_memory"}
 """Modules of the features that need extra memory, by their rooms, any of which may not be installed.
 
 Each has a function `make_memory(args, path, hf_config, tokenizer, make_config) -> ExtraMemory`.

@@ -1,1 +1,1 @@
-"""Images in prompts: decoding, resizing, encoding by a model's image encoder, and embedding in the prompt."""
+"""Images and videos in prompts: access, decoding, resizing, and placeholders in prompts. Imports no JAX."""

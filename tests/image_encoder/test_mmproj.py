@@ -10,11 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.image_encoder.tower_source import MmprojTensors, tower_source
 from jaxis.loading.gguf.mmproj import MmprojFile
 from jaxis.loading.gguf_files import choose_mmproj
 from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.models.registry import model_class_of
-from jaxis.vision.tower_source import MmprojTensors, tower_source
 from tests.support.mmproj_files import write_mmproj, write_text
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES

@@ -14,9 +14,9 @@ from jaxis.engine.execution.extra_memory import LeftOut
 from jaxis.engine.setup import build_engine
 from jaxis.errors import RequestError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.image_encoder import encoder_memory as memory
+from jaxis.image_encoder.tower_source import tower_source
 from jaxis.loading.open_checkpoint import read_hf_config
-from jaxis.vision import encoder_memory as memory
-from jaxis.vision.tower_source import tower_source
 from tests.server.conftest import serving
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES
