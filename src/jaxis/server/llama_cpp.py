@@ -15,7 +15,7 @@ from jaxis.server.context import Context, check_generates
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
@@ -146,13 +146,8 @@ def llama_job(request: LlamaCompletionRequest, model: ServedModel) -> Generation
         "thinking_token_budget": request.reasoning_budget_tokens,
     }
     answer = AnswerFormat(grammar=grammar)
-    return GenerationJob(
-        request_id=new_id("cmpl"),
-        model=model,
-        prompts=PlainPrompts(prompts=[request.prompt]),
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        stream=bool(request.stream),
+    return make_job(
+        new_id("cmpl"), model, PlainPrompts(prompts=[request.prompt]), settings, answer, stream=request.stream
     )
 
 

@@ -18,7 +18,6 @@ from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
 from jaxis.server.generation.served_model import ModelNames, ServedModel
-from jaxis.server.lora.metrics import AdapterMetrics
 from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.observability.metrics import ModelMetrics
 from jaxis.vision.decode import DECODERS
@@ -75,8 +74,8 @@ def model_context(
     if metrics is None:
         metrics = ModelMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
         parts.server_metrics.add(metrics)
-        if isinstance(model.adapters, ServedAdapters):
-            metrics.registry.register(AdapterMetrics(model.adapters, model.name, config.metrics_prefix))
+        if (of_adapters := model.adapters.collector(model.name, config.metrics_prefix)) is not None:
+            metrics.registry.register(of_adapters)
     else:
         metrics.watch(engine.info, engine.stats)
     shared = vars(parts) | {"config": config, "tracer": parts.tracer and parts.tracer.of_model(model.name)}

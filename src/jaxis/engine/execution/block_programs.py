@@ -22,12 +22,8 @@ BLOCKS_PER_CALL = (64, 16, 4, 1)
 
 
 @dataclass(frozen=True)
-class SaveKey:
-    """A copy of n blocks of a group of layers, as they are after the calls so far.
-
-    (caches of the group, block ids i32 [n]) -> for each array of the caches, [n, ...]. Each data rank copies n blocks
-    of its own; the ranks' blocks lie one after the other.
-    """
+class _CopyKey:
+    """Blocks to copy: their number, and their group of layers."""
 
     group: int
     num_blocks: int
@@ -36,6 +32,14 @@ class SaveKey:
     description = "a copy of blocks"
     num_tokens = 0
     result_tree = None
+
+
+class SaveKey(_CopyKey):
+    """A copy of n blocks of a group of layers, as they are after the calls so far.
+
+    (caches of the group, block ids i32 [n]) -> for each array of the caches, [n, ...]. Each data rank copies n blocks
+    of its own; the ranks' blocks lie one after the other.
+    """
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
         caches = [context.caches[layer] for layer in context.layers_of_group(self.group)]
@@ -51,21 +55,12 @@ class SaveKey:
         return saved
 
 
-@dataclass(frozen=True)
-class LoadKey:
+class LoadKey(_CopyKey):
     """Copies into n blocks of a group of layers, for later calls to read. An id that no block has copies nothing.
 
     (caches of the group, block ids i32 [n], for each array of the caches [n, ...]) -> caches. The caches are donated.
     Data ranks are treated as in `SaveKey`.
     """
-
-    group: int
-    num_blocks: int
-
-    runs_on = RunsOn.EACH_STAGE
-    description = "a copy of blocks"
-    num_tokens = 0
-    result_tree = None
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
         caches = [context.caches[layer] for layer in context.layers_of_group(self.group)]

@@ -18,7 +18,7 @@ from jaxis.server.anthropic.message_turns import system_text, template_messages,
 from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.effort import effort_budget
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import ChatPrompt, template_sources, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
 
@@ -72,12 +72,12 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
             "top_k": request.top_k,
             "thinking_token_budget": _thinking_budget(request, model),
         }
-    return GenerationJob(
-        request_id=f"msg_{uuid.uuid4().hex}",
-        model=model,
-        prompts=prompt,
-        params=sampling_params(model, settings, answer),
-        answer=answer,
+    return make_job(
+        f"msg_{uuid.uuid4().hex}",
+        model,
+        prompt,
+        settings,
+        answer,
         stream=isinstance(request, MessagesRequest) and bool(request.stream),
     )
 

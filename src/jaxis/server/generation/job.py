@@ -87,6 +87,29 @@ class GenerationJob:
         return DelayedGrammar(grammar, tokenizer, marks, alternatives)
 
 
+def make_job(
+    request_id: str,
+    model: ServedModel,
+    prompts: JobPrompts,
+    settings: Mapping[str, Any],
+    answer: AnswerFormat,
+    *,
+    priority: int | None = None,
+    stream: bool | None = None,
+) -> GenerationJob:
+    """Returns the job of a request, with sampling parameters by name, as `sampling_params` takes them."""
+    params = sampling_params(model, settings, answer)
+    return GenerationJob(
+        request_id=request_id,
+        model=model,
+        prompts=prompts,
+        params=params,
+        answer=answer,
+        priority=priority or 0,
+        stream=bool(stream),
+    )
+
+
 def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: AnswerFormat) -> SamplingParams:
     """Returns the sampling parameters of a request, given by name; None selects the model's default.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.errors import ModelNotFoundError
+from jaxis.server.lora.named_adapter import NamedAdapter, NamedAdapters
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import answer_end_token_ids, with_template
 from jaxis.vision.access import ImageAccess
@@ -19,7 +20,6 @@ from jaxis.vision.prompt_images import NoImages, PromptImages
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.compiler import GrammarCompiler
-    from jaxis.server.lora.named_adapter import NamedAdapter
 
 
 _DIGEST_CHARACTERS = 12
@@ -102,7 +102,7 @@ class ServedModel:
     reasoning_budget: int | None = None
     effort_budgets: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str | None = None
-    adapters: Mapping[str, NamedAdapter] = field(default_factory=dict)
+    adapters: NamedAdapters = field(default_factory=NamedAdapters)
     adapter: bytes = b""
     end_token_ids: frozenset[int] = frozenset()
     images: PromptImages | NoImages = field(default_factory=NoImages)

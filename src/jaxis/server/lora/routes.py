@@ -8,12 +8,11 @@ from fastapi import APIRouter, Depends
 from fastapi.exceptions import HTTPException
 from fastapi.responses import PlainTextResponse, Response
 
-from jaxis.errors import RequestError
 from jaxis.server.context import Parts
 from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
-from jaxis.server.lora.served_adapters import ServedAdapters
+from jaxis.server.lora.named_adapter import NamedAdapters
 from jaxis.server.protocol import Protocol
 from jaxis.server.routes.operations import check_admin
 
@@ -79,11 +78,9 @@ async def unload(body: UnloadRequest, parts: Parts) -> PlainTextResponse:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", headers=headers)
 
 
-def _adapters(parts: Parts) -> ServedAdapters:
+def _adapters(parts: Parts) -> NamedAdapters:
     contexts = [entry.context for entry in parts.models.entries()]
-    if len(contexts) == 1 and contexts[0] is not None and isinstance(contexts[0].model.adapters, ServedAdapters):
-        return contexts[0].model.adapters
-    raise RequestError("this server has no adapters by request: start it with one model and --enable-lora")
+    return contexts[0].model.adapters if len(contexts) == 1 and contexts[0] is not None else NamedAdapters()
 
 
 PROTOCOL = Protocol(routers=[router])

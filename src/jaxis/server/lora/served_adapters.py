@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
 from jaxis.engine.client.async_engine import AsyncEngine
-from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.server.config import ServerConfig
 from jaxis.server.generation.served_model import ModelNames, untagged
 from jaxis.server.http.errors import ModelNotFoundError
-from jaxis.server.lora.named_adapter import NamedAdapter
+from jaxis.server.lora.metrics import AdapterMetrics
+from jaxis.server.lora.named_adapter import NamedAdapter, NamedAdapters
 
 FEATURE = "adapter"
 """Name of the engine's feature, which is the request's argument that it reads."""
 MAX_NAME_CHARACTERS = 256
 
 
-class ServedAdapters(Mapping[str, NamedAdapter]):
+class ServedAdapters(NamedAdapters):
     """Adapters by name, as requests see them. Only the event loop changes them.
 
     Args:
@@ -35,14 +35,14 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
         self._changes = asyncio.Lock()
 
     @classmethod
-    def of(cls, engine: AsyncEngine, config: ServerConfig) -> Mapping[str, NamedAdapter]:
-        """Returns the adapters of an engine; an empty mapping if it supports none.
+    def of(cls, engine: AsyncEngine, config: ServerConfig) -> NamedAdapters:
+        """Returns the adapters of an engine.
 
         Raises:
           ConfigError: An adapter has the model's name.
         """
         if FEATURE not in engine.info.features:
-            return {}
+            return NamedAdapters()
         names = ModelNames(config.served_model_names)
         served = cls(engine, names)
         for each in served.values():
@@ -59,34 +59,19 @@ class ServedAdapters(Mapping[str, NamedAdapter]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def use(self) -> PlaceUse | None:
-        """Returns the adapters in use; None before the first step."""
-        return self._engine.stats().places
+    def collector(self, model_name: str, prefix: str) -> AdapterMetrics:
+        return AdapterMetrics(lambda: self._engine.stats().places, self.names_of, model_name, prefix)
 
     def names_of(self, digest: bytes) -> list[str]:
         """Returns the names of an adapter; none for an adapter that was unloaded while requests use it."""
         return [each.name for each in self._found.values() if each.digest == digest]
 
     async def load(self, name: str, source: str, *, replace: bool) -> None:
-        """Loads an adapter under a name. Running requests keep the adapter that the name meant before.
-
-        Args:
-          name: The name.
-          source: Folder of the adapter.
-          replace: True if the name may already be an adapter's.
-
-        Raises:
-          RequestError: The name is taken or invalid, or the adapter cannot be loaded.
-        """
+        """Loads an adapter under a name. Running requests keep the adapter that the name meant before."""
         # Runs to its end even if the client leaves, since it must be known what the engine has loaded.
         await asyncio.shield(asyncio.ensure_future(self._load(name, source, replace)))
 
     async def unload(self, name: str) -> None:
-        """Removes an adapter's name, and the adapter once no request uses it.
-
-        Raises:
-          ModelNotFoundError: No adapter has this name.
-        """
         async with self._changes:
             if name not in self._found:
                 raise ModelNotFoundError(f"there is no adapter called {name[:MAX_NAME_CHARACTERS]!r}")

@@ -11,7 +11,7 @@ from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.images import base64_part
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import MAX_INT32, new_id
@@ -62,13 +62,8 @@ def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> Generati
     settings = _settings(request)
     # Other completions are limited to 16 tokens by default; this limit is past the end of any context.
     settings["max_tokens"] = settings["max_tokens"] or MAX_INT32
-    return GenerationJob(
-        request_id=new_id("cmpl"),
-        model=model,
-        prompts=PlainPrompts(prompts=[request.prompt or ""]),
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        stream=request.streams,
+    return make_job(
+        new_id("cmpl"), model, PlainPrompts(prompts=[request.prompt or ""]), settings, answer, stream=request.streams
     )
 
 
@@ -110,14 +105,7 @@ def _conversation_job(
         settings["thinking_token_budget"] = effort_budget(_effort(request.think), model)
     # If a model reasons although it should not, its reasoning is not sent.
     answer = AnswerFormat.of_chat(model, tools, _grammar(request), include_reasoning=request.think is not False)
-    return GenerationJob(
-        request_id=new_id("chatcmpl"),
-        model=model,
-        prompts=prompt,
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        stream=request.streams,
-    )
+    return make_job(new_id("chatcmpl"), model, prompt, settings, answer, stream=request.streams)
 
 
 def _settings(request: OllamaRequest) -> dict[str, Any]:

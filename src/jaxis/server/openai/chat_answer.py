@@ -114,26 +114,21 @@ class ChatAnswer(DataEvents):
         )
 
     def _choice(self, completion: CompletionOutput, events: Iterable[Event]) -> ChatChoice:
-        return ChatChoice(
-            index=completion.index,
-            message=_message(events, self._prefix),
-            logprobs=self._logprobs(completion),
-            finish_reason=self._reader.finish_reason(completion),
-            stop_reason=completion.stop_reason,
-            token_ids=completion.token_ids if self._returns_ids else None,
-            routed_experts=routed_experts_npy(completion),
-        )
+        return ChatChoice(message=_message(events, self._prefix), **self._of_choice(completion))
 
     def _chunk_choice(self, completion: CompletionOutput, events: Iterable[Event]) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            index=completion.index,
-            delta=_delta(events),
-            logprobs=self._logprobs(completion),
-            finish_reason=self._reader.finish_reason(completion),
-            stop_reason=completion.stop_reason,
-            token_ids=completion.token_ids if self._returns_ids else None,
-            routed_experts=routed_experts_npy(completion),
-        )
+        return ChatChunkChoice(delta=_delta(events), **self._of_choice(completion))
+
+    def _of_choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        """Returns the fields of a choice beside its text, whole or in a chunk."""
+        return {
+            "index": completion.index,
+            "logprobs": self._logprobs(completion),
+            "finish_reason": self._reader.finish_reason(completion),
+            "stop_reason": completion.stop_reason,
+            "token_ids": completion.token_ids if self._returns_ids else None,
+            "routed_experts": routed_experts_npy(completion),
+        }
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if completion.logprobs is None:

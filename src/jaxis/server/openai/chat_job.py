@@ -7,7 +7,7 @@ from jaxis.errors import RequestError
 from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.images import image_part, video_part
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
@@ -49,14 +49,8 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJo
         parallel=request.parallel_tool_calls is not False,
     )
     answer = AnswerFormat.of_chat(model, tools, grammar, include_reasoning=request.include_reasoning is not False)
-    return GenerationJob(
-        request_id=new_id("chatcmpl"),
-        model=model,
-        prompts=prompt,
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        priority=request.priority or 0,
-        stream=bool(request.stream),
+    return make_job(
+        new_id("chatcmpl"), model, prompt, settings, answer, priority=request.priority, stream=request.stream
     )
 
 

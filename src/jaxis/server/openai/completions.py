@@ -13,7 +13,7 @@ from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.served_model import ServedModel
@@ -126,18 +126,18 @@ def completion_job(request: CompletionRequest, model: ServedModel) -> Generation
     if request.echo and request.logprobs is not None:
         settings["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     answer = AnswerFormat(grammar=answer_grammar(request))
-    return GenerationJob(
-        request_id=new_id("cmpl"),
-        model=model,
-        prompts=PlainPrompts(
+    return make_job(
+        new_id("cmpl"),
+        model,
+        PlainPrompts(
             prompts=request.prompts(),
             add_special_tokens=request.add_special_tokens is not False,
             cache_salt=request.cache_salt,
         ),
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        priority=request.priority or 0,
-        stream=bool(request.stream),
+        settings,
+        answer,
+        priority=request.priority,
+        stream=request.stream,
     )
 
 

@@ -13,7 +13,7 @@ from jaxis.server.generation.answer_format import AnswerFormat, ToolUse, choose_
 from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.images import image_part
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
@@ -67,15 +67,7 @@ def response_job(request: ResponseRequest, model: ServedModel) -> GenerationJob:
             "tools are no part: leave them out, or ask /v1/chat/completions",
             param="include",
         )
-    return GenerationJob(
-        request_id=new_id("resp"),
-        model=model,
-        prompts=prompt,
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        priority=request.priority or 0,
-        stream=bool(request.stream),
-    )
+    return make_job(new_id("resp"), model, prompt, settings, answer, priority=request.priority, stream=request.stream)
 
 
 def left_out(request: ResponseRequest, model: ServedModel) -> list[str]:

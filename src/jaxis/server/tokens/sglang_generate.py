@@ -16,7 +16,7 @@ from jaxis.sampling_params import INTEGER_BOUNDS, MAX_LOGPROBS, LogprobsMode
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.routed_experts import routed_experts_int32
 from jaxis.server.generation.served_model import ServedModel
@@ -207,14 +207,14 @@ def sglang_job(request: SGLangRequest, model: ServedModel) -> GenerationJob:
     elif request.top_logprobs_num:
         raise RequestError("needs return_logprob=true: add it", param="top_logprobs_num")
     answer = AnswerFormat(grammar=_grammar(given))
-    return GenerationJob(
-        request_id=request.rid or new_id("gen"),
-        model=model,
-        prompts=PlainPrompts(prompts=request.prompts(), cache_salt=request.cache_salt),
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        priority=request.priority or 0,
-        stream=bool(request.stream),
+    return make_job(
+        request.rid or new_id("gen"),
+        model,
+        PlainPrompts(prompts=request.prompts(), cache_salt=request.cache_salt),
+        settings,
+        answer,
+        priority=request.priority,
+        stream=request.stream,
     )
 
 

@@ -17,7 +17,7 @@ from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, make_job
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.served_model import ServedModel
@@ -183,14 +183,14 @@ def generate_job(request: GenerateRequest, model: ServedModel) -> GenerationJob:
     if request.kv_transfer_params:
         settings["extra_args"] = {"kv_transfer_params": request.kv_transfer_params}
     answer = AnswerFormat(grammar=grammar)
-    return GenerationJob(
-        request_id=request.request_id or new_id("gen"),
-        model=model,
-        prompts=PlainPrompts(prompts=[request.token_ids], cache_salt=request.cache_salt),
-        params=sampling_params(model, settings, answer),
-        answer=answer,
-        priority=request.priority or 0,
-        stream=bool(request.stream),
+    return make_job(
+        request.request_id or new_id("gen"),
+        model,
+        PlainPrompts(prompts=[request.token_ids], cache_salt=request.cache_salt),
+        settings,
+        answer,
+        priority=request.priority,
+        stream=request.stream,
     )
 
 

@@ -49,19 +49,33 @@ async def _ask(store: ResponseStore | None, function: Callable[[Database, str], 
     return await store.call(lambda database: function(database, owner))
 
 
+async def _found(
+    store: ResponseStore | None, kind: str, object_id: str, function: Callable[[Database, str], Result | None]
+) -> Result:
+    """Returns a result as `_ask` does; raises an error if it is None or False, since there is no such object."""
+    if not (result := await _ask(store, function)):
+        raise not_found(kind, object_id)
+    return result
+
+
 async def _list(store: ResponseStore | None, kind: Kind, object_id: str, page: Page) -> ItemList:
-    found = await _ask(store, lambda database, owner: database.page(owner, kind, object_id, page))
-    if found is None:
-        raise not_found(kind if page.after is None else f"{kind}, or item in it,", object_id)
-    items, has_more = found
+    name = kind if page.after is None else f"{kind}, or item in it,"
+    items, has_more = await _found(
+        store, name, object_id, lambda database, owner: database.page(owner, kind, object_id, page)
+    )
     return ItemList.of(items, has_more=has_more)
 
 
 async def _conversation(store: ResponseStore | None, conversation_id: str) -> ConversationObject:
-    body = await _ask(store, lambda database, owner: database.get(owner, "conversation", conversation_id))
-    if body is None:
-        raise not_found("conversation", conversation_id)
-    return ConversationObject(**body)
+    return ConversationObject(**await _object(store, "conversation", conversation_id))
+
+
+async def _object(store: ResponseStore | None, kind: Kind, object_id: str) -> dict[str, Any]:
+    return await _found(store, kind, object_id, lambda database, owner: database.get(owner, kind, object_id))
+
+
+async def _delete(store: ResponseStore | None, kind: Kind, object_id: str) -> None:
+    await _found(store, kind, object_id, lambda database, owner: database.delete(owner, kind, object_id))
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -69,17 +83,13 @@ async def get_response(response_id: str, store: Store, stream: bool = False) -> 
     """A stored response."""
     if stream:
         raise RequestError("is for responses in the background, which there are none of: leave it out", param="stream")
-    body = await _ask(store, lambda database, owner: database.get(owner, "response", response_id))
-    if body is None:
-        raise not_found("response", response_id)
-    return JSONResponse(body)
+    return JSONResponse(await _object(store, "response", response_id))
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, store: Store) -> Deleted:
     """Forgets a response; those that go on from it cannot be gone on from either."""
-    if not await _ask(store, lambda database, owner: database.delete(owner, "response", response_id)):
-        raise not_found("response", response_id)
+    await _delete(store, "response", response_id)
     return Deleted(id=response_id, object="response")
 
 
@@ -123,8 +133,7 @@ async def update_conversation(
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, store: Store) -> Deleted:
     """Forgets a conversation and its items. Its responses, if they were stored, stay."""
-    if not await _ask(store, lambda database, owner: database.delete(owner, "conversation", conversation_id)):
-        raise not_found("conversation", conversation_id)
+    await _delete(store, "conversation", conversation_id)
     return Deleted(id=conversation_id, object="conversation.deleted")
 
 
