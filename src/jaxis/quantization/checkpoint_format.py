@@ -20,7 +20,7 @@ activations are quantized. `Dequantize` dequantizes a quantized one.
 
 @dataclass(frozen=True)
 class Stored:
-    """What a checkpoint says of its quantization.
+    """A checkpoint's description of its quantization.
 
     Attributes:
       settings: The object in config.json.

@@ -157,7 +157,7 @@ def test_equal_layers_share_a_row_of_the_tree():
     assert [row.name for row in modules if row.depth == 2 and row.name.startswith("layers.")] == [
         *("layers.0-3,5-8,10-13", "layers.4,9,14", "layers.15-18,20-23,25-28,30-33", "layers.19,24,29,34")
     ]
-    [window, full, *_] = [row.settings for row in modules if row.module == "GroupedQueryAttention"]
+    [window, full, *_] = [row.settings for row in modules if row.module == "NormedValuesAttention"]
     assert {"head_dim 256", "num_kv_heads 1", "span (sliding_window 512)"} <= {*window}
     assert {"head_dim 512"} <= {*full}
     assert not any(words.startswith("span") for words in full)

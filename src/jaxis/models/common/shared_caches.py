@@ -59,7 +59,7 @@ class SharingLayer(Protocol):
         ...
 
 
-class _NormedValues(GroupedQueryAttention):
+class NormedValuesAttention(GroupedQueryAttention):
     """Attention with an RMS norm, without a weight, over each head's values."""
 
     def __init__(self, scope: LayerScope, **options: Any) -> None:
@@ -93,7 +93,7 @@ def own_or_shared_attention(
             use_bias=use_bias,
             span=layer.span,
         )
-    return _NormedValues(
+    return NormedValuesAttention(
         scope,
         num_kv_heads=num_kv_heads,
         layer_head_dim=head_dim,
