@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "dependencies"})
-_DATA = frozenset({"const", "enum", "default", "examples", "example"})
+DATA = frozenset({"const", "enum", "default", "examples", "example"})
+"""Keywords whose values are data, not schemas."""
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 # A schema's name, or a reference that is not a JSON pointer: tells of most documents quickly that they have none.
 _NAME = re.compile(r'"\$(?:id|anchor|dynamic|recursive)|"\$ref": "(?!#[/"])')
@@ -63,7 +64,7 @@ class _Places:
                 place = f"{pointer}/{_escaped(str(key))}"
                 if key in _NAMED and isinstance(value, Mapping):
                     left += [(item, base, f"{place}/{_escaped(name)}") for name, item in value.items()]
-                elif key not in _DATA and isinstance(value, Mapping | list):
+                elif key not in DATA and isinstance(value, Mapping | list):
                     left.append((value, base, place))
 
     def _note(self, node: Mapping[str, Any], base: str, pointer: str) -> str:
@@ -99,7 +100,7 @@ class _Places:
             elif key in _REFERENCES and (pointer := self._pointer(key, value, base)) is not None:
                 pointers.append(f"#{pointer}")
             elif key not in _PLACES:
-                result[key] = value if key in _DATA else self.rewritten(value, base, recursive)
+                result[key] = value if key in DATA else self.rewritten(value, base, recursive)
         if pointers:
             result["$ref"] = pointers.pop(0)
         if pointers:

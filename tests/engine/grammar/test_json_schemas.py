@@ -16,6 +16,15 @@ from jaxis.tokenizer import Tokenizer
 NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
 CAT = {"type": "object", "properties": {"k": {"const": "cat"}, "n": {"type": "integer"}}, "required": ["k", "n"]}
 DOG = {"type": "object", "properties": {"k": {"const": "dog"}, "n": {"type": "string"}}, "required": ["k", "n"]}
+NODE = {"type": "object", "properties": {"v": {"type": "null"}}, "additionalProperties": False}
+
+
+def tree(**child):
+    """A recursive schema that says more of its child."""
+    node = NODE | {"properties": {**NODE["properties"], "c": child}}
+    return {"$ref": "#/$defs/N", "required": ["c"], "$defs": {"N": node, "L": {"items": {"$ref": "#/$defs/N"}}}}
+
+
 # Each schema, and values of which jsonschema says whether they are valid.
 SCHEMAS = [
     ({**NUMBERS, "propertyNames": {"type": "string"}}, [{"a": 1}, {"a": "1"}]),
@@ -120,6 +129,15 @@ SCHEMAS = [
         {"oneOf": [{"allOf": [{"$ref": "#/$defs/C"}, {"title": "Cat"}]}, {"$ref": "#/$defs/D", "minProperties": 1}]}
         | {"$defs": {"C": CAT, "D": DOG}},
         [{"k": "cat", "n": 1}, {"k": "dog", "n": 1}],
+    ),
+    (tree(type="object", **{"$ref": "#/$defs/N"}), [{"c": {"v": None, "c": {}}}, {"c": {"c": 1}}, {"v": None}]),
+    (
+        tree(type=["object", "null"], allOf=[{"$ref": "#/$defs/N"}, {"required": ["v"]}]),
+        [{"c": {"v": None, "c": {"v": None}}}, {"c": {"v": None, "c": {}}}, {"c": {}}, {"c": None}],
+    ),
+    (
+        tree(type="array", maxItems=1, **{"$ref": "#/$defs/L"}),
+        [{"c": []}, {"c": [{"c": [{"v": None}]}]}, {"c": [{"c": [{}, {}]}]}, {"c": [1]}],
     ),
     ({"$ref": "#one", "$defs": {"x": {"$anchor": "one", "type": "integer"}}}, [1, "a"]),
     ({"$id": "http://localhost/s", "$ref": "item", "$defs": {"x": {"$id": "item", "type": "integer"}}}, [1, "a"]),

@@ -14,11 +14,12 @@ from typing import Any
 from urllib.parse import urldefrag
 
 from jaxis.engine.grammar.negated_schema import Schema
+from jaxis.engine.grammar.recursion import Recursion
 from jaxis.engine.grammar.schema_rules import RULES, Spot
 from jaxis.errors import RequestError
 from jaxis.parsing.ecma_pattern import PatternError
 from jaxis.parsing.ecma_regex import rust_searches
-from jaxis.parsing.json_schema import resolved
+from jaxis.parsing.json_schema import conjuncts, resolved
 from jaxis.parsing.schema_references import target, with_pointers
 
 # "multipleOf: N" needs an automaton of N states, and several of these constraints multiply.
@@ -36,6 +37,7 @@ _OTHER_FORMATS = frozenset(
     {"idn-email", "idn-hostname", "uri-reference", "uri-template", "iri", "iri-reference"}
     | {"json-pointer", "relative-json-pointer", "regex"}
 )
+_UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 
 
@@ -68,8 +70,9 @@ class _Rewriter:
         self._num_inlined = 0
         self._multiples: list[Decimal] = []
         self._definitions: dict[str, Schema] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[tuple[str, int], tuple[str, Any]] = {}  # with the schema, so that no other gets its id
         self._waiting: list[tuple[str, Any]] = []
+        self._recursion = Recursion(root)
 
     def document(self) -> Schema:
         result = self.schema(self.root, "#")
@@ -93,6 +96,10 @@ class _Rewriter:
             return node
         if not isinstance(node, Mapping):
             raise self.error(f"{place} must be a schema, an object or a boolean")
+        joined = self._joined(node)
+        return self._written(node, place) if joined is None else joined
+
+    def _written(self, node: Mapping[str, Any], place: str) -> Schema:
         out: dict[str, Any] = {}
         for key, value in node.items():
             out |= self._keyword(key, value, node, f"{place}/{key}")
@@ -110,7 +117,8 @@ class _Rewriter:
             raise self.error(
                 f"{place} is one of more than {_MAX_INLINED} schemas in not, if, oneOf and propertyNames: use fewer"
             )
-        return self.schema(resolved(node, self.root), place)
+        node = resolved(node, self.root)
+        return self._written(node, place) if isinstance(node, Mapping) else self.schema(node, place)
 
     def _keyword(self, key: str, value: Any, node: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Rewrites a keyword that llguidance knows, in its place; `RULES` rewrite the others."""
@@ -231,35 +239,34 @@ class _Rewriter:
                 f"leads out of the schema: {why}" if key == "$ref" else "has no one target: it depends on the way there"
             )
             raise self.error(f"{key}={_shown(value)} {why}; refer to #/$defs/...")
-        name = self._names.get(id(node))
-        if name is None:
-            if self._is_circular(node):
-                raise self.error(f"{place}={_shown(value)} is circular: it says of a value what it says of that value")
-            if node is self.root:
-                return "#"
-            name = self._names[id(node)] = f"d{len(self._names)}"
-            self._waiting.append((name, node))
-        return f"#/$defs/{name}"
+        if ("d", id(node)) not in self._names and self._recursion.is_circular(node):
+            raise self.error(f"{place}={_shown(value)} is circular: it says of a value what it says of that value")
+        return "#" if node is self.root else self._defined("d", node, node)
 
-    def _is_circular(self, node: Any) -> bool:
-        """Returns whether a value has to be valid under a schema in order to be valid under it."""
-        left, seen = [node], dict[int, Any]()
-        while left:
-            for part in self._same_value(left.pop()):
-                if part is node:
-                    return True
-                if id(part) not in seen:
-                    seen[id(part)] = part
-                    left.append(part)
-        return False
+    def _defined(self, kind: str, node: Any, schema: Any) -> str:
+        """Returns a reference to the definition of a schema, which is written the first time that this is asked for.
 
-    def _same_value(self, node: Any) -> list[Any]:
-        """Returns the schemas that a schema applies to the value itself, but for those of `anyOf`."""
-        if not isinstance(node, Mapping):
-            return []
-        listed = [part for key in ("allOf", "oneOf") if isinstance(node.get(key), list) for part in node[key]]
-        parts = [*listed, *(node[key] for key in ("not", "if", "then", "else") if key in node)]
-        return [*parts, target(node["$ref"], self.root)] if isinstance(node.get("$ref"), str) else parts
+        Args:
+          kind: Kind of the definition.
+          node: Schema of the document that it is made of.
+          schema: The schema itself.
+        """
+        if (kind, id(node)) not in self._names:
+            self._names[kind, id(node)] = f"{kind}{len(self._names)}", node
+            self._waiting.append((self._names[kind, id(node)][0], schema))
+        return f"#/$defs/{self._names[kind, id(node)][0]}"
+
+    def _joined(self, node: Mapping[str, Any]) -> Schema | None:
+        """Returns a reference to what a recursive schema and the keywords beside it say together; None if none are.
+
+        llguidance knows no keywords beside a recursive reference.
+        """
+        if not self._recursion.is_joined(node):
+            return None
+        parts = conjuncts(node, self.root)
+        if any(isinstance(part, Mapping) and part.keys() & _UNEVALUATED for part in parts):
+            return None  # which depend on the schemas beside them
+        return {"$ref": self._defined("j", node, {"allOf": parts})}
 
 
 def _is_number(value: Any) -> bool:
