@@ -94,6 +94,7 @@ class VisionFamily:
       slow: Whether another family's row has its parts.
       num_images: Of the prompt that the reference answers.
       publish: Makes of a folder that transformers wrote one as the maker publishes it, where they differ.
+      change: Changes the config, given a function from a special token to its id.
       has_image_processor: Whether transformers has its image processor where there is Pillow only.
     """
 
@@ -114,6 +115,7 @@ class VisionFamily:
     slow: bool = False
     num_images: int = 3
     publish: Callable[[Path], None] = lambda _: None
+    change: Callable[[transformers.PretrainedConfig, Callable[[str], int]], None] = lambda *_: None
     has_image_processor: bool = True
 
     @property
@@ -127,7 +129,9 @@ class VisionFamily:
         text = {key: value for key, value in (TEXT | row["text"]).items() if key not in row.get("without", ())}
         ids = {key: token_id(token) for key, token in row["tokens"].items()}
         make = getattr(transformers, row["class"])
-        return make(text_config=text, vision_config=row["vision"], **ids, **row.get("settings", {}))
+        config = make(text_config=text, vision_config=row["vision"], **ids, **row.get("settings", {}))
+        self.change(config, token_id)
+        return config
 
     def write(self, folder: Path) -> transformers.PreTrainedModel:
         """Fills a folder; returns the reference, with every parameter random."""

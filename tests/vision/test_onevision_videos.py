@@ -21,12 +21,10 @@ TEXT = "Look: <video> and <image>?"
 def family():
     [family] = [each for each in FAMILIES if each.name == "LLaVA-OneVision"]
 
-    def config(token_id):
-        made = family.config(token_id)
+    def change(made, token_id):
         made.video_token_index = made.video_token_id = token_id("<video>")
-        return made
 
-    return dataclasses.replace(family, config=config, special=("<image>", "<video>"))
+    return dataclasses.replace(family, change=change, special=("<image>", "<video>"))
 
 
 @pytest.fixture(scope="module")

@@ -46,15 +46,13 @@ NAMES = ("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen3.5", "LFM3-VL")
 def with_video(family):
     """The family with the tokens of videos."""
 
-    def config(token_id):
-        made = family.config(token_id)
+    def change(made, token_id):
         made.video_token_id = token_id("<|video_pad|>")
         made.vision_start_token_id, made.vision_end_token_id = map(token_id, SPECIAL[2:])
         if family.name == "Qwen2.5-VL":
             made.vision_config.tokens_per_second = 2
-        return made
 
-    return dataclasses.replace(family, config=config, special=SPECIAL)
+    return dataclasses.replace(family, change=change, special=SPECIAL)
 
 
 def write_settings(folder, name):

@@ -61,18 +61,16 @@ class VisionAttention(JaxModule):
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads
         self.rotate, self.scale = None if options.rope is None else options.rope.rotate, options.attention_scale
 
-        def into(name: str, heads: int) -> Any:
-            product = options.make_linear
-            return product(scope / name, size, heads * head_dim, axes=("heads", "embed"), use_bias=options.qkv_bias)
+        make, into, out = options.make_linear, ("heads", "embed"), ("embed", "heads")
 
-        self.qkv = into("qkv", num_heads + 2 * num_kv_heads) if options.packs_qkv else None
+        def projection(name: str, heads: int) -> Any:
+            return make(scope / name, size, heads * head_dim, axes=into, use_bias=options.qkv_bias)
+
+        self.qkv = projection("qkv", num_heads + 2 * num_kv_heads) if options.packs_qkv else None
         if not options.packs_qkv:
-            self.q_proj, self.k_proj = into("q_proj", num_heads), into("k_proj", num_kv_heads)
-            self.v_proj = into("v_proj", num_kv_heads)
-        out = options.make_linear
-        self.o_proj = out(
-            scope / "o_proj", num_heads * head_dim, size, axes=("embed", "heads"), use_bias=options.out_bias
-        )
+            self.q_proj, self.k_proj = projection("q_proj", num_heads), projection("k_proj", num_kv_heads)
+            self.v_proj = projection("v_proj", num_kv_heads)
+        self.o_proj = make(scope / "o_proj", num_heads * head_dim, size, axes=out, use_bias=options.out_bias)
         self.q_norm = self.k_norm = None
         if (epsilon := options.qk_norm_epsilon) is not None:
             normed = num_heads * head_dim if options.norms_all_heads else head_dim
