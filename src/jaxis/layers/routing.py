@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,9 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter, named_modules
 from jaxis.layers.weight_loader import default_weight_loader
 
-SCORE_FUNCTIONS = ("softmax", "sigmoid", "sparsemixer")
-GROUP_SCORES = ("max", "top2_sum")
+ScoreFunction = Literal["softmax", "sigmoid", "sparsemixer"]
+GroupScore = Literal["max", "top2_sum"]
+SCORE_FUNCTIONS: tuple[ScoreFunction, ...] = get_args(ScoreFunction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Routing:
 
     num_experts: int
     num_experts_per_token: int
-    score_function: str = "softmax"
+    score_function: ScoreFunction = "softmax"
     sparsemixer_jitter: float = 0.0
     logit_soft_cap: float | None = None
     renormalize: bool = False
@@ -64,13 +66,13 @@ class Routing:
     scaling_factor: float = 1.0
     num_groups: int = 1
     num_allowed_groups: int = 1
-    group_score: str = "max"
+    group_score: GroupScore = "max"
     biases_logits: bool = False
     float32_logits: bool = False
     scales_input: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("score_function", SCORE_FUNCTIONS), ("group_score", GROUP_SCORES)):
+        for name, known in (("score_function", SCORE_FUNCTIONS), ("group_score", get_args(GroupScore))):
             if getattr(self, name) not in known:
                 raise ConfigError(
                     f"the router's {name}={getattr(self, name)!r} is not supported; known: {', '.join(known)}"

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jax.typing import DTypeLike
 
@@ -42,7 +42,13 @@ from jaxis.quantization_rules import SHORT_NAMES
 
 SCHEMA = 2
 """Version of the JSON that `Analysis.to_json` writes; incremented when a field changes its meaning or is removed."""
-_STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral", "ignored": "neutral"}
+Status = Literal["supported", "default", "neutral", "unsupported", "unread", "unknown"]
+_STATUS_OF_USE: dict[str, Status] = {
+    "used": "supported",
+    "default": "default",
+    "neutral": "neutral",
+    "ignored": "neutral",
+}
 _QUANTIZATIONS = ("int8", "int4")
 _NUM_READERS = 3
 _ANY_LENGTH = 1 << 20  # tokens, where a config has no limit
@@ -61,7 +67,7 @@ class KeyStatus:
 
     key: str
     value: Any
-    status: str
+    status: Status
 
 
 @dataclass(frozen=True)

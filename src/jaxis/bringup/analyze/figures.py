@@ -26,6 +26,7 @@ from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.loading.safetensors import TensorInfo
+from jaxis.models.common.interfaces import has_tied_head
 from jaxis.parallel.mesh import EXPERT_AXES
 
 BLOCK_SIZE = 16
@@ -97,10 +98,6 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
     used = experts * chosen // available if available and chosen else experts
     looked_up = of_layers if has_tied_head(model) else of_layers + embedding
     return ParameterCount(total, embedding, experts, total - experts + used - looked_up)
-
-
-def has_tied_head(model: JaxModule) -> bool:
-    return not any(f".{name}".endswith(".lm_head.weight") for name, _ in named_parameters(model))
 
 
 def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:

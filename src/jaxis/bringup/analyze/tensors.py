@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class TensorProblem:
       reason: Error of the first of them.
     """
 
-    kind: str
+    kind: Literal["refused", "unfilled"]
     names: str
     count: int
     reason: str
