@@ -17,7 +17,7 @@ _NOT_COMPARED = {
     *("architectures", "model_type", "dtype", "torch_dtype", "vocab_size", "tie_word_embeddings", "head_dim"),
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rope_local_base_freq"),
     *("original_max_position_embeddings", "layer_types", "quantization_config", "num_nextn_predict_layers"),
-    *("moe_layers", "no_rope_layers"),  # `gguf_keys` checks them
+    *("moe_layers", "no_rope_layers"),  # `model_keys` checks them
 }
 _OTHER_NAMES = {"num_local_experts": "num_experts"}
 
@@ -72,7 +72,7 @@ def _has_two_ropes(config: HFConfig) -> bool:
 def _layer_types(config: HFConfig) -> list[str]:
     """Returns each layer's type, if they differ."""
     kinds = list(config.get("layer_types") or [])
-    # `gguf_keys` checks the order of layers with chunks.
+    # `model_keys` checks the order of layers with chunks.
     return kinds if len(set(kinds)) > 1 and "chunked_attention" not in kinds else []
 
 

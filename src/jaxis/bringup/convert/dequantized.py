@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxis.bringup.convert.expert_stacks import GATE_UP_ORDERS, join_gate_up
+from jaxis.bringup.convert.expert_stacks import join_gate_up
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import dequantize
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
@@ -38,7 +38,7 @@ class DequantizedTensors:
 
     def __init__(self, checkpoint: GGUFCheckpoint, dtype: np.dtype | None = None) -> None:
         self._checkpoint, self._dtype = checkpoint, dtype
-        self._order = GATE_UP_ORDERS.get(checkpoint.architecture)
+        self._order = checkpoint.tensor_names.stack
         self._is_bfloat16 = checkpoint.config["dtype"] == "bfloat16" and not self._has_blocks()
         self.num_dequantized, self.dequantized_bytes = 0, (0, 0)
         self._tensors = dict(self._plan())

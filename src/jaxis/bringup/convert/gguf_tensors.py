@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxis.bringup.convert.expert_stacks import GATE_UP_ORDERS, split_gate_up
+from jaxis.bringup.convert.expert_stacks import split_gate_up
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.architecture_names import NAMES
+from jaxis.loading.gguf.tensor_names import GGUFNames
 
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _OF_EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+)\.(weight|bias)")
@@ -61,13 +61,13 @@ class ModelSizes:
 
 
 def gguf_tensors(
-    shapes: Mapping[str, tuple[int, ...]], architecture: str, sizes: ModelSizes, source: str
+    shapes: Mapping[str, tuple[int, ...]], names: GGUFNames, sizes: ModelSizes, source: str
 ) -> list[FileTensor]:
     """Returns the file's tensors, in the order of the layers, for the tensors that the checkpoint's model uses.
 
-    Raises CheckpointError, with the name `source`, if a tensor has no place in a file of llama.cpp's `architecture`.
+    Raises CheckpointError, with the name `source`, if a tensor has no place in a file of these `names`.
     """
-    inverse = _Inverse(shapes, architecture, sizes)
+    inverse = _Inverse(shapes, names, sizes)
     found = [tensor for name in shapes for tensor in inverse.tensors_of(name)]
     if inverse.without_place:
         raise CheckpointError(
@@ -78,9 +78,8 @@ def gguf_tensors(
 
 
 class _Inverse:
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], architecture: str, sizes: ModelSizes) -> None:
-        self._shapes, self._names, self._sizes = shapes, NAMES[architecture], sizes
-        self._gate_up = GATE_UP_ORDERS.get(architecture)
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], names: GGUFNames, sizes: ModelSizes) -> None:
+        self._shapes, self._names, self._sizes = shapes, names, sizes
         self._base_of = {target: base for base, target in self._names.block.items()}
         self.without_place: list[str] = []
 
@@ -129,7 +128,12 @@ class _Inverse:
                 return []
             return [self._stack(f"{prefix}ffn_{kinds[match[3]]}_exps.{match[4]}", name)]
         leaf = rest.rpartition(".")[2]
-        if self._gate_up is None or leaf not in ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"):
+        if self._names.stack is None or leaf not in (
+            "gate_up_proj",
+            "down_proj",
+            "gate_up_proj_bias",
+            "down_proj_bias",
+        ):
             return None
         shape, is_bias = self._shapes[name], leaf.endswith("_bias")
         suffix = "bias" if is_bias else "weight"
@@ -139,7 +143,7 @@ class _Inverse:
         half = (shape[0], shape[-1] // 2) if is_bias else (shape[0], shape[2] // 2, shape[1])
         return [
             FileTensor(
-                f"{prefix}ffn_{kind}_exps.{suffix}", half, (name,), _half(part, self._gate_up.interleaved, is_bias)
+                f"{prefix}ffn_{kind}_exps.{suffix}", half, (name,), _half(part, self._names.stack.interleaved, is_bias)
             )
             for part, kind in enumerate(("gate", "up"))
         ]

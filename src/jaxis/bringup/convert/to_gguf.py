@@ -12,7 +12,6 @@ import numpy as np
 from jaxis.bringup.convert.completeness import check_complete
 from jaxis.bringup.convert.config_difference import first_difference
 from jaxis.bringup.convert.gguf_file import BLOCK_TYPE_OF, GGUFFileWriter, GGUFTensorHeader, GGUFValue
-from jaxis.bringup.convert.gguf_keys import WITH_BIASES, ModelKeys, model_keys
 from jaxis.bringup.convert.gguf_tensors import FileTensor, ModelSizes, gguf_tensors
 from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
 from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
@@ -21,10 +20,11 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import check_destination
-from jaxis.loading.gguf.config import read_config
+from jaxis.loading.gguf.config import ModelKeys, model_keys, read_config
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.generation import SETTINGS
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.gguf.tensor_names import GGUFNames
 from jaxis.loading.open_checkpoint import open_checkpoint, read_generation_defaults, read_hf_config
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 from jaxis.models.common.tables import EMBEDDINGS, HEAD
@@ -79,7 +79,7 @@ class _Plan:
     architecture: str
     keys: dict[str, GGUFValue]
     tensors: list[FileTensor]
-    constants: dict[str, np.ndarray]
+    constants: Mapping[str, np.ndarray]
     headers: dict[str, GGUFTensorHeader]
     original_names: dict[str, str]
     notes: tuple[str, ...]
@@ -101,7 +101,7 @@ def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) 
     infos = {name: checkpoint.info(original) for name, original in original_names.items()}
     tensors = _tensors({name: info.shape for name, info in infos.items()}, config, described.names, source)
     biases = [tensor.sources[0] for tensor in tensors if tensor.name.endswith(("_q.bias", "_output.bias", "_up.bias"))]
-    if biases and described.architecture not in WITH_BIASES:
+    if biases and not described.has_biases:
         raise ConfigError(
             f"{source}: llama.cpp's files of the architecture {described.architecture} have no biases, "
             f"but the model has {biases[0]}"
@@ -166,7 +166,9 @@ def _left_out(checkpoint: Checkpoint | OrbaxCheckpoint, original_names: Mapping[
     )
 
 
-def _tensors(shapes: Mapping[str, tuple[int, ...]], config: HFConfig, names: str, source: Path) -> list[FileTensor]:
+def _tensors(
+    shapes: Mapping[str, tuple[int, ...]], config: HFConfig, names: GGUFNames, source: Path
+) -> list[FileTensor]:
     sizes = ModelSizes(
         config["num_hidden_layers"],
         config["num_attention_heads"],

@@ -5,6 +5,7 @@ Source: llama.cpp's `gguf-py/gguf/constants.py` and `src/llama-model.cpp`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ from jaxis.loading.gguf.container import GGUFTensor, shortest_float
 
 # Keys of an architecture that cannot change a model's logits. The number of rows of the embeddings is `vocab_size`.
 NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+REQUIRED: Any = object()
+"""Default of a key that a file must have."""
+_OF_LAYER = re.compile(r"^blk\.\d+\.")
+_EXPECTED = {int: "a number above 0", float: "a number", bool: "true or false"}
 
 
 class Keys:
@@ -35,6 +40,7 @@ class Keys:
         prefix = f"{self.architecture}."
         self._values = {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}
         self._read: set[str] = set()
+        self._tensor_names = {_OF_LAYER.sub("", name) for name in tensors}
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -64,12 +70,21 @@ class Keys:
             raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
         return value
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer. Raises ConfigError if it is something else, or absent without a default."""
-        value = self.require(key) if default is None else self.get(key, default)
-        if type(value) is not int or value < 0:
-            raise ConfigError(f"{self.source} has {self.architecture}.{key} = {value!r}, expected a number above 0")
-        return value
+    def typed(self, key: str, kind: type, default: Any = REQUIRED) -> Any:
+        """Returns a value of a type: int (from 0 on), float or bool; the default if it is absent.
+
+        Raises ConfigError if the value has another type, or is absent without a default.
+        """
+        value = self.require(key) if default is REQUIRED else self.get(key)
+        if value is None:
+            return default
+        if not (type(value) is kind or (kind is float and type(value) is int)) or (kind is int and value < 0):
+            raise ConfigError(f"{self.source} has {self.architecture}.{key} = {value!r}, expected {_EXPECTED[kind]}")
+        return kind(value)
+
+    def integer(self, key: str, default: Any = REQUIRED) -> int:
+        """Returns an integer from 0 on, as `typed` does."""
+        return self.typed(key, int, default)
 
     def assume(self, name: str, value: Any) -> Any:
         """Returns the family's value for a key that the file does not have, and reports it."""
@@ -108,8 +123,8 @@ class Keys:
             )
 
     def has_tensor(self, name: str) -> bool:
-        """Returns whether the model, or its first layer, has a tensor of this name."""
-        return name in self.tensors or f"blk.0.{name}" in self.tensors
+        """Returns whether the model, or one of its layers, has a tensor of this name."""
+        return name in self._tensor_names
 
     def check_all_read(self) -> None:
         """Raises ConfigError if a key was not read that could change the model's logits."""

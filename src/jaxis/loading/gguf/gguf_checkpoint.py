@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.loading.gguf.architecture_names import NAMES
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.model_files import GGUFModelFiles
 from jaxis.loading.gguf.names import parts_of
@@ -30,7 +29,7 @@ class GGUFCheckpoint:
 
     Attributes:
       path: The first file.
-      architecture: The entry of `architecture_names.NAMES`.
+      tensor_names: Names of the architecture's tensors.
       config: Content of the corresponding config.json.
       assumptions: Values of the config that the file does not contain, one sentence each.
       total_bytes: Bytes of all tensors together.
@@ -45,12 +44,12 @@ class GGUFCheckpoint:
         self.path = self._files.path
         try:
             config = read_config(self._files.metadata, self._files.tensors, self._floats, str(self.path))
-            self._parts = self._find_parts(config.architecture, config.sizes)
+            self.tensor_names = config.tensors
+            self._parts = self._find_parts(config.sizes)
             self._small = config.small_tensors
         except (CheckpointError, ConfigError):
             self._files.close()
             raise
-        self.architecture = config.architecture
         self.assumptions = config.assumptions
         self.config: dict[str, Any] = config.values
         if block_types := self._block_types():
@@ -140,12 +139,12 @@ class GGUFCheckpoint:
         for stored, part in self._parts[name]:
             self._files.file_of(stored).release(self._view(stored, part))
 
-    def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, list[tuple[str, StoredPart]]]:
+    def _find_parts(self, sizes: Sizes) -> dict[str, list[tuple[str, StoredPart]]]:
         """Returns Hugging Face name -> tensors in the file with its rows, mostly one, and their changes."""
         found: dict[str, list[tuple[str, StoredPart]]] = {}
         for stored, tensor in self._files.tensors.items():
             try:
-                parts = parts_of(tensor, NAMES[architecture], sizes)
+                parts = parts_of(tensor, self.tensor_names, sizes)
             except CheckpointError as error:
                 raise CheckpointError(f"{self.path}: {error}") from None
             for part in parts:

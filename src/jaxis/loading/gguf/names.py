@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.architecture_names import OF_EACH, OF_EACH_HEAD, ArchitectureNames
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.stored_part import Sizes, StoredPart
+from jaxis.loading.gguf.tensor_names import OF_EACH, OF_EACH_HEAD, GGUFNames
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -37,7 +37,7 @@ _PIECE = re.compile(r"\[(\d)\]$")
 _NOT_WEIGHTS_OF_BLOCKS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "rope_factors_short"}
 
 
-def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list[StoredPart]:
+def parts_of(tensor: GGUFTensor, names: GGUFNames, sizes: Sizes) -> list[StoredPart]:
     """Returns the Hugging Face tensors that one of the file becomes; empty if the model's logits do not need it.
 
     Raises CheckpointError if the architecture has no such tensor.
@@ -72,7 +72,7 @@ def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list
 
 
 def _parts_of_block(
-    tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: ArchitectureNames, sizes: Sizes
+    tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: GGUFNames, sizes: Sizes
 ) -> list[StoredPart]:
     if (whole := names.block.get(f"{base}.{suffix}")) is not None:
         return [StoredPart(prefix + whole.removesuffix("="))]
@@ -96,9 +96,9 @@ def _parts_of_block(
 
 
 def _named_part(
-    tensor: GGUFTensor, prefix: str, target: str, base: str, suffix: str, names: ArchitectureNames, sizes: Sizes
+    tensor: GGUFTensor, prefix: str, target: str, base: str, suffix: str, names: GGUFNames, sizes: Sizes
 ) -> StoredPart:
-    """Returns the checkpoint's tensor, or the rows of it, that `target` of `ArchitectureNames.block` names."""
+    """Returns the checkpoint's tensor, or the rows of it, that `target` of `GGUFNames.block` names."""
     piece = 0
     if match := _PIECE.search(target):
         if suffix == "scale":
@@ -129,7 +129,7 @@ def _rows_by_group(sizes: Sizes) -> np.ndarray:
     return np.concatenate([part.reshape(sizes.num_kv_heads, -1) for part in parts], axis=1).ravel()
 
 
-def _parts_of_qkv(prefix: str, suffix: str, names: ArchitectureNames, sizes: Sizes) -> Iterator[StoredPart]:
+def _parts_of_qkv(prefix: str, suffix: str, names: GGUFNames, sizes: Sizes) -> Iterator[StoredPart]:
     """Yields the projections of queries, keys and values, which the file has one below the other."""
     first = 0
     for each, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads), ("v", sizes.num_kv_heads)):

@@ -1,0 +1,173 @@
+"""GPT-OSS, Llama 4, MiniMax M2, ERNIE 4.5 MoE and Hunyuan."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.loading.gguf.common_facts import (
+    ATTENTION_BIAS,
+    BASE,
+    EXPERT_WIDTH,
+    ONE_BASE,
+    RMS,
+    SIGMOID,
+    SOFTMAX,
+    experts,
+    usual,
+    windows,
+)
+from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, Values
+from jaxis.loading.gguf.rope_keys import rope
+from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, key, only, unused
+from jaxis.loading.gguf.tensor_names import (
+    ATTENTION,
+    FEED_FORWARD,
+    HEAD_NORMS,
+    LLAMA,
+    SHARED_EXPERTS,
+    W1_W3_W2,
+    GateUpOrder,
+    GGUFNames,
+    each,
+)
+
+_ALL_LAYERS_ARE_SPARSE = (
+    key("intermediate_size", "feed_forward_length", None),
+    key("intermediate_size", "expert_feed_forward_length"),
+)
+_LLAMA4_KINDS = ("chunked_attention", "chunked_attention", "chunked_attention", FULL)
+_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+
+def _read_llama4(reader: ConfigReader) -> Values:
+    keys = reader.keys
+    if keys.get("attention.sliding_window", 8192) == 0:
+        raise ConfigError(f"{keys.source} is a Llama 4 model without chunks, which is not supported")
+    if reader.layer_types(full_every=4) != [SLIDING if (i + 1) % 4 else FULL for i in range(reader.num_layers)]:
+        raise ConfigError(f"{keys.source} has another pattern of layers than Llama 4: use the original checkpoint")
+    chunks = {name: keys.assume(name, 8192) for name in ("attention_chunk_size", "floor_scale")}
+    return {
+        **chunks,
+        "attn_scale": keys.assume("attn_scale", 0.1),
+        "use_qk_norm": keys.assume("use_qk_norm", keys.integer("expert_count") != 128),
+        "attn_temperature_tuning": True,
+    }
+
+
+def _write_llama4(config: HFConfig) -> FileKeys:
+    layers, step = range(config["num_hidden_layers"]), config["interleave_moe_layer_step"]
+    for name, expected in (
+        ("moe_layers", [i for i in layers if (i + 1) % step == 0]),
+        ("no_rope_layers", [int((i + 1) % 4 != 0) for i in layers]),
+        ("layer_types", [_LLAMA4_KINDS[i % 4] for i in layers]),
+    ):
+        if config.get(name) not in (None, [], expected):
+            raise ConfigError(f"{config.source}: GGUF has no key for {name}={config.get(name)}, only {expected}")
+    return {}
+
+
+def _one_width(reader: ConfigReader) -> Values:
+    """Hunyuan A13B's experts are as wide as its dense layers."""
+    for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        reader.keys.expect(name, reader.values["intermediate_size"])
+    return {}
+
+
+GGUFS = (
+    GGUF(
+        ("gpt-oss", "gpt_oss", "GptOssForCausalLM"),
+        (
+            # As it was published: the range between the two betas is not rounded.
+            [BASE, RMS, rope(150_000.0, yarn=lambda _: {"truncate": False}), ONE_BASE],
+            [_ALL_LAYERS_ARE_SPARSE, experts("num_local_experts"), windows(2, 128)],
+        ),
+        GGUFNames(
+            {
+                **ATTENTION,
+                "attn_sinks": "self_attn.sinks=",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "mlp.router",
+            },
+            stack=GateUpOrder(interleaved=True),
+        ),
+        written=Written(biases=True, window=True),
+    ),
+    GGUF(
+        ("llama4", "llama4_text", "Llama4ForCausalLM"),
+        (
+            [BASE, RMS, rope(500_000.0), ONE_BASE, experts("num_local_experts"), Fact(_read_llama4, _write_llama4)],
+            key("intermediate_size", "expert_feed_forward_length"),
+            key("intermediate_size_mlp", "feed_forward_length"),
+            key("interleave_moe_layer_step", "interleave_moe_layer_step"),
+        ),
+        GGUFNames(
+            {
+                **(ATTENTION | FEED_FORWARD),
+                "ffn_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "feed_forward.router",
+                **each("gate up down", "ffn_{}_shexp", "feed_forward.shared_expert.{}_proj"),
+            },
+            experts="feed_forward.experts",
+            stack=GateUpOrder(),
+        ),
+        written=Written(window=True),
+    ),
+    GGUF(
+        ("minimax-m2", "minimax_m2", "MiniMaxM2ForCausalLM"),
+        (
+            [usual(is_partial=True), _ALL_LAYERS_ARE_SPARSE, experts("num_local_experts")],
+            only("expert_gating_func", SIGMOID),
+            only("expert_weights_scale", 1.0),
+            only("expert_weights_norm", True),
+        ),
+        GGUFNames(
+            {
+                **(ATTENTION | HEAD_NORMS),
+                "ffn_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "block_sparse_moe.gate",
+                "exp_probs_b": "block_sparse_moe.e_score_correction_bias=",
+            },
+            experts="block_sparse_moe.experts",
+            projections=W1_W3_W2,
+        ),
+    ),
+    GGUF(
+        ("ernie4_5-moe", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
+        (
+            [usual(500_000.0), experts("moe_num_experts", "moe_k"), EXPERT_WIDTH],
+            only("expert_gating_func", SOFTMAX),
+            only("expert_weights_scale", 1.0),
+            unused("expert_shared_feed_forward_length"),  # the converter's guess, of other sizes
+            key("moe_num_shared_experts", "expert_shared_count", 0),
+            key("moe_layer_start_index", "leading_dense_block_count", 0),
+            key("moe_layer_interval", "interleave_moe_layer_step", 1),
+        ),
+        GGUFNames(
+            {
+                **(LLAMA | SHARED_EXPERTS),
+                **{"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.moe_statics.e_score_correction_bias="},
+            }
+        ),
+    ),
+    # The files of Hunyuan have the rope's base with alpha.
+    GGUF(
+        ("hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
+        (usual(), ATTENTION_BIAS),
+        GGUFNames(LLAMA | _HUNYUAN_NORMS),
+    ),
+    GGUF(
+        ("hunyuan-moe", "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
+        (
+            [usual(), ATTENTION_BIAS, experts("num_experts", "moe_topk"), Fact(_one_width)],
+            only("expert_shared_count", 1),
+            only("expert_weights_scale", 1.0),
+        ),
+        GGUFNames(
+            {
+                **(LLAMA | _HUNYUAN_NORMS),
+                "ffn_gate_inp": "mlp.gate.wg",
+                **each("gate up down", "ffn_{}_shexp", "mlp.shared_mlp.{}_proj"),
+            }
+        ),
+    ),
+)

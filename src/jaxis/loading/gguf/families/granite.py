@@ -1,0 +1,77 @@
+"""Granite 3 and 4: Llama with multipliers, experts and Mamba2 layers."""
+
+from __future__ import annotations
+
+from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, BASE, MLP_BIAS, RMS, experts, usual
+from jaxis.loading.gguf.config_reader import ConfigReader, Values
+from jaxis.loading.gguf.families.mamba import MAMBA2_OF_HYBRIDS, mamba2_heads, mixer_names
+from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only, unused
+from jaxis.loading.gguf.tensor_names import LLAMA, GateUpOrder, GGUFNames
+
+_MULTIPLIERS = (
+    key("embedding_multiplier", "embedding_scale", 1.0, float),
+    key("residual_multiplier", "residual_scale", 1.0, float),
+    key("attention_multiplier", "attention.scale", lambda reader: reader.head_dim**-0.5, float),
+    key("logits_scaling", "logit_scale", kind=float),
+)
+_EXPERTS = (experts("num_local_experts"), only("expert_weights_scale", 1.0))
+_HAS_ROPE, _HAS_NONE = (only("rope.scaling.finetuned", has_rope) for has_rope in (True, False))
+_EXPERT_NAMES = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_shexp": "shared_mlp.input_linear[0]",
+    "ffn_up_shexp": "shared_mlp.input_linear[1]",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_STACK = GateUpOrder(outputs_first=True, gate_up="input_linear.weight", down="output_linear.weight")
+_MOE_NAMES = GGUFNames(LLAMA | _EXPERT_NAMES, experts="block_sparse_moe.experts", stack=_STACK, permutes_rope=True)
+_HYBRID_NAMES = GGUFNames(
+    {
+        **LLAMA,
+        **_EXPERT_NAMES,
+        **mixer_names("mamba", "dt_bias="),
+        **{"ffn_gate": "shared_mlp.input_linear[0]", "ffn_up": "shared_mlp.input_linear[1]"},
+        "ffn_down": "shared_mlp.output_linear",
+    },
+    experts="block_sparse_moe.experts",
+    stack=_STACK,
+    permutes_rope=True,
+)
+_MOE = (_HAS_ROPE, usual(), _MULTIPLIERS, ATTENTION_BIAS, _EXPERTS)
+
+
+def _hybrid(reader: ConfigReader) -> Values:
+    keys = reader.keys
+    width = keys.integer("feed_forward_length")
+    num_heads, head_dim = mamba2_heads(reader)
+    return {
+        "intermediate_size": width,
+        "shared_intermediate_size": keys.integer("expert_shared_feed_forward_length", 0) or width,
+        "layer_types": ["attention" if heads else "mamba" for heads in reader.kv_heads_of_layers or []],
+        "mamba_expand": num_heads * head_dim // reader.hidden_size,
+    }
+
+
+_HYBRID = (
+    [BASE, RMS, _MULTIPLIERS, ATTENTION_BIAS, MAMBA2_OF_HYBRIDS, Fact(_hybrid)],
+    [_HAS_NONE, unused("rope.dimension_count", "rope.freq_base", "expert_used_count")],
+    constant("position_embedding_type", "nope"),
+)
+_HYBRID_MODEL = ("granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM")
+GGUFS = (
+    GGUF(
+        ("granite", "granite", "GraniteForCausalLM"),
+        (_HAS_ROPE, usual(), has("attention_bias", "attn_q.bias", "attn_qkv.bias"), MLP_BIAS, _MULTIPLIERS),
+        GGUFNames(LLAMA, permutes_rope=True),
+        written=Written(biases=True),
+    ),
+    GGUF(
+        ("granitemoe", "granitemoeshared", "GraniteMoeSharedForCausalLM"),
+        (_MOE, key("shared_intermediate_size", "expert_shared_feed_forward_length")),
+        _MOE_NAMES,
+        when="expert_shared_feed_forward_length",
+    ),
+    GGUF(("granitemoe", "granitemoe", "GraniteMoeForCausalLM"), _MOE, _MOE_NAMES),
+    # Bamba's files, whose attention has a rope, are not supported.
+    GGUF(_HYBRID_MODEL, (_HYBRID, _EXPERTS), _HYBRID_NAMES, when="expert_count"),
+    GGUF(_HYBRID_MODEL, (_HYBRID, constant("num_local_experts", 0)), _HYBRID_NAMES),
+)

@@ -1,0 +1,168 @@
+"""Llama, Mistral, Mixtral and families that are Llama but for a few settings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, MLP_BIAS, WINDOW, experts, usual
+from jaxis.loading.gguf.config_reader import ConfigReader, Values
+from jaxis.loading.gguf.rope_keys import long_factors
+from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only
+from jaxis.loading.gguf.tensor_names import ATTENTION, HEAD_NORMS, LLAMA, MLP, W1_W3_W2, GGUFNames, each
+
+_NAMES = GGUFNames(LLAMA, permutes_rope=True)
+_MIXTRAL_NAMES = GGUFNames(
+    {**LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"},
+    experts="block_sparse_moe.experts",
+    projections=W1_W3_W2,
+    permutes_rope=True,
+)
+_EXAONE_NAMES = GGUFNames(
+    {
+        **each("q k v", "attn_{}", "attn.attention.{}_proj"),
+        **{"attn_output": "attn.attention.out_proj", "attn_norm": "ln_1", "ffn_norm": "ln_2"},
+        **{"ffn_gate": "mlp.c_fc_0", "ffn_up": "mlp.c_fc_1", "ffn_down": "mlp.c_proj"},
+    },
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    top_level={"token_embd": "transformer.wte"},
+)
+_BIASES = (has("attention_bias", "attn_q.bias", "attn_qkv.bias"), MLP_BIAS)
+_QKV_AND_MLP_BIASES = (ATTENTION_BIAS, MLP_BIAS)
+
+
+def _whole_heads(reader: ConfigReader) -> Values:
+    if "partial_rotary_factor" in reader.values:
+        keys = reader.keys
+        raise ConfigError(f"{keys.source} rotates a part of each head, which {keys.architecture} files cannot have")
+    return {}
+
+
+_LLAMA = (usual(), Fact(_whole_heads))
+
+
+def _has_window(reader: ConfigReader) -> bool:
+    return bool(reader.keys.get("attention.sliding_window"))
+
+
+def _grows(reader: ConfigReader) -> bool:
+    return bool(reader.keys.get("attention.temperature_scale"))
+
+
+def _growing_rope(reader: ConfigReader) -> Values:
+    """Ministral 3's queries grow with their position."""
+    mscale = reader.keys.get("rope.scaling.yarn_log_multiplier")
+    beta = reader.keys.get("attention.temperature_scale") or None
+    return {"mscale": mscale, "mscale_all_dim": mscale, "llama_4_scaling_beta": beta}
+
+
+def _check_yarn(reader: ConfigReader) -> Values:
+    if "rope_scaling" not in reader.values:
+        raise ConfigError(f"{reader.keys.source} has attention.temperature_scale without a YaRN rope: use another file")
+    return {}
+
+
+_MISTRAL3 = (usual(yarn=_growing_rope), WINDOW)
+
+
+def _activations(reader: ConfigReader) -> Values:
+    """Apertus' numbers of its activations, which the file has in keys: one of each layer."""
+    keys = reader.keys
+    for name, shape in (("alpha_n", (1,)), ("alpha_p", (1,)), ("beta", ()), ("eps", ())):
+        numbers = keys.metadata.get(f"xielu.{name}")
+        if not isinstance(numbers, np.ndarray) or len(numbers) < reader.num_layers:
+            raise ConfigError(f"{keys.source} lacks the key xielu.{name} with a number for each layer")
+        for layer in range(reader.num_layers):
+            number = np.asarray(numbers[layer], np.float32).reshape(shape)
+            reader.small_tensors[f"model.layers.{layer}.mlp.act_fn.{name}"] = number
+    return {"hidden_act": "xielu"}
+
+
+def _minicpm_scales(reader: ConfigReader) -> Values:
+    """MiniCPM4's long rope, and the multipliers of MiniCPM 1B and 2B, which older files lack."""
+    keys = reader.keys
+    residual, logits = keys.get("residual_scale"), keys.get("logit_scale")
+    found: Values = {
+        "scale_depth": keys.assume("scale_depth", 1.4) if residual is None else residual * reader.num_layers**0.5,
+        "dim_model_base": keys.assume("dim_model_base", 256) if logits is None else reader.hidden_size / logits,
+    }
+    if (scaling := long_factors(reader)) is not None:
+        original = keys.get("rope.scaling.original_context_length", reader.values["max_position_embeddings"])
+        found["rope_scaling"] = scaling | {"attention_factor": 1.0, "original_max_position_embeddings": original}
+    return found
+
+
+def _exaone4_windows(reader: ConfigReader) -> Values:
+    """Without windows, every layer has a rope."""
+    window = reader.keys.get("attention.sliding_window") or None
+    return {"sliding_window": window} | ({} if window is None else {"layer_types": reader.layer_types(full_every=4)})
+
+
+GGUFS = (
+    GGUF(
+        ("llama", "mixtral", "MixtralForCausalLM"),
+        (_LLAMA, WINDOW, experts("num_local_experts"), only("expert_weights_scale", 1.0)),
+        _MIXTRAL_NAMES,
+        when="expert_count",
+        written=Written(biases=True),
+    ),
+    GGUF(
+        ("llama", "mistral", "MistralForCausalLM"),
+        (_LLAMA, WINDOW),
+        _NAMES,
+        when="attention.sliding_window",
+        written=Written(biases=True),
+    ),
+    GGUF(("llama", "llama", "LlamaForCausalLM"), (_LLAMA, _BIASES), _NAMES, written=Written(biases=True)),
+    GGUF(
+        ("mistral3", "ministral3", "Ministral3ForCausalLM"),
+        (_MISTRAL3, Fact(_check_yarn)),
+        _NAMES,
+        when="attention.temperature_scale",
+    ),
+    GGUF(("mistral3", "mistral", "MistralForCausalLM"), _MISTRAL3, _NAMES),
+    GGUF(("internlm2", "llama", "LlamaForCausalLM"), usual(), _NAMES),
+    GGUF(
+        ("arcee", "arcee", "ArceeForCausalLM"),
+        (usual(), _QKV_AND_MLP_BIASES, constant("hidden_act", "relu2")),
+        _NAMES,
+    ),
+    GGUF(
+        ("smollm3", "smollm3", "SmolLM3ForCausalLM"),
+        (usual(), _BIASES, constant("no_rope_layer_interval", 4, is_assumed=True)),
+        _NAMES,
+    ),
+    GGUF(
+        ("seed_oss", "seed_oss", "SeedOssForCausalLM"),
+        (usual(), _BIASES, has("attention_out_bias", "attn_output.bias")),
+        GGUFNames({**ATTENTION, **MLP, "post_attention_norm": "post_attention_layernorm"}),
+    ),
+    GGUF(
+        ("apertus", "apertus", "ApertusForCausalLM"),
+        (usual(), ATTENTION_BIAS, Fact(_activations)),
+        GGUFNames({**LLAMA, **HEAD_NORMS, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}),
+    ),
+    GGUF(
+        ("minicpm", "minicpm", "MiniCPMForCausalLM"),
+        (usual(), key("scale_emb", "embedding_scale", 12.0, float, is_assumed=True), Fact(_minicpm_scales)),
+        _NAMES,
+    ),
+    GGUF(
+        ("ernie4_5", "ernie4_5", "Ernie4_5ForCausalLM"),
+        (usual(500_000.0), has("use_bias", "attn_output.bias")),
+        GGUFNames(LLAMA),
+    ),
+    GGUF(("exaone", "exaone", "ExaoneForCausalLM"), usual(), _EXAONE_NAMES),
+    GGUF(
+        ("exaone4", "exaone4", "Exaone4ForCausalLM"),
+        (usual(1_000_000.0), Fact(_exaone4_windows)),
+        GGUFNames(
+            {
+                **each("q k v", "attn_{}", "self_attn.{}_proj"),
+                **{"attn_output": "self_attn.o_proj", **HEAD_NORMS, **MLP},
+                **{"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+            }
+        ),
+    ),
+)
