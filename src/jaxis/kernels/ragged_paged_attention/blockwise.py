@@ -25,7 +25,7 @@ from jaxis.kernels.ragged_paged_attention.layout import read_blocks, request_of_
 # than a TPU keeps in VMEM.
 PREFILL_CHUNK_TOKENS = 256
 DECODE_CHUNK_TOKENS = 128
-DECODE_CHUNK_BYTES = 32 << 20
+DECODE_CHUNK_BYTES = 4 << 20
 TILE_QUERIES = 64
 
 

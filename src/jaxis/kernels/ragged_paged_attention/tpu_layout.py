@@ -67,12 +67,30 @@ def write_rows(
     kv_cache = kv_cache.at[places.block, places.offset].set(rows.astype(kv_cache.dtype), mode="drop")
     if scales is None:
         return kv_cache
-    num_bytes, width = scales.shape[2] * SCALE_BYTES, kv_cache.shape[3]
-    scale_bytes = jax.lax.bitcast_convert_type(scales, jnp.int8).reshape(*scales.shape[:2], num_bytes)
-    first = places.offset * num_bytes
-    slot, lanes = block_size + first // width, first[:, None] % width + jnp.arange(num_bytes)
-    where = kv_cache.at[places.block[:, None], slot[:, None], :, lanes]
-    return where.set(scale_bytes.swapaxes(1, 2), mode="drop")
+    return _write_scales(kv_cache, scales, places, block_size)
+
+
+def _write_scales(kv_cache: jax.Array, scales: jax.Array, places: CachePlaces, block_size: int) -> jax.Array:
+    """Writes whole slots, with the scales of all of a block's new tokens: to write parts, XLA would copy the cache."""
+    num_tokens, num_rows, parts = scales.shape
+    num_blocks, num_slots, _, width = kv_cache.shape
+    in_block = jnp.arange(block_size)
+    # Tokens of a block are neighbours.
+    row = jnp.arange(num_tokens)[:, None] + in_block - places.offset[:, None]
+    token = jnp.clip(row, 0, num_tokens - 1)
+    is_new = (token == row) & (places.block[token] == places.block[:, None]) & (places.offset[token] == in_block)
+
+    def to_slots(of_block: jax.Array) -> jax.Array:
+        """Arranges bytes [T, B, R, 4 * P] as slots [T, S, R, W]."""
+        lanes = of_block.swapaxes(1, 2).reshape(num_tokens, of_block.shape[2], -1)
+        lanes = jnp.pad(lanes, ((0, 0), (0, 0), (0, (num_slots - block_size) * width - lanes.shape[2])))
+        return lanes.reshape(num_tokens, of_block.shape[2], -1, width).swapaxes(1, 2)
+
+    scale_bytes = jax.lax.bitcast_convert_type(scales, jnp.int8).reshape(num_tokens, num_rows, -1)
+    mask = jnp.broadcast_to(is_new[..., None, None], (num_tokens, block_size, 1, parts * SCALE_BYTES))
+    old = kv_cache[jnp.minimum(places.block, num_blocks - 1), block_size:]
+    slots = jnp.where(to_slots(mask), to_slots(scale_bytes[token]), old)
+    return kv_cache.at[places.block, block_size:].set(slots, mode="drop")
 
 
 def read_heads(
