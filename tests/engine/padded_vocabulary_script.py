@@ -29,7 +29,7 @@ SIZES = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "kv_cache_memory": "8M
 
 def start(folder: str, pipeline: int = 1, data: int = 1, tensor: int = 1, **arguments: Any) -> LLM:
     sizes = {"pipeline_parallel_size": pipeline, "data_parallel_size": data, "tensor_parallel_size": tensor}
-    with mock.patch.object(setup, "_check_ranks_share"):
+    with mock.patch.object(setup, "check_ranks_share"):
         return LLM(folder, **SIZES | sizes | arguments)
 
 

@@ -29,7 +29,7 @@ def start(folder: str, data: int = 1, tensor: int = 1, **arguments: Any) -> LLM:
     sizes = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "kv_cache_memory": "8MiB", "show_progress": False}
     if data == 1:
         arguments.pop("enable_expert_parallel", None)
-    with mock.patch.object(setup, "_check_ranks_share"):
+    with mock.patch.object(setup, "check_ranks_share"):
         return LLM(folder, data_parallel_size=data, tensor_parallel_size=tensor, **sizes | arguments)
 
 

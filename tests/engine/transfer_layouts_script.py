@@ -31,7 +31,7 @@ def engine(folder: str, sizes: str, role: str | None = None, *, is_native: bool 
         arguments["kv_transfer_config"] = {"kv_role": role, "kv_port": 0}
     library = LIBRARY if is_native else None
     with (
-        mock.patch.object(setup, "_check_ranks_share"),
+        mock.patch.object(setup, "check_ranks_share"),
         mock.patch.object(native, "library", return_value=library),
         LLM(
             folder,

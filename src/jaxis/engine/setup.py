@@ -15,6 +15,7 @@ import jax
 from jaxis.config import VllmConfig
 from jaxis.config.checkpoint_values import trained_context_length
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.argument_groups.devices import check_ranks_share
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
@@ -139,6 +140,7 @@ def build_engine(
       ConfigError, CheckpointError, EngineError: The errors of `LLM`.
     """
     with _other_hosts(args, progress) as followers:
+        check_ranks_share(args)
         opened = opened or open_model(args)
         path, hf_config = opened.path, opened.hf_config
         check_quant_method(quant_method, hf_config)

@@ -40,7 +40,7 @@ def start(model: str, num_hosts: int, size: str, port: int, **arguments: Any) ->
         "kv_cache_memory": 14 * 8192 * max(1, num_devices // 2) * num_ranks,
         "show_progress": False,
     }
-    with mock.patch.object(setup, "_check_ranks_share"):
+    with mock.patch.object(setup, "check_ranks_share"):
         return LLM(model, **defaults | arguments)
 
 

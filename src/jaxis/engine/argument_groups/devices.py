@@ -145,11 +145,6 @@ class DeviceArguments(CacheArguments):
                 f"decode_context_parallel_size={self.decode_context_parallel_size} does not divide "
                 f"block_size={self.block_size}: each device has as many tokens of every block; use a multiple"
             )
-        if ranks > 1 and not self.enable_expert_parallel:
-            raise ConfigError(
-                f"data_parallel_size={ranks} is for mixtures of experts, which the ranks share: add "
-                f"enable_expert_parallel; for another model, start {ranks} servers behind a load balancer"
-            )
 
     def features(self) -> dict[EngineFeature, tuple[bool, str]]:
         sizes = {
@@ -164,3 +159,13 @@ class DeviceArguments(CacheArguments):
     def num_devices(self) -> int:
         """Number of devices of all data ranks and pipeline stages."""
         return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
+
+
+def check_ranks_share(args: DeviceArguments) -> None:
+    """Raises a ConfigError for data ranks without experts to share."""
+    ranks = args.data_parallel_size
+    if ranks > 1 and not args.enable_expert_parallel:
+        raise ConfigError(
+            f"data_parallel_size={ranks} is for mixtures of experts, which the ranks share: add "
+            f"enable_expert_parallel; for another model, start {ranks} servers behind a load balancer"
+        )
