@@ -20,11 +20,10 @@ from jaxis.engine.drafting.speculation import Drafter
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.kv_events.event_format import block_hash
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
-from jaxis.engine.speculation import NoSpeculation
 from tests.engine.kv_events.test_publisher import TOPIC, reading, replay
 from tests.engine.ranks_script import GREEDY, compare, quick_answers, start
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
-from tests.support.drafters import drafters, drafting
+from tests.support.drafters import drafters, drafting, without_drafts
 
 SHARED = PROMPTS[4]
 
@@ -76,7 +75,7 @@ def check_store(llm: LLM, expected: list[Any]) -> None:
     engine.reset_prefix_cache()
     # Prompts of six blocks take the places of everything else, and so do their states.
     num_held = max(ranks[0].block_manager.num_blocks // 6, engine.runner.num_state_slots or 0)
-    with mock.patch.object(engine, "speculation", NoSpeculation()):
+    with without_drafts(engine):
         assert tokens(run(llm, [(SHARED, GREEDY)])) == expected[:1]
         run(llm, [([i, *SHARED[1:]], GREEDY) for i in range((num_held + 1) * len(ranks))])
         before = [rank.block_manager.prefix_cache_hits for rank in ranks]
@@ -146,7 +145,7 @@ def main(folder: str, sizes: str, arguments: str = "{}", kinds: str = "quick") -
                 "kv_cache_memory": 20 * block_bytes * data * max(1, tensor // 2),
             }
             with start(folder, data, tensor, **given | features) as llm:
-                with mock.patch.object(llm.engine, "speculation", NoSpeculation()):
+                with without_drafts(llm.engine):
                     compare(quick_answers(llm), answers)
                 check_drafts(llm, requests, expected, kinds)
                 check_store(llm, answers["alone"])

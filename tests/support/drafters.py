@@ -11,6 +11,7 @@ from jaxis.engine.drafting.chooser import DraftChooser, Guessed
 from jaxis.engine.drafting.prediction import prediction_token_ids
 from jaxis.engine.drafting.speculation import Drafter, DraftRequest, Speculation
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.speculation import NoSpeculation
 from jaxis.sampling_params import SamplingParams
 
 
@@ -101,5 +102,15 @@ def drafting(engine: LLMEngine, drafter: Drafter, max_drafts: int) -> Iterator[S
     engine.speculation = AlwaysSpeculation(drafter, AllDrafts(), max_drafts=max_drafts, read_prediction=read_prediction)
     try:
         yield engine.speculation
+    finally:
+        engine.speculation = before
+
+
+@contextlib.contextmanager
+def without_drafts(engine: LLMEngine) -> Iterator[None]:
+    """Has an engine make no drafts in the block."""
+    before, engine.speculation = engine.speculation, NoSpeculation()
+    try:
+        yield
     finally:
         engine.speculation = before
