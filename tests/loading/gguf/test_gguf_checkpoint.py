@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.loading.gguf.families import READ
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.gguf.table import GGUF
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint, read_config_values, read_generation_defaults
 from tests.support import parity
@@ -212,6 +214,14 @@ def test_the_layers_with_a_window_are_those_that_the_file_lists(tmp_path):
 def test_keys_that_change_the_model_in_an_unknown_way_are_errors(family, keys, message, tmp_path):
     with pytest.raises(ConfigError, match=re.escape(message)):
         config_of(family, tmp_path / "m.gguf", **keys)
+
+
+def test_every_file_is_of_a_model_and_one_is_written():
+    written = [declared.model[1] for family in READ.values() for declared in family if declared.written]
+    assert len(written) == len(set(written))
+    for family in READ.values():
+        assert family[-1].when is GGUF.when
+        assert all(declared.when is not GGUF.when for declared in family[:-1])
 
 
 def rename(monkeypatch, old, new):

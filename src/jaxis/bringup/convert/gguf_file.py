@@ -25,7 +25,7 @@ _CHUNK_ELEMENTS = 1 << 24  # converted at once
 
 @dataclass(frozen=True)
 class GGUFTensorHeader:
-    """Type and NumPy shape of a tensor to be written. Facts of a quantized one are whole blocks."""
+    """Type and NumPy shape of a tensor to be written. Rows of a quantized one are whole blocks."""
 
     block_type: BlockType
     shape: tuple[int, ...]

@@ -5,7 +5,7 @@ Source: llama.cpp's `gguf-py/gguf/constants.py` and `src/llama-model.cpp`.
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +18,6 @@ from jaxis.loading.gguf.container import GGUFTensor, shortest_float
 NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
 REQUIRED: Any = object()
 """Default of a key that a file must have."""
-_OF_LAYER = re.compile(r"^blk\.\d+\.")
 _EXPECTED = {int: "a number above 0", float: "a number", bool: "true or false"}
 
 
@@ -40,7 +39,6 @@ class Keys:
         prefix = f"{self.architecture}."
         self._values = {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}
         self._read: set[str] = set()
-        self._tensor_names = {_OF_LAYER.sub("", name) for name in tensors}
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -124,7 +122,11 @@ class Keys:
 
     def has_tensor(self, name: str) -> bool:
         """Returns whether the model, or one of its layers, has a tensor of this name."""
-        return name in self._tensor_names
+        return name in self.tensors or f"blk.0.{name}" in self.tensors or name in self._names_in_layers
+
+    @functools.cached_property
+    def _names_in_layers(self) -> frozenset[str]:
+        return frozenset(name.split(".", 2)[-1] for name in self.tensors if name.startswith("blk."))
 
     def check_all_read(self) -> None:
         """Raises ConfigError if a key was not read that could change the model's logits."""

@@ -6,6 +6,7 @@ between models are assumptions, which the reader reports.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,19 +129,23 @@ class GGUF:
     has_heads: bool = True
     is_causal: bool = True
 
+    @functools.cached_property
+    def _facts(self) -> tuple[Fact, ...]:
+        return tuple(_flat(self.facts))
+
     def is_of(self, reader: ConfigReader) -> bool:
         return bool(reader.keys.get(self.when)) if isinstance(self.when, str) else self.when(reader)
 
     def read(self, reader: ConfigReader) -> Values:
         """Returns the content of config.json. Raises ConfigError as `Fact` does."""
         reader.values |= {"architectures": [self.model[2]], "model_type": self.model[1]}
-        for fact in _flat(self.facts):
+        for fact in self._facts:
             reader.values |= fact.read(reader)
         return {name: value for name, value in reader.values.items() if name not in self.without}
 
     def write(self, config: HFConfig) -> FileKeys:
         """Returns the keys of a file. Raises ConfigError as `Fact` does."""
-        return {key: value for fact in _flat(self.facts) for key, value in fact.write(config).items()}
+        return {key: value for fact in self._facts for key, value in fact.write(config).items()}
 
 
 def _flat(facts: Facts) -> Iterator[Fact]:
