@@ -96,11 +96,3 @@ def test_the_cache_type_changes_its_figures(invoke, checkpoint):
 def test_verbose_names_neutral_keys(invoke, checkpoint):
     assert "initializer_range" not in invoke("analyze", checkpoint()).stdout
     assert "initializer_range" in invoke("analyze", checkpoint(), "--verbose").stdout
-
-
-def test_a_mistake_is_one_line(invoke, tmp_path):
-    result = invoke("analyze", tmp_path / "nowhere")
-    assert result.exit_code == 3
-    assert result.stdout == ""
-    assert result.stderr.startswith("jaxis: error: there is no ")
-    assert result.stderr.count("\n") == 1

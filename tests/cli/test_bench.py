@@ -93,8 +93,3 @@ def test_more_requests_than_the_engine_takes_is_one_clear_error(invoke, tokens_m
     assert result.exit_code == 1
     assert "max_num_seqs=2" in result.stderr
     assert result.stderr.startswith("jaxis: error: ")
-
-
-@pytest.mark.parametrize("command", ["latency", "throughput"])
-def test_help_has_examples(invoke, command):
-    assert f"jaxis bench {command} ./Qwen3-0.6B" in invoke("bench", command, "--help").stdout

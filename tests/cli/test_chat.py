@@ -41,12 +41,6 @@ def test_each_line_is_a_turn_that_sees_those_before(invoke, tmp_path, chat_llm):
     assert result.stdout == "".join(m["content"] + "\n" for m in expected if m["role"] == "assistant")
 
 
-def test_the_model_is_opened_with_the_engine_options(invoke):
-    invoke("chat", "org/name", "--max-model-len", "64", stdin="")
-    [(model, arguments)] = invoke.opened
-    assert (model, arguments["max_model_len"]) == ("org/name", 64)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("lines", "questions", "system"),

@@ -108,6 +108,7 @@ def test_ping_and_load(serve):
         assert (http.get("/ping").status_code, http.post("/ping").status_code) == (200, 200)
         assert http.get("/load").status_code == 401
         http.headers["Authorization"] = "Bearer k"
+        assert http.get("/version").json() == {"version": __version__}
         assert http.get("/load").json() == {"server_load": 0}
         with server.engine.reserve(3):
             assert http.get("/load").json() == {"server_load": 3}
@@ -143,12 +144,6 @@ def test_bad_texts_are_refused(http, path, body, param):
     response = http.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
-
-
-def test_version_and_openapi(http):
-    assert http.get("/version").json() == {"version": __version__}
-    paths = http.get("/openapi.json").json()["paths"]
-    assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/health", "/metrics"} <= set(paths)
 
 
 def metrics_of(http):
@@ -213,29 +208,6 @@ def test_cors_is_off_unless_allowed(serve):
     assert response.headers["access-control-allow-origin"] == "https://app.example"
     other = httpx.options(f"{opened.url}/v1/completions", headers={**headers, "Origin": "https://evil.example"})
     assert "access-control-allow-origin" not in other.headers
-
-
-def test_a_page_whose_name_points_here_is_refused(serve):
-    url = serve(only_allowed_hosts=True, allowed_hosts=("llm.example",)).url
-    for host, status in {
-        "localhost": 200,
-        "127.0.0.1:8000": 200,
-        "[::1]:8000": 200,
-        "LLM.example:443": 200,
-        "evil.example": 403,
-        "127.0.0.1.evil.example:8000": 403,
-        "": 403,
-    }.items():
-        response = httpx.get(f"{url}/v1/models", headers={"Host": host})
-        assert response.status_code == status, host
-        if status == 403:
-            assert "--allowed-hosts" in response.json()["error"]["message"]
-
-
-def test_a_script_of_another_page_cannot_send_text_as_json(http):
-    """A browser sends text/plain without asking first; JSON it asks for, and CORS says no."""
-    response = http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"})
-    assert response.status_code == 400
 
 
 def test_json_log_lines_carry_the_request(http, caplog):

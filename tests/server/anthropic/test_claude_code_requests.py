@@ -112,25 +112,3 @@ def test_a_turn_with_tools_keeps_the_prefix(engine, http):
     assert "billing" not in engine.prompt
     assert "Placeholder" not in engine.prompt
     assert engine.params.max_tokens == 32000
-
-
-def test_a_title_is_structured(engine, http):
-    engine.text = '{"title": "Files"}'
-    title = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
-    request = {
-        **first_request(),
-        "tools": [],
-        "thinking": {"type": "disabled"},
-        "output_config": {"format": {"type": "json_schema", "schema": {**title, "additionalProperties": False}}},
-    }
-    del request["context_management"]
-    assert send(http, {**request, "stream": False}).json()["content"] == [{"type": "text", "text": engine.text}]
-    assert engine.params.structured_outputs.json_schema["required"] == ["title"]
-
-
-def test_parts_of_a_request_are_counted(http):
-    whole = first_request()
-    for parts in (("messages",), ("messages", "tools"), ("messages", "system", "thinking", "tools")):
-        body = {"model": "jaxis-tiny", **{name: whole[name] for name in parts}}
-        answer = http.post("/v1/messages/count_tokens?beta=true", headers=HEADERS, json=body)
-        assert answer.json()["input_tokens"] > 0

@@ -7,7 +7,6 @@ import anthropic
 import pytest
 from starlette.testclient import TestClient
 
-from jaxis.errors import EngineError
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
 from tests.support.scripted_engine import TEMPLATE, ScriptedEngine
@@ -539,25 +538,3 @@ def test_a_client_that_leaves_ends_its_request(server):
         with client.messages.stream(model="jaxis-tiny", max_tokens=2000, messages=story) as stream:
             next(iter(stream.text_stream))
         server.wait_until_idle()
-
-
-def test_a_stream_lives_while_it_waits(engine):
-    engine.text, engine.delay_seconds = "Yes.", 2.5
-    with serving(engine, sse_keep_alive_seconds=0.2) as http:
-        with client_of(http).messages.stream(model="jaxis-tiny", max_tokens=9, messages=QUESTION) as stream:
-            assert stream.get_final_message().content[0].text == "Yes."
-        body = {"model": "jaxis-tiny", "max_tokens": 9, "messages": QUESTION, "stream": True}
-        text = http.post("/v1/messages", json=body).text
-    assert text.startswith('event: ping\ndata: {"type": "ping"}\n\n')
-    assert text.index("event: message_start") > text.index("event: ping")
-
-
-def test_an_error_in_a_stream_is_its_last_event(engine):
-    engine.delay_seconds, engine.error = 2.5, EngineError("a step failed")
-    with serving(engine, sse_keep_alive_seconds=0.2) as http:
-        stream = ask(client_of(http), stream=True)
-        with pytest.raises(anthropic.APIStatusError) as caught:
-            list(stream)
-    error = caught.value.body
-    assert (error["type"], error["error"]) == ("error", {"type": "api_error", "message": "a step failed"})
-    assert error["request_id"] == stream.response.headers["request-id"]

@@ -1,6 +1,7 @@
 """Clients that mean harm, or are broken: refused in time, and no other client notices."""
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -52,7 +53,6 @@ def test_json_is_read_as_the_standard_library_reads_it():
     assert parse_json(deepest) == json.loads(deepest)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -65,12 +65,14 @@ def test_json_is_read_as_the_standard_library_reads_it():
         (b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", "digits"),
         ('{"prompt": "x"}'.encode("utf-16"), "UTF-8"),
         (b'{"prompt": "x",}', "line 1, column 16"),
+        *((body, "") for body in (b"{", b"[]", b"null", b'"x"', b"\xff")),
     ],
 )
 def test_json_that_readers_disagree_on_is_refused(http, body, message):
     path = "/v1/chat/completions" if body.startswith(MESSAGES) else "/v1/completions"
     response = http.post(path, content=body, headers=JSON)
     assert response.status_code == 400
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
     assert message in response.json()["error"]["message"]
 
 
@@ -99,25 +101,6 @@ def test_too_much_of_anything_is_a_bad_request(http, more, param):
 def test_the_fault_of_a_union_is_that_of_the_branch_that_fits(http):
     response = http.post("/v1/completions", json={"prompt": ["a"] * 4097})
     assert "at most 4096" in response.json()["error"]["message"]
-
-
-def test_long_prompts_hold_up_no_other_request(server, http):
-    """Neither the tokenizer nor the answer of a million tokens keeps Python's lock or the event loop."""
-    text = "a " * 400_000
-    answers = []
-
-    def ask():
-        paths = ("/tokenize", "/v1/completions")
-        answers.extend(httpx.post(server.url + path, json={"prompt": text}, timeout=60) for path in paths)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    num_answers = 0
-    while thread.is_alive():
-        num_answers += http.get("/version").status_code == 200
-    assert answers[0].json()["count"] > 350_000
-    assert answers[1].status_code == 400
-    assert num_answers > 20  # a loop that is held up answers between the two at most
 
 
 def test_a_prompt_that_cannot_fit_is_not_tokenized(http, monkeypatch):
@@ -188,52 +171,53 @@ def test_headers_that_proxies_disagree_on_are_refused(server, headers, status):
 HEALTH_CHECKS = [b"OPTIONS /", b"OPTIONS /health", b"GET /health", b"HEAD /ping", b"GET /ready"]
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: 127.0.0.1\r\n", b"400"),
-        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n", b"400"),
-        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1:8000@evil.example\r\n", b"400"),
-        (b"GET /version HTTP/1.1\r\nHost: evil.example@127.0.0.1:8000\r\n", b"400"),
-        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1/evil.example\r\n", b"400"),
-        (b"GET http://evil.example/version HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"400"),
-        (b"GET http://127.0.0.1@evil.example/version HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"400"),
-        (b"GET http://evil.example/version HTTP/1.1\r\nHost: evil.example\r\n", b"403"),
-        (b"GET http://evil.example/version HTTP/1.0\r\n", b"403"),
-        (b"GET /version HTTP/1.1\r\n", b"403"),
-        (b"GET http://127.0.0.1:8000/version HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n", b"200"),
-        (b"GET /version HTTP/1.1\r\nHost: [::1]:8000\r\n", b"200"),
-        (b"GET /version HTTP/1.1\r\nHost: LocalHost\r\n", b"200"),
-        (b"GET /version HTTP/1.1\r\nHost: localhost.:8000\r\n", b"200"),
-        (b"GET /version HTTP/1.1\r\nHost: LLM.example.\r\n", b"200"),
-        (b"GET /version HTTP/1.0\r\n", b"403"),
-        # Health checks, as of HAProxy.
-        *((b"%s HTTP/1.0\r\n" % check, b"200") for check in HEALTH_CHECKS),
-        *((b"%s HTTP/1.0\r\nHost: evil.example\r\n" % check, b"403") for check in HEALTH_CHECKS),
-    ],
-)
-def test_a_request_says_clearly_which_host_it_is_for(serve, head, status):
+HEADS = [
+    (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: 127.0.0.1\r\n", b"400"),
+    (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n", b"400"),
+    (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1:8000@evil.example\r\n", b"400"),
+    (b"GET /version HTTP/1.1\r\nHost: evil.example@127.0.0.1:8000\r\n", b"400"),
+    (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1/evil.example\r\n", b"400"),
+    (b"GET http://evil.example/version HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"400"),
+    (b"GET http://127.0.0.1@evil.example/version HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"400"),
+    (b"GET http://evil.example/version HTTP/1.1\r\nHost: evil.example\r\n", b"403"),
+    (b"GET http://evil.example/version HTTP/1.0\r\n", b"403"),
+    (b"GET /version HTTP/1.1\r\n", b"403"),
+    (b"GET http://127.0.0.1:8000/version HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n", b"200"),
+    (b"GET /version HTTP/1.1\r\nHost: [::1]:8000\r\n", b"200"),
+    (b"GET /version HTTP/1.1\r\nHost: LocalHost\r\n", b"200"),
+    (b"GET /version HTTP/1.1\r\nHost: localhost.:8000\r\n", b"200"),
+    (b"GET /version HTTP/1.1\r\nHost: LLM.example.\r\n", b"200"),
+    (b"GET /version HTTP/1.0\r\n", b"403"),
+    (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1.evil.example:8000\r\n", b"403"),
+    (b"GET /version HTTP/1.1\r\nHost:\r\n", b"403"),
+    # Health checks, as of HAProxy.
+    *((b"%s HTTP/1.0\r\n" % check, b"200") for check in HEALTH_CHECKS),
+    *((b"%s HTTP/1.0\r\nHost: evil.example\r\n" % check, b"403") for check in HEALTH_CHECKS),
+]
+
+
+def test_a_request_says_clearly_which_host_it_is_for(serve):
     server = serve(only_allowed_hosts=True, allowed_hosts=("llm.example:8000",))
-    with connect(server, head + b"\r\n") as connection:
-        assert connection.recv(65536).split()[1] == status
+    for head, status in HEADS:
+        with connect(server, head + b"\r\n") as connection:
+            answer = connection.recv(65536)
+        assert answer.split()[1] == status, head
+        assert (b"--allowed-hosts" in answer) == (status == b"403" and not head.startswith(b"HEAD")), head
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
-@pytest.mark.parametrize("announced", [True, False])
-def test_a_client_that_sends_too_much_before_it_reads_gets_its_answer(serve, headers, announced):
+def test_a_client_that_sends_too_much_before_it_reads_gets_its_answer(serve):
     server = serve(max_body_bytes=1_000_000)
     body = b"x" * 3_000_000
-    length = b"Content-Length: %d\r\n" % len(body) if announced else b"Transfer-Encoding: chunked\r\n"
-    framed = body if announced else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with connect(server, head + headers + length + b"\r\n" + framed) as connection:
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-    assert answer.startswith(b"HTTP/1.1 413")
-    assert answer.count(b"1000000 bytes") == 1
+    for headers, announced in itertools.product((b"", b"Connection: close\r\n"), (True, False)):
+        length = b"Content-Length: %d\r\n" % len(body) if announced else b"Transfer-Encoding: chunked\r\n"
+        framed = body if announced else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        with connect(server, head + headers + length + b"\r\n" + framed) as connection:
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 413"), (headers, announced)
+        assert answer.count(b"1000000 bytes") == 1
 
 
 def test_a_body_that_never_ends_is_not_read_for_ever(serve):

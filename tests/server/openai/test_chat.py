@@ -73,13 +73,9 @@ def test_stream_without_usage_has_none(client):
     assert all(chunk.usage is None for chunk in ask(client, stream=True))
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_several_answers_with_a_seed_are_the_same_whole_and_streamed(client, stream):
+def test_several_answers_with_a_seed_are_the_same_whole_and_streamed(client):
     whole = ask(client, n=3, temperature=1.5, seed=7, max_tokens=8)
-    if stream:
-        texts = streamed(ask(client, n=3, temperature=1.5, seed=7, max_tokens=8, stream=True))[0]
-    else:
-        texts = {choice.index: choice.message.content for choice in whole.choices}
+    texts = streamed(ask(client, n=3, temperature=1.5, seed=7, max_tokens=8, stream=True))[0]
     assert texts == {choice.index: choice.message.content for choice in whole.choices}
     assert sorted(texts) == [0, 1, 2]
     assert len(set(texts.values())) > 1
@@ -181,14 +177,6 @@ def test_another_model_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as caught:
         ask(client, model="gpt-7")
     assert caught.value.code == "model_not_found"
-
-
-def test_prompt_too_long_is_refused_whole_and_streamed(client):
-    messages = [{"role": "user", "content": "hello " * 5000}]
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as caught:
-            ask(client, messages=messages, stream=stream)
-        assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_limit_beyond_the_context_is_shortened_to_it(expected, client):

@@ -231,13 +231,6 @@ def test_a_turn_with_calls_comes_back_as_one_message(engine, client):
     assert "input.web_search_call" in response.headers["x-jaxis-ignored"].split(",")
 
 
-def test_each_prompt_begins_with_the_one_before(engine, client):
-    post(client)
-    first = engine.prompt.removesuffix("[assistant]<medium>")
-    post(client, input=LATER)
-    assert engine.prompt.startswith(first)
-
-
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [

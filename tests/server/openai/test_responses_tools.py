@@ -158,6 +158,8 @@ def test_logprobs(client):
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}, "name": "x"}}}, "text"),
         ({"text": {"format": {"type": "grammar"}}}, "text"),
         ({"background": True}, "background"),
+        ({"input": []}, "input"),
+        ({"temperature": -1}, "temperature"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(scripted_client, more, param):

@@ -1,6 +1,5 @@
 """Answers that match a given grammar from the embedded model, through the `openai` client."""
 
-import concurrent.futures
 import json
 import re
 
@@ -144,25 +143,6 @@ def test_responses_take_forms_and_functions(client):
     [call, *_] = response.output
     assert (call.type, call.name, call.status) == ("function_call", "get_time", "completed")
     jsonschema.validate(json.loads(call.arguments), TIME["parameters"])
-
-
-def test_free_and_formed_requests_side_by_side_get_what_they_get_alone(client):
-    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
-    kinds = [
-        {},
-        {"response_format": schema},
-        {"extra_body": {"guided_regex": "[0-9]{20}"}},
-        {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
-        {"extra_body": {"guided_choice": ["Madrid", "Lisbon"]}, "temperature": 1, "seed": 3},
-    ]
-
-    def said(kind):
-        message = ask(client, **kind).choices[0].message
-        return message.content, [call.function.arguments for call in message.tool_calls or []]
-
-    alone = [said(kind) for kind in kinds]
-    with concurrent.futures.ThreadPoolExecutor(15) as threads:
-        assert list(threads.map(said, kinds * 3)) == alone * 3
 
 
 def test_a_bad_form_fails_its_own_request_only(client):

@@ -2,9 +2,6 @@
 
 import json
 
-import anthropic
-import ollama
-import openai
 import pytest
 
 from jaxis.errors import CheckpointError
@@ -80,42 +77,6 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_its_protocols_error(poo
         [line for line in text.splitlines() if line and line != "data: [DONE]"][-1].removeprefix("data: ")
     )
     assert "error" in last or last["type"] == "error"
-
-
-def test_the_clients_of_three_protocols_wait_for_their_model(pool):
-    client, tiny, _ = pool
-    of_openai = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
-    of_anthropic = anthropic.Anthropic(base_url=client.url, api_key="none", max_retries=0)
-    of_ollama = ollama.Client(client.url)
-    assert [model.id for model in of_openai.models.list()] == ["tiny", "other"]
-    assert [model.id for model in of_anthropic.models.list()] == ["tiny", "other"]
-    assert [model.model for model in of_ollama.list().models] == ["tiny", "other"]
-    texts = []
-
-    def unload():
-        assert of_ollama.generate("tiny", keep_alive=0).done_reason == "unload"
-        assert of_ollama.ps().models == []
-
-    stream = of_openai.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=4, temperature=0, stream=True
-    )
-    texts.append("".join(chunk.choices[0].delta.content or "" for chunk in stream))
-    unload()
-    with of_openai.responses.stream(model="tiny", input=MESSAGES, max_output_tokens=4, temperature=0) as stream:
-        texts.append("".join(event.delta for event in stream if event.type == "response.output_text.delta"))
-    unload()
-    anthropics = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4, "extra_body": {"temperature": 0}}
-    with of_anthropic.messages.stream(**anthropics) as stream:
-        texts.append("".join(stream.text_stream))
-    unload()
-    options = {"num_predict": 4, "temperature": 0}
-    parts = of_ollama.chat("tiny", MESSAGES, options=options, keep_alive="10m", stream=True)
-    texts.append("".join(part.message.content for part in parts))
-    [loaded] = of_ollama.ps().models
-    assert (loaded.model, loaded.expires_at.year) == ("tiny", loaded.expires_at.now().year)
-    assert len(set(texts)) == 1
-    assert texts[0]
-    assert tiny.num_loads == 4
 
 
 def test_a_client_that_leaves_while_its_model_loads_leaves_nothing_behind(pool):
