@@ -117,7 +117,7 @@ def read_modules(source: Path) -> dict[str, Path]:
 
 
 def read_sources(modules: Mapping[str, Path]) -> tuple[list[Import], list[tuple[str, str]]]:
-    """Of all modules, which are parsed once: the imports among them, and their public classes as (module, class).
+    """All modules, parsed once: the imports among them, and their public classes as (module, class).
 
     Imports in functions and under TYPE_CHECKING count.
     """
@@ -162,7 +162,7 @@ def floor_of(module: str, floors: Mapping[str, tuple[int, str]]) -> tuple[int, s
 
 
 def upward_imports(imports: list[Import], floors: Mapping[str, tuple[int, str]]) -> list[Import]:
-    """Those that the floors do not allow: of a floor above, or of a neighbour on the same floor."""
+    """Imports that the floors do not allow: of a floor above, or of a neighbour on the same floor."""
     return [found for found in imports if not _is_allowed(found, floors)]
 
 

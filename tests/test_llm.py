@@ -270,7 +270,7 @@ def test_closing(start_llm):
 
 
 def test_generating_on_another_thread(llm, answer):
-    """Where Ctrl-C cannot be held back."""
+    """It does so where Ctrl-C cannot be held back."""
     with ThreadPoolExecutor(1) as executor:
         [output] = executor.submit(llm.generate, [3, 4, 5], GREEDY).result()
     assert output.outputs[0].token_ids == answer([3, 4, 5])

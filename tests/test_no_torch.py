@@ -1,4 +1,4 @@
-"""What a process has imported after it used jaxis."""
+"""Imports of a process that used jaxis."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What an installed jaxis holds, from a wheel and an sdist that are built here. Needs no network."""
+"""Contents of an installed jaxis, from a wheel and an sdist that are built here. Needs no network."""
 
 import email
 import os

@@ -1,4 +1,4 @@
-"""What is asked of a room that is not installed is refused in one line."""
+"""Requests to a room that is not installed are refused in one line."""
 
 import pytest
 

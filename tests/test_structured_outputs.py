@@ -1,4 +1,4 @@
-"""What a StructuredOutputs takes, and how it refuses the rest."""
+"""Arguments of a StructuredOutputs, and its refusals of others."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is counted as bytes and operations, with arrays too small to take time."""
+"""Counts of bytes and operations, with arrays too small to take time."""
 
 import subprocess
 
@@ -22,7 +22,7 @@ def small_and_two_seconds_each(monkeypatch):
 
 
 def test_the_host_s_threads_share_the_arrays():
-    measured = limits._measure_host(4)
+    measured = limits.measure_host(4)
     assert measured.num_threads == 4
     assert measured.read_bytes_per_second == (1 << 19) / 2
     assert measured.copy_bytes_per_second == 2 * (1 << 19) / 2

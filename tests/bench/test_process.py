@@ -1,4 +1,4 @@
-"""What a process knows about itself."""
+"""Facts that a process knows about itself."""
 
 import subprocess
 import sys

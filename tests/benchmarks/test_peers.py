@@ -15,7 +15,7 @@ PROMPT = [5, 17, 3, 99, 42, 7, 64, 23]
 
 @pytest.fixture(scope="module")
 def reference_logits(checkpoint):
-    """Of the token after the prompt, [V]."""
+    """Logits of the token after the prompt, [V]."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint(), dtype=torch.float32)
     with torch.inference_mode():
         return model(torch.tensor([PROMPT])).logits[0, -1].numpy()

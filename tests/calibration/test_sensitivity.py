@@ -115,7 +115,7 @@ def text_of_answers(folder):
 def test_the_estimate_is_half_the_error_weighted_by_the_fisher_information():
     rng = np.random.default_rng(0)
     weight, squares = rng.standard_normal((48, 64), np.float32), rng.random((48, 64), np.float32)
-    result = sensitivity._sensitivity("a", [(weight, squares)], WIDTH_RULES, num_tokens=10)
+    result = sensitivity.module_sensitivity("a", [(weight, squares)], WIDTH_RULES, num_tokens=10)
     for option in result.options:
         scheme = weight_scheme(option.rule)
         error = np.asarray(dequantize(quantize(weight, scheme)), np.float64) - weight

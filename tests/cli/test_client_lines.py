@@ -1,4 +1,4 @@
-"""What is printed for clients, read as a shell and the clients read it."""
+"""Lines printed for clients, read as a shell and the clients read it."""
 
 import json
 import shlex

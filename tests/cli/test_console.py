@@ -1,4 +1,4 @@
-"""What the commands say about an answer's speed."""
+"""Words of the commands about an answer's speed."""
 
 import pytest
 

@@ -215,11 +215,10 @@ def test_a_model_without_tokenizer_takes_token_ids_only(monkeypatch, tokens_mode
     assert len(answered.stdout.split()) == 3
 
 
-def test_stdin_that_is_not_utf8(run_jaxis, cli_environment):
-    command = [*JAXIS, "generate", "-"]
-    result = subprocess.run(command, input=b"\xff\xfe", capture_output=True, env=cli_environment, check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith(b"jaxis: error: stdin is not UTF-8")
+def test_stdin_that_is_not_utf8():
+    result = CliRunner().invoke(app, ["generate", "-"], input=b"\xff\xfe")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("jaxis: error: stdin is not UTF-8")
 
 
 @pytest.mark.sampled

@@ -5,11 +5,9 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
 
 import httpx
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -118,43 +116,6 @@ def check_that_sighup_reloads(start, url, tmp_path):
     wait_until(lambda: log.exists() and log.read_text())
     assert json.loads(log.read_text().splitlines()[-1])["key"] == "new"
     assert json.loads((tmp_path / "old-log").read_text().splitlines()[0])["key"] == "old"
-
-
-def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fails(cli_environment):
-    code = (
-        "import jaxis.engine.client.engine_process as process; process.MAX_RESTARTS = 1\n"
-        "from jaxis.cli.main import main; main()"
-    )
-    command = [sys.executable, "-c", code, "serve", *SMALL]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=cli_environment)
-    url = next(line.split()[1] for line in process.stderr if line.startswith("url:")).removesuffix("/v1")
-    log = []
-    reader = threading.Thread(target=lambda: log.extend(process.stderr))
-    reader.start()
-    body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
-        events = response.iter_lines()
-        assert next(events).startswith("data: {")
-        kill_engine(process)
-        events = [line for line in events if line]
-    assert "signal 9" in json.loads(events[-2][6:])["error"]["message"]
-    health = httpx.get(f"{url}/health")
-    refused = httpx.post(f"{url}/v1/completions", json={"prompt": "x"})
-    assert (health.status_code, refused.status_code, refused.headers["Retry-After"]) == (503, 503, "5")
-    wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
-    assert answer.status_code == 200
-    kill_engine(process)
-    assert process.wait(60) == 1
-    reader.join(10)
-    assert sum("the engine is lost: its process ended (signal 9" in line for line in log) == 2
-    assert any("the engine runs again" in line for line in log)
-    assert log[-1].startswith("jaxis: error: the engine has failed")
-
-
-def kill_engine(process):
-    [engine] = [child for child in psutil.Process(process.pid).children() if "worker_main" in " ".join(child.cmdline())]
-    engine.kill()
 
 
 @pytest.mark.sampled(3)

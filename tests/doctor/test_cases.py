@@ -84,9 +84,9 @@ def test_the_embedded_model_answers_and_a_wrong_answer_is_named(monkeypatch):
 
 
 def test_the_bound_is_that_of_the_models_weights(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(speed_case._MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(speed_case.MODEL))
     h100 = ACCELERATORS["h100"]
-    least = speed_case._least_seconds(str(tmp_path), h100)
+    least = speed_case.least_seconds(str(tmp_path), h100)
     parameters = 596_049_920  # as Qwen3-0.6B's model card counts them, its embedding tied
     context = 128 + 33 // 2
     expected = (2 * parameters + context * 28 * 2 * 8 * 128 * 2) / h100.memory_bandwidth

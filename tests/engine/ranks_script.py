@@ -17,8 +17,8 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.engine import setup
 from jaxis.errors import EngineError
+from tests.engine.expert_parallel import shares
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
-from tests.support.expert_parallel import shares
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 SCORED = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=2, logprobs=2)

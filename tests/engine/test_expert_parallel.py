@@ -56,7 +56,7 @@ def gguf_blocks(folder: Path) -> Path:
 
 
 def run(name: str, folder: Path, *arguments: str) -> None:
-    run_on_devices("-m", "tests.support.expert_parallel", name, str(folder), *arguments, num_devices=8)
+    run_on_devices("-m", "tests.engine.expert_parallel", name, str(folder), *arguments, num_devices=8)
 
 
 @pytest.mark.multi_device

@@ -23,7 +23,7 @@ from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.errors import ConfigError, EngineError
 from jaxis.kernels import native
 from jaxis.prompts import TokenizedPrompt
-from tests.support.offloaded_conversations import converse
+from tests.engine.offloaded_conversations import converse
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant
 
@@ -70,7 +70,7 @@ def check(found, num_turns):
 @pytest.mark.parametrize("row", ROWS)
 def test_200_turns_in_a_few_blocks_have_the_bits_of_an_engine_that_remembers_nothing(row):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
-    command = [sys.executable, "-m", "tests.support.offloaded_conversations", "200", row]
+    command = [sys.executable, "-m", "tests.engine.offloaded_conversations", "200", row]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
     [found] = json.loads(process.stdout.splitlines()[-1]).values()

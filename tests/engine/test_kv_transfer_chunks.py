@@ -16,6 +16,7 @@ from jaxis.engine.client.wire import AbortRequest, AddRequest
 from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.promises import ExpectedBlocks
 from jaxis.prompts import TokenizedPrompt
+from tests.engine.tcp_between import between
 from tests.engine.test_kv_transfer import (
     BLOCK_BYTES,
     alone,
@@ -28,7 +29,6 @@ from tests.engine.test_kv_transfer import (
     with_params,
 )
 from tests.support.quick_rows import quick_rows
-from tests.support.tcp_between import between
 from tests.support.waiting import wait_until
 
 CHUNK, BLOCK = 64, 16

@@ -112,13 +112,13 @@ def test_a_process_that_was_killed_is_replaced(processes):
 
 def test_a_process_that_was_started_before_answers_the_first_request(processes):
     processes.start()
-    [started] = processes._idle
+    [started] = processes.waiting_pids
     processes.start()
-    assert processes._idle == [started]
-    assert pid(processes) == started._process.pid
-    assert processes._idle == [started]
+    assert processes.waiting_pids == [started]
+    assert pid(processes) == started
+    assert processes.waiting_pids == [started]
     processes.close()
-    assert not started.is_alive
+    assert not psutil.pid_exists(started)
 
 
 def test_no_more_than_so_many_requests_run_at_a_time(processes):

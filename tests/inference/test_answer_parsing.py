@@ -3,9 +3,6 @@
 import json
 import re
 
-import pytest
-
-from jaxis.errors import ConfigError
 from jaxis.inference import GenerationParams, JAXInferenceEngine, ModelParams
 
 TOOLS = [{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]
@@ -39,8 +36,3 @@ def test_calls_stay_in_the_text_otherwise():
     [answer] = answers(None, {**QUESTION, "tools": TOOLS})
     assert answer["messages"][-1] == {"role": "assistant", "content": f"One moment.{CALL}"}
     assert answer["metadata"]["finish_reason"] == "stop"
-
-
-def test_an_unknown_parser_is_refused_before_anything_is_loaded():
-    with pytest.raises(ConfigError, match=r"model\.tool_call_parser='telepathy'"):
-        ModelParams(tool_call_parser="telepathy")

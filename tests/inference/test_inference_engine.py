@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxis import LLM, SamplingParams
+from jaxis import SamplingParams
 from jaxis.errors import ConfigError
 from jaxis.inference import Conversation, GenerationParams, InferenceConfig, JAXInferenceEngine, Message, ModelParams
 from jaxis.inference.run import with_row_seed
@@ -30,9 +30,8 @@ def sums(num_rows):
 
 
 def test_answers_are_those_of_llm_chat_in_order(engine):
-    with LLM(show_progress=False, max_num_seqs=4, kv_cache_memory="8MiB") as llm:
-        messages = [row["messages"] for row in sums(9)]
-        expected = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=16), progress=False)
+    messages = [row["messages"] for row in sums(9)]
+    expected = engine.llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=16), progress=False)
     results = engine.infer(sums(9))
     for i, (result, output) in enumerate(zip(results, expected, strict=True)):
         [completion] = output.outputs
@@ -208,17 +207,3 @@ def test_what_json_cannot_hold_is_refused_before_it_runs(engine, tmp_path):
     assert "when" in engine.infer(rows)[0].metadata
     with pytest.raises(ConfigError, match=r"conversations\[0\] cannot be written"):
         engine.infer(rows, {"output_path": str(tmp_path / "out.jsonl")})
-
-
-def test_oumis_own_objects_are_taken(engine):
-    configs = pytest.importorskip("oumi.core.configs")
-    types = pytest.importorskip("oumi.core.types.conversation")
-    text = types.ContentItem(type=types.Type.TEXT, content="What is the capital of France?")
-    asked = types.Conversation(messages=[types.Message(role=types.Role.USER, content=[text])])
-    generation = configs.GenerationParams(max_new_tokens=16)
-    [answered] = engine.infer([asked], generation_params=generation)
-    assert isinstance(answered, types.Conversation)
-    assert "Paris" in answered.messages[-1].content
-    config = configs.InferenceConfig(generation=generation)
-    assert engine.infer(input=[asked], inference_config=config)[0] == answered
-    assert ModelParams.of(configs.ModelParams(model_name="a/b")) == ModelParams(model_name="a/b")

@@ -11,7 +11,7 @@ from jaxis.errors import EngineError
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
 from jaxis.inference.journal import Journal
 from jaxis.jsonl.source import JSONLSource
-from tests.support.ray_cluster import ray_cluster, wait_for_actors
+from tests.integrations.ray_cluster import ray_cluster, wait_for_actors
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning")]

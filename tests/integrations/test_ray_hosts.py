@@ -10,9 +10,9 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
-from tests.support.completion_stream import stream
+from tests.integrations.completion_stream import stream
+from tests.integrations.ray_cluster import actor_processes, ray_nodes, wait_for_actors
 from tests.support.host_processes import free_port
-from tests.support.ray_cluster import actor_processes, ray_nodes, wait_for_actors
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -56,7 +56,7 @@ def client(cluster):
 
 @pytest.fixture(scope="module")
 def answers():
-    """What one device answers, greedily."""
+    """Greedy answers of one device."""
     with LLM(show_progress=False, **ENGINE) as llm:
         outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0))
     return [output.outputs[0].text for output in outputs]

@@ -11,9 +11,9 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
-from tests.support.completion_stream import stream
+from tests.integrations.completion_stream import stream
+from tests.integrations.ray_cluster import ray_cluster, wait_for_actors
 from tests.support.host_processes import free_port
-from tests.support.ray_cluster import ray_cluster, wait_for_actors
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -51,7 +51,7 @@ def client():
 
 @pytest.fixture(scope="module")
 def answers():
-    """What one engine answers, greedily: (short, long)."""
+    """Greedy answers of one engine: (short, long)."""
     with LLM(show_progress=False, **ENGINE) as llm:
         short = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0))
         long = llm.generate(PROMPTS, SamplingParams(max_tokens=LONG, temperature=0, ignore_eos=True))

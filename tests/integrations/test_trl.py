@@ -118,7 +118,7 @@ def changed_model():
 
 
 def expected(folder=None):
-    """What an engine here answers to the prompts: tokens and their log-probabilities."""
+    """Answers of an engine here to the prompts: tokens and their log-probabilities."""
     params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=0)
     with LLM(folder, show_progress=False, logprobs_mode="processed_logprobs", **SIZES) as llm:
         outputs = [each.outputs[0] for each in llm.generate(PROMPTS, params)]

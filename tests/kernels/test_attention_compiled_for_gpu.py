@@ -24,8 +24,8 @@ from jaxis.kernels.latent_attention import latent_attention
 from jaxis.kernels.latent_attention import layout as latent_layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import gpu, layout, ragged_paged_attention
+from tests.kernels.ptxas import AssembledKernel, compiled_kernels
 from tests.support.cut_models import NUM_LAYERS, cut_model
-from tests.support.ptxas import AssembledKernel, compiled_kernels
 
 pytestmark = pytest.mark.compile_gpu
 

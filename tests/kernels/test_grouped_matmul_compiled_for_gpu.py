@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxis.compilation.compiled_program import read_program
 from jaxis.compilation.targets import parse_target
 from jaxis.kernels.weights.grouped_experts import grouped_matmul
-from tests.support.ptxas import compiled_kernels
+from tests.kernels.ptxas import compiled_kernels
 from tests.support.weight_stacks import KINDS, abstract_stack, stack_bytes
 
 pytestmark = pytest.mark.compile_gpu

@@ -12,9 +12,9 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.index_selection import index_cache_layout, select_from_whole_sequences, select_tokens, tiled
+from tests.kernels.selection_steps import SelectionStep
 from tests.support.attention_steps import BFLOAT16, paged
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from tests.support.selection_steps import SelectionStep
 
 MIX = [(70, 1), (0, 13), (300, 1), (40, 31), (3, 1), (7, 2)]
 NUM_SELECTED = 11

@@ -13,7 +13,7 @@ from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, fu
 from jaxis.kernels.weights import packed_weight as packed
 from jaxis.kernels.weights.packed_weight import PackedExperts
 from jaxis.kernels.weights.stack_packer import StackPacker
-from tests.support.coded_weights import KINDS, random_codes
+from tests.kernels.coded_weights import KINDS, random_codes
 from tests.support.dequantized import dequantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import rounded_activations

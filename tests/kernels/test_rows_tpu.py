@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.weights import rows_tpu
-from tests.support.tpu_attention import strict_interpreter
+from tests.kernels.tpu_attention import strict_interpreter
 
 IDS = jnp.asarray([0, 31, 32, 149, -1, 2**31 - 1, 32], jnp.int32)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.parallel.mesh import make_mesh
-from tests.support import state_kernels as states
+from tests.kernels import state_kernels as states
 
 mesh = make_mesh(4)
 step, rng = states.MIX, np.random.default_rng(0)

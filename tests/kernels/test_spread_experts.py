@@ -16,4 +16,4 @@ OTHERS = [kind for kind in KINDS if kind not in QUICK and not kind.endswith("256
     ids=["one", "others"],
 )
 def test_four_devices_or_ranks_give_what_one_does(kinds):
-    run_on_devices("-m", "tests.support.spread_experts", *kinds)
+    run_on_devices("-m", "tests.kernels.spread_experts", *kinds)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from tests.support.state_kernels import KERNELS, NUM_SLOTS, StateStep
+from tests.kernels.state_kernels import KERNELS, NUM_SLOTS, StateStep
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 DELTA_RULE, SSD, CONV = (KERNELS[name] for name in ("delta rule, 2 heads a key", "ssd, 2 groups", "conv of 4"))

@@ -9,7 +9,7 @@ from jaxis.kernels.delta_rule import chunked as delta_rule
 from jaxis.kernels.delta_rule import reference
 from jaxis.kernels.selective_scan import chunked as selective_scan
 from jaxis.kernels.ssd import chunked as ssd
-from tests.support.state_kernels import KERNELS, MIX, StateStep, check_step, check_whole_sequences, each_kernel
+from tests.kernels.state_kernels import KERNELS, MIX, StateStep, check_step, check_whole_sequences, each_kernel
 
 NAMES = [name for name in KERNELS if not name.startswith("conv")]
 LONG = StateStep(((150, -1, 0, -1, 0), (1, 1, 1, -1, 0), (130, 2, 3, 4, 100), (64, 5, 5, 6, 64), (1, 7, 8, 10, 1)))

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
-from tests.support.state_kernels import (
+from tests.kernels.state_kernels import (
     KERNELS,
     MIX,
     NUM_SLOTS,
@@ -15,6 +14,7 @@ from tests.support.state_kernels import (
     check_whole_sequences,
     each_kernel,
 )
+from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
 

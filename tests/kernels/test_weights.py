@@ -22,7 +22,7 @@ from jaxis.kernels.weights import (
     quantize,
     take_rows,
 )
-from tests.support.coded_weights import KINDS, random_codes
+from tests.kernels.coded_weights import KINDS, random_codes
 from tests.support.quantized_products import LOW_PRECISION_FLOATS, random_blocks
 from tests.support.quick_rows import quick_rows
 

@@ -119,7 +119,7 @@ def test_headers_alone_fill_a_stack():
 
 
 def test_prediction_layers_are_left_out():
-    """Of a model of 46 layers and one prediction layer; a layer more is the loader's to refuse."""
+    """Lists of a model of 46 layers and one prediction layer; a layer more is the loader's to refuse."""
     names = ["model.layers.4.x", "model.layers.45.x", "model.layers.46.x", "model.layers.47.x", "model.layers.460.x"]
     kept = without_layers(((name, np.zeros(1)) for name in names), [46])
     assert [name for name, _ in kept] == [names[0], names[1], names[3], names[4]]

@@ -24,7 +24,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
-from tests.support.layer_scopes import scope_of
+from tests.layers.layer_scopes import scope_of
 
 MLP_SIZES = {"hidden_size": 8, "intermediate_size": 12}
 

@@ -18,7 +18,7 @@ from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
-from tests.support.layer_scopes import in_one_program, scope_of
+from tests.layers.layer_scopes import in_one_program, scope_of
 
 needs_native = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 SIZES = LatentAttentionSizes(

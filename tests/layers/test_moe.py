@@ -30,7 +30,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import JaxRouter, Routing, choose_experts
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
-from tests.support.layer_scopes import scope_of
+from tests.layers.layer_scopes import scope_of
 
 X, E, F, T = 8, 12, 20, 23
 PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}
@@ -211,46 +211,6 @@ def test_a_tokens_output_is_batch_invariant(name):
     # Whatever stands in padding rows, no token sees it.
     padded = np.concatenate([x, np.full((9, E), np.nan, np.float32)])
     np.testing.assert_allclose(ours(padded)[:T], together, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_all_tokens_may_go_to_one_expert():
-    experts = JaxExperts(X, E, F, nnx.Rngs(0), gated_unit=GLU(jax.nn.silu), **PLAIN)
-    x = random(T, E)
-    y = experts(x, jnp.full((T, 1), 5), jnp.ones((T, 1)))
-    gate, up, down = (np.asarray(getattr(experts, f"{name}_proj")[...][5]) for name in ("gate", "up", "down"))
-    np.testing.assert_allclose(y, np.asarray(jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_gradients_reach_router_and_chosen_experts():
-    _, ours = blocks("Mixtral")
-    graph, state = nnx.split(ours)
-    x = random(1, E)
-
-    def loss(state):
-        return (nnx.merge(graph, state)(x) ** 2).sum()
-
-    gradients = dict(nnx.merge(graph, jax.grad(loss)(state)).named_parameters())
-    assert np.abs(gradients["gate.weight"][...]).max() > 0
-    is_chosen = np.zeros(X, bool)
-    is_chosen[np.asarray(ours.gate(x)[0])] = True
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        assert np.array_equal(np.abs(gradients[f"experts.{name}"][...]).max((1, 2)) > 0, is_chosen)
-
-
-@pytest.mark.slow
-def test_bfloat16_stays_close_to_float32():
-    _, ours = blocks("GPT-OSS")
-    # Each expert's weights and inputs are rounded; the choice is kept.
-    x = random(T, E).astype(jnp.bfloat16)
-    ids, weights = ours.gate(x.astype(jnp.float32))
-    expected = ours.experts(x.astype(jnp.float32), ids, weights)
-    graph, state = nnx.split(ours.experts)
-    layer = nnx.merge(graph, jax.tree.map(lambda array: array.astype(jnp.bfloat16), state))
-    actual = layer(x, ids, weights)
-    assert actual.dtype == jnp.bfloat16
-    np.testing.assert_allclose(actual.astype(jnp.float32), expected, rtol=0, atol=0.03 * np.abs(expected).max())
 
 
 def test_choice_is_by_biased_scores_and_weights_are_the_scores():

@@ -7,7 +7,7 @@ import pytest
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.output_gate import OutputGate
-from tests.support.layer_scopes import in_one_program, scope_of
+from tests.layers.layer_scopes import in_one_program, scope_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TOKENS = 48, 4, 2, 16, 19
 CONFIG = {

@@ -104,7 +104,7 @@ def test_interleaved_pairs_equal_transformers(kind):
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
 def test_angles_are_accurate_at_100k_tokens(kind):
-    """Within what float32 angles allow: half a unit in the last place of the angle and of the frequency."""
+    """Errors stay within those of float32 angles: half a unit in the last place of the angle and of the frequency."""
     rope, positions = our_rope(kind), np.array([0, 1, 1_000, 32_767, 65_535, 99_999])
     # The first half of the pairs is 1 and the second 0, so that rotating leaves the cosine and the sine.
     x = np.concatenate([np.ones(HEAD_DIM // 2), np.zeros(HEAD_DIM // 2)]).astype(np.float32)

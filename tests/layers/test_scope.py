@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxis.layers.leaves import linear
-from tests.support.layer_scopes import scope_of
+from tests.layers.layer_scopes import scope_of
 
 
 def test_children_have_dotted_names():

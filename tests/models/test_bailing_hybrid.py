@@ -20,4 +20,4 @@ def test_the_last_projection_of_attention_is_one_tensor_under_both_names(name, l
 
 
 class _Config(dict):
-    """What `all_renames` reads of config.json."""
+    """Keys of config.json that `all_renames` reads."""

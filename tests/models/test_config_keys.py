@@ -1,4 +1,4 @@
-"""Which config.json files a family accepts: the keys and values of published ones, and those that would change answers.
+"""Keys of config.json that a family accepts: those of published files, and none that would change answers.
 
 The files in tests/data/config_keys have the keys of published models, with fewer layers and without quantization.
 """

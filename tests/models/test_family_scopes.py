@@ -112,7 +112,7 @@ def test_only_the_shared_class_has_the_guides_constructor(architecture):
 
 
 def test_families_do_not_import_each_other():
-    """What two of them share is in models/common."""
+    """Parts that two of them share are in models/common."""
     families = {model.__module__ for model in built_in_models().values()}
     for family in families:
         tree = ast.parse(Path(importlib.import_module(family).__file__).read_text())

@@ -100,7 +100,7 @@ MODEL_TYPES = {config_class: model_type for model_type, config_class in CONFIG_M
 
 
 def architecture_of(family: Family) -> str:
-    """What config.json calls its model; ARCHITECTURES has those that jaxis reads from GGUF files."""
+    """Name of its model in config.json; ARCHITECTURES has those that jaxis reads from GGUF files."""
     model_type = MODEL_TYPES.get(family.config_class, "")
     return family.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, "")
 

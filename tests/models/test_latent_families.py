@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import shutil
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
-from jaxis.bringup.verify.compare import kl_divergence, relative_error
+from jaxis.bringup.verify.compare import relative_error
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
@@ -32,45 +31,6 @@ def published(name):
 
 DEEPSEEK_V2_LITE, DEEPSEEK_R1 = published("deepseek-v2-lite"), published("deepseek-r1")
 KIMI_K2 = published("kimi-k2")
-GLM_4_7_FLASH = {
-    "architectures": ["Glm4MoeLiteForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "dtype": "bfloat16",
-    "eos_token_id": [154820, 154827, 154829],
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 10240,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 202752,
-    "model_type": "glm4_moe_lite",
-    "moe_intermediate_size": 1536,
-    "n_group": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 20,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 47,
-    "num_key_value_heads": 20,
-    "num_nextn_predict_layers": 1,
-    "pad_token_id": 154820,
-    "partial_rotary_factor": 1.0,
-    "q_lora_rank": 768,
-    "qk_nope_head_dim": 192,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "routed_scaling_factor": 1.8,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "transformers_version": "5.0.0rc0",
-    "v_head_dim": 256,
-    "vocab_size": 154880,
-}
 
 
 def family(name):
@@ -83,14 +43,8 @@ def construct(config, **changes):
     return construct_abstractly(VllmConfig(ModelConfig("published", config)))
 
 
-@pytest.mark.slow
-def test_glm_4_7_flash_as_published_has_no_unknown_key_and_30_billion_parameters():
-    size = sum(math.prod(param.get_value().shape) for _, param in construct(GLM_4_7_FLASH).named_parameters())
-    assert size / 1e9 == pytest.approx(30, rel=0.01)
-
-
 def test_a_token_of_every_published_model_takes_576_numbers_a_layer():
-    for config in (DEEPSEEK_V2_LITE, DEEPSEEK_R1, KIMI_K2, GLM_4_7_FLASH):
+    for config in (DEEPSEEK_V2_LITE, DEEPSEEK_R1, KIMI_K2):
         [layer] = construct(config, num_hidden_layers=1).model.layers
         assert layer.self_attn.kv_cache_spec.layout(16, jnp.bfloat16).block_bytes == 2 * 16 * 576
 
@@ -114,16 +68,21 @@ def test_yarn_multiplies_the_scale_by_the_square_of_its_mscale():
         (DEEPSEEK_R1, {"scoring_func": "softmax"}),
         (DEEPSEEK_R1, {"topk_method": "greedy"}),
         (DEEPSEEK_R1, {"index_topk": 2048}),
-        (GLM_4_7_FLASH, {"mlp_layer_types": ["dense", "sparse"]}),
-        (GLM_4_7_FLASH, {"mlp_layer_types": ["other"] * 47}),
     ],
     ids=lambda value: next(iter(value)) if len(value) == 1 else value["model_type"],
 )
 def test_what_is_not_implemented_is_refused_by_name(config, changes):
     [key] = changes
     with pytest.raises(ConfigError, match=key) as caught:
-        construct({**config, "num_hidden_layers": 47 if "mlp_layer_types" in changes else 1}, **changes)
+        construct(config, num_hidden_layers=1, **changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kinds", [["dense"], ["other"] * 3])
+def test_kinds_of_layers_that_there_are_not_are_refused(kinds):
+    config = json.loads(Path(parity.checkpoint_folder(family("GLM-4.7 Flash")), "config.json").read_text())
+    with pytest.raises(ConfigError, match="mlp_layer_types"):
+        construct(config, mlp_layer_types=kinds)
 
 
 def test_experts_that_groups_do_not_divide_are_refused():
@@ -156,23 +115,3 @@ class TestPredictionLayers:
     def test_that_the_config_does_not_name_are_an_error(self, folder):
         with pytest.raises(CheckpointError, match=r"model\.layers\.3\."):
             self.load(folder, num_nextn_predict_layers=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("DeepSeek V2 Lite", marks=pytest.mark.slow), "DeepSeek V3"])
-@pytest.mark.parametrize("path", [pytest.param("whole", marks=pytest.mark.slow), "paged"])
-def test_bfloat16_is_as_close_to_float32_as_transformers_own(name, path):
-    """A rounded score may choose another expert, so a fixed limit would say little."""
-    length = 150
-    expected = parity.reference_run(family(name), length)[0]
-    low_precision = copy.deepcopy(parity.reference_model(family(name))).bfloat16()
-    with torch.no_grad():
-        theirs = low_precision(torch.tensor([parity.prompt(length)]), use_cache=False).logits[0].float().numpy()
-    if path == "whole":
-        ours = parity.whole_run(family(name), (length,), jnp.bfloat16)[length][0]
-    else:
-        paged = parity.paged_sequences(family(name), jnp.bfloat16)
-        (ours,) = paged.step([(PagedSequence(), parity.prompt(length))], pad_tokens=length, pad_requests=1)
-    ours, theirs = (kl_divergence(logits, expected) for logits in (ours, theirs))
-    assert np.median(ours) <= 1.2 * np.median(theirs)
-    assert ours.mean() <= 1.5 * theirs.mean()

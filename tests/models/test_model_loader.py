@@ -192,7 +192,7 @@ def test_the_checkpoint_is_closed_after_loading_and_after_a_failure(tmp_path, mo
 
 
 class GuideModel(JaxModule, LoadableWithIterator):
-    """As the newer guide writes a model."""
+    """A model as the newer guide writes it."""
 
     def __init__(self, vllm_config, rng: nnx.Rngs, quant_config):
         hidden_size = vllm_config.model_config.hf_config.hidden_size
@@ -202,7 +202,7 @@ class GuideModel(JaxModule, LoadableWithIterator):
 
 
 class OlderGuideModel(nnx.Module):
-    """As the older guide writes one: no base class of ours, a mesh, and its own search for the files."""
+    """A model as the older guide writes it: no base class of ours, a mesh, and its own search for the files."""
 
     def __init__(self, vllm_config, rng: nnx.Rngs, mesh: jax.sharding.Mesh):
         self.vllm_config, self.mesh = vllm_config, mesh

@@ -58,7 +58,7 @@ def test_names_of_slow_rows_are_names_of_rows():
     assert quick_as_gguf >= QUICK_AS_GGUF
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @families_of_every_kind
 def test_logits_and_every_layer_equal_transformers_on_whole_sequences(family: Family):
     for length in PROMPT_LENGTHS:
@@ -76,12 +76,12 @@ def test_logits_equal_transformers_in_paged_paths(family: Family):
 
 @each_of(NAMES - EVERY_KIND, NAMES)
 def test_logits_equal_transformers_in_chunks_and_token_by_token(family: Family):
-    """Of the families whose other paths the test above runs."""
+    """Paths of the families whose others the test above runs."""
     errors = {path: parity.path_error(family, path) for path in ("chunks of 7", "token by token")}
     assert max(errors.values()) < MAX_RELATIVE_ERROR, errors
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled  # equal logits of each step have equal greedy tokens
 @families_of_every_kind
 def test_greedy_tokens_equal_transformers_generate(family: Family):
     assert parity.greedy_tokens(family, prompt(17)) == parity.reference_greedy_tokens(family, prompt(17))

@@ -58,7 +58,7 @@ def test_drafts_are_those_of_transformers(tmp_path, name):
 
 
 def check_first_draft(found, expected):
-    """Of several layers, the first one makes all drafts: the first draft is that of programs that run each once."""
+    """The first of several layers makes all drafts: the first draft is that of programs that run each once."""
     ([draft], [logits]), (expected_drafts, expected_logits) = found, expected
     assert draft == expected_drafts[0]
     np.testing.assert_allclose(logits, expected_logits[0], rtol=0, atol=2e-5 * np.abs(expected_logits[0]).max())

@@ -1,4 +1,4 @@
-"""How a family becomes known: built in, registered, or from another package's entry point."""
+"""Ways in which a family becomes known: built in, registered, or from another package's entry point."""
 
 import ast
 import os

@@ -117,8 +117,7 @@ def checkpoint(request, tmp_path_factory):
     """The reference, with every parameter random, and its folder."""
     torch.manual_seed(0)
     config = CONFIGS[request.param]()
-    config._attn_implementation = "eager"
-    model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(("norm" in name) + 0.2 * torch.randn_like(parameter))
@@ -163,7 +162,7 @@ def test_everything_in_the_checkpoint_is_known(checkpoint):
 
 
 def test_qwen2_5_vl_may_have_its_texts_keys_outside():
-    """As it was published: without `text_config`."""
+    """It was published so: without `text_config`."""
     nested = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vision_config": {}}
     text = TEXT | {"rms_norm_eps": 1e-6, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
     text |= {"rope_theta": 1e6, "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 2}

@@ -1,10 +1,10 @@
-"""Properties of JAX's processes and collectives that jaxis relies on, and those that it must not rely on."""
+"""Properties of JAX's processes that jaxis relies on."""
 
 import pytest
 
 from tests.support.host_processes import run_in_processes
 
-PROBES = "tests.support.jax_probes"
+PROBES = "tests.parallel.donated_caches"
 
 
 @pytest.mark.multi_device

@@ -1,4 +1,4 @@
-"""How many devices can have equally many of a layer's experts."""
+"""Numbers of devices that can have equally many of a layer's experts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which numbers of devices can share attention heads."""
+"""Numbers of devices that can share attention heads."""
 
 import pytest
 

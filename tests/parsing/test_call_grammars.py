@@ -21,8 +21,9 @@ from jaxis.structured_outputs import StructuredOutputs
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
-from tests.support.random_schemas import random_tools
-from tests.support.tool_call_formats import FORMATS
+from tests.parsing.random_schemas import random_tools
+from tests.parsing.test_tagged_values import TAGS, written
+from tests.parsing.tool_call_formats import FORMATS
 
 EOS = "<|eos|>"
 NOW = FunctionTool("now")
@@ -123,7 +124,7 @@ def allowed_ids(matcher):
 
 
 def accepts(grammar, tokenizer, text):
-    """Whether an answer may be this string, and end there."""
+    """True if an answer may be this string, and end there."""
     matcher = grammar.new_matcher()
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     for count, token_id in enumerate([*token_ids, tokenizer.token_to_id(EOS)]):
@@ -293,15 +294,11 @@ def follow_text(matcher, token_ids, text, tokenizer):
     return True
 
 
-TAGGED = ["qwen3_coder", "seed_oss", "glm", "hy_v3", "minimax_m2", "muse_glimmer"]
-
-
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("name", TAGS)
 def test_a_string_behind_a_reference_is_written_as_it_is_read(name):
     """It has no quotation marks, and cannot begin another of the function's arguments."""
-    form = FORMATS[name]
-    parser = get_tool_parser(form.tool)
+    parser = get_tool_parser(name)
     tokenizer = tokenizer_of([])
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [tokenizer.token_to_id(EOS)])
     definitions = {"Zip": {"type": "string"}, "Args": {"properties": {"unit": {"enum": ["1", "m/s"]}}}}
@@ -313,23 +310,7 @@ def test_a_string_behind_a_reference_is_written_as_it_is_read(name):
     unknown = parser.argument_tags[0] + "rate" + parser.argument_tags[1]
     for value, fits in (("12345", True), (f"a {unknown}", True), (f"a {other}", False)):
         arguments = {"zip": value, "note": "null", "unit": "1"}
-        line_break = "\n" if parser.values_on_own_lines else ""
-        written = "".join(
-            f"{parser.argument_tags[0]}{key}{parser._after_name(True)}{line_break}{text}{line_break}{parser.value_end}\n"
-            for key, text in arguments.items()
-        )
-        begin, end = {
-            "qwen3_coder": ("<tool_call>\n<function=f>\n", "</function>\n</tool_call>"),
-            "seed_oss": ("<seed:tool_call>\n<function=f>\n", "</function>\n</seed:tool_call>"),
-            "glm": ("<tool_call>f\n", "</tool_call>"),
-            "hy_v3": ("<tool_calls>\n<tool_call>f<tool_sep>\n", "</tool_call>\n</tool_calls>"),
-            "minimax_m2": ('<minimax:tool_call>\n<invoke name="f">\n', "</invoke>\n</minimax:tool_call>"),
-            "muse_glimmer": (
-                ' to=f<|message|>\n<atem:function_calls>\n<atem:invoke name="f">\n',
-                "</atem:invoke>\n</atem:function_calls>",
-            ),
-        }[name]
-        text = begin + written + end
+        text = written(name, *arguments.items()).removesuffix("<|eot|>")
         assert accepts(grammar, tokenizer, text) == fits, text
         if fits:
             [call] = parse_output(OutputParser(parser, None, tools=tools), text).tool_calls

@@ -19,7 +19,7 @@ from jaxis.parsing.tool_parsers import get_tool_parser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
-from tests.support.tool_call_formats import FORMATS
+from tests.parsing.tool_call_formats import FORMATS
 
 WEATHER = FunctionTool(
     "get_weather",

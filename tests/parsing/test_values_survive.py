@@ -16,7 +16,7 @@ from jaxis.parsing.tool_parsers.tagged_values import TaggedValueParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
-from tests.support.tool_call_formats import FORMATS
+from tests.parsing.tool_call_formats import FORMATS
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "20"))
 DEFINITIONS = {"Text": {"type": "string"}, "Unit": {"enum": ["1", "true", "null"]}}

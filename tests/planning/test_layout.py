@@ -8,7 +8,6 @@ from jaxis.planning.exchanges import exchange_seconds, links, sent_bytes
 from jaxis.planning.layout import Layout, WantedLayout, layouts
 from jaxis.planning.plan import Planner, Wanted
 from jaxis.planning.plan_summary import PlanReport, command, remarks
-from jaxis.planning.roofline import bound
 from tests.support.plan_sources import published
 
 # DeepSeek V3: an expert's three [2048, 7168] matrices in fp8, with a float32 scale for each 128 x 128 block.
@@ -96,35 +95,6 @@ def test_experts_that_are_not_spread_serve_their_own_rank(deepseek):
     plain = part_on(deepseek, parse_target("h200x8"), Layout(8))
     assert part.held_bytes == plain.held_bytes
     assert part.decode(8, 100).sent_bytes == plain.decode(8, 100).sent_bytes
-
-
-def test_the_figures_on_paper(deepseek):
-    """Numbers of an estimate made before the plan: experts and cache agree, small matrices on every device do not."""
-    target, layout = parse_target("v5e-64"), Layout(8, 8, True)
-    part = part_on(deepseek, target, layout)
-    step, rate = part.decode(240, 1024), target.accelerator.memory_bandwidth
-    assert part.reads.expert_bytes == pytest.approx(10.2e9, rel=0.01)
-    assert (step.weight_bytes - part.reads.weight_bytes) / rate == pytest.approx(12.5e-3, rel=0.01)
-    # The estimate had 576 elements a token; a TPU's rows of 128 make them 640.
-    assert step.context_bytes / rate == pytest.approx(2.64e-3 * 640 / 576, rel=0.01)
-    # It had 2.1 GB besides experts; projections to latents, which no head divides, are 0.8 GB more.
-    assert part.reads.weight_bytes == pytest.approx(2.1e9 + 7 / 8 * 61 * (1536 + 576) * 7168 + 0.36e9, rel=0.02)
-    [gather] = [each for each in step.exchanges if each.opcode == "all-gather" and each.axes == ("data",)]
-    assert gather.nbytes == pytest.approx(3.44e6, rel=0.01)
-    # 35 microseconds at the 45 GB/s a link of the estimate, on the two links along a row of the grid.
-    each = exchange_seconds(gather, target, layout) / gather.count
-    assert each * 50 / 45 == pytest.approx(33.5e-6, rel=0.01)
-
-
-def test_int4_experts_on_eight_h100_take_the_time_on_paper():
-    planner = Planner(published("deepseek-v3", quantization_config=None), Wanted(quantization="int4"))
-    target, layout = parse_target("h100x8"), Layout(1, 8, True)
-    part = part_on(planner, target, layout)
-    # 41 GB at 4 bits; a bfloat16 scale for each 32 elements makes them 4.5.
-    assert part.reads.expert_bytes == pytest.approx(41e9 * 4.5 / 4, rel=0.01)
-    least = bound(part.decode(256, 4096), target, layout)
-    assert least.seconds == pytest.approx(20e-3, rel=0.02)
-    assert 256 / least.seconds == pytest.approx(12_800, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from jaxis import LLM
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.tokenizer.checkpoint_tokenizer import read_checkpoint_tokenizer
+from tests.pooling.gguf_encoders import ARCHITECTURES, write_encoder
 from tests.pooling.test_dense import save_dense
 from tests.support.encoder_checkpoints import SIZES, save_model, save_pooling, texts, wordpiece
-from tests.support.gguf_encoders import ARCHITECTURES, write_encoder
 from tests.support.gguf_models import write_gguf
 from tests.support.gguf_tokenizers import xlm_roberta
 

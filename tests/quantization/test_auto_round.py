@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from tests.quantization.packed_integers import awq_gemm_tensors, gptq_tensors, quantize, write
 from tests.support.block_checkpoints import replace_tensors, transformers_logits
-from tests.support.packed_integers import awq_gemm_tensors, gptq_tensors, quantize, write
 from tests.support.quantized_models import IDS, load, logits
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_checkpoint

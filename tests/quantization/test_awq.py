@@ -6,11 +6,11 @@ from safetensors.torch import load_file
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import PackedWeight, QuantizedWeight
+from jaxis.kernels.weights import QuantizedWeight
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from tests.quantization.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize, write
 from tests.support.block_checkpoints import replace_tensors, transformers_logits
 from tests.support.dequantized import dequantize
-from tests.support.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize, write
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 
@@ -68,14 +68,6 @@ def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp
         np.testing.assert_array_equal(dequantize(weight), expected[name].float().numpy(), err_msg=name)
     assert_logits(packed, wide)
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
-
-
-@pytest.mark.slow
-def test_experts_too(tmp_path):
-    source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **EXPERTS)
-    packed, wide = write(tmp_path, source, pack, AWQ | {"modules_to_not_convert": ["mlp.gate."]})
-    assert_logits(packed, wide)
-    assert isinstance(values(load(packed, native=True))["model.layers.1.mlp.experts.down_proj"], PackedWeight)
 
 
 def test_a_gptq_config_with_the_weights_of_awq(source, tmp_path):

@@ -8,11 +8,10 @@ from safetensors.torch import load_file
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight
+from tests.quantization.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, write_quantized
 from tests.support.block_checkpoints import assert_logits, replace_tensors
 from tests.support.dequantized import dequantize
-from tests.support.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, write_quantized
 from tests.support.quantized_models import assert_equal, load, values
-from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 CONFIG_4 = {
@@ -63,20 +62,16 @@ def test_weights_stay_quantized(written):
         np.testing.assert_allclose(dequantize(weight), expected[name].numpy(), rtol=2**-22, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def nf4(source, tmp_path_factory):
+    """(quantized, with the weights that it stands for)"""
+    return write_quantized(tmp_path_factory.mktemp("nf4"), source, bitsandbytes_4bit, CONFIG_4)
+
+
 @pytest.mark.parametrize("native", [False, True])
-def test_it_can_be_dequantized(source, tmp_path, native):
-    quantized, wide = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4)
+def test_it_can_be_dequantized(nf4, native):
+    quantized, wide = nf4
     assert_equal(load(quantized, "dequantize", native=native), load(wide, native=native))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", quick_rows(KINDS, ["nf4"]))
-def test_experts_too(tmp_path, kind):
-    quantize, config, _ = KINDS[kind]
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 72, "norm_topk_prob": True}
-    source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **sizes)
-    model = assert_logits(*write_quantized(tmp_path, source, quantize, config))
-    assert isinstance(values(model)["model.layers.0.mlp.experts.down_proj"], KINDS[kind][2])
 
 
 def test_experts_of_which_only_some_are_quantized_are_refused(tmp_path):
@@ -123,8 +118,8 @@ def test_it_cannot_be_quantized_again(written):
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(source, tmp_path, name, change, message):
-    quantized, _ = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4)
+def test_tensors_that_do_not_fit_are_named(nf4, tmp_path, name, change, message):
+    quantized, _ = nf4
     stored = load_file(quantized / "model.safetensors")
     full_name = f"model.layers.0.self_attn.q_proj.{name}"
     stored[full_name] = change(stored[full_name])

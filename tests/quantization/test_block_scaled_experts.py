@@ -9,7 +9,6 @@ import transformers
 from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from jaxis import SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import BlockScaledWeight, PackedWeight
@@ -128,18 +127,6 @@ def test_what_is_no_expert_is_as_it_was(folders):
     for name, value in theirs.items():
         if not name.endswith("_proj"):
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
-
-
-@pytest.mark.slow  # its logits are compared above
-def test_through_the_engine(folders, start_llm):
-    quantized, wide = folders("gpt_oss")
-    ids = list(range(3, 23))
-    reference = transformers.AutoModelForCausalLM.from_pretrained(wide, dtype=torch.float32).eval()
-    expected = reference.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
-    with start_llm(quantized, max_num_batched_tokens=16) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=6)
-        [output] = llm.generate({"prompt_token_ids": ids}, params)
-    assert output.outputs[0].token_ids == expected
 
 
 class TestMistakes:

@@ -154,7 +154,7 @@ def test_rules_that_contradict_the_file_are_refused(quantized_folder, rules):
 
 
 def test_scales_of_other_types(quantized_folder, tmp_path):
-    """As other tools write them: float16 or bfloat16 for a row's one scale."""
+    """Other tools write them: float16 or bfloat16 for a row's one scale."""
     folder = variant(tmp_path / "half", quantized_folder("int8"))
     stored = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

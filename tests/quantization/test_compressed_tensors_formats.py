@@ -275,7 +275,7 @@ def test_every_preset_of_the_library_is_understood():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.slow), "moe"])  # "moe" contains it
 def test_groups_of_columns_that_are_not_neighbours(sources, tmp_path, family):
-    """As GPTQ with `actorder` "group" stores them: columns were quantized in the order of their importance."""
+    """GPTQ with `actorder` "group" stores them: columns were quantized in the order of their importance."""
     scheme = scheme_of("pack-quantized", {**INT3, "num_bits": 4})
 
     def encode(_, weight):

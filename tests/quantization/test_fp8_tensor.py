@@ -74,13 +74,6 @@ def test_dequantized_weights_are_torchs_to_the_bit(source, tmp_path):
         assert_equal(load(fp8, "dequantize", native=native), load(wide, native=native))
 
 
-@pytest.mark.slow
-def test_experts_too(tmp_path):
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 72, "norm_topk_prob": True}
-    source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **sizes)
-    assert_logits(*write(tmp_path, source, FP8))
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [

@@ -12,9 +12,9 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, ReorderedWeight
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from tests.quantization.packed_integers import gptq_tensors, quantize, write
 from tests.support.block_checkpoints import assert_logits, replace_tensors, write_model
 from tests.support.dequantized import dequantize
-from tests.support.packed_integers import gptq_tensors, quantize, write
 from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_checkpoint
@@ -57,6 +57,11 @@ def packs(version=1, where=is_projection, has_order=True, **how):
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source") / "qwen2"
     return write_checkpoint(folder, "qwen2", tokenizer=False, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def packed(source, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("packed"), source, packs(), GPTQ)[0]
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +116,6 @@ def test_experts_too(moe, tmp_path):
 
 
 @pytest.mark.slow
-def test_experts_of_reordered_columns_too(moe, tmp_path):
-    packed, wide = write(tmp_path, moe, packs(reorders=True), GPTQ | {"desc_act": True})
-    assert_weights(assert_logits(packed, wide), wide)
-
-
-@pytest.mark.slow
 def test_experts_of_mixed_bits_and_a_quantized_router(moe, tmp_path):
     def pack(module, weight):
         if module.endswith("mlp.gate"):
@@ -126,22 +125,6 @@ def test_experts_of_mixed_bits_and_a_quantized_router(moe, tmp_path):
     dynamic = {"+:.*down_proj": {"bits": 8}, "+:.*mlp.gate$": {"bits": 8}}
     packed, wide = write(tmp_path, moe, pack, GPTQ | {"dynamic": dynamic})
     assert_weights(assert_logits(packed, wide), wide)
-
-
-@pytest.mark.slow
-def test_mixtral_names_too(tmp_path):
-    import transformers
-
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 512, "max_position_embeddings": 64}
-    config = transformers.MixtralConfig(**sizes, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    source = write_model(tmp_path / "source", config)
-    names = load_file(source / "model.safetensors").keys()
-    assert any(name.endswith(".w1.weight") for name in names)
-    where = lambda module: is_projection(module) or module.rpartition(".")[2] in ("w1", "w2", "w3")  # noqa: E731
-    packed, wide = write(tmp_path, source, packs(where=where), GPTQ)
-    assert_logits(packed, wide)
-    assert isinstance(values(load(packed))["model.layers.0.mlp.experts.up_proj"], QuantizedWeight)
 
 
 @pytest.mark.slow
@@ -215,15 +198,6 @@ def test_biases_of_zeros_that_the_model_lacks_are_left_out(source, moe, tmp_path
     assert_weights(load(packed), wide)
 
 
-@pytest.mark.slow
-def test_activations_may_be_quantized(source, tmp_path):
-    packed, _ = write(tmp_path, source, packs(reorders=True), GPTQ | {"desc_act": True})
-    exact, rounded = logits(load(packed)), logits(load(packed, "int8_activations"))
-    assert 0 < np.abs(exact - rounded).max() < 0.1 * np.abs(exact).max()
-    native = logits(load(packed, "int8_activations", native=True))
-    np.testing.assert_allclose(native, rounded, rtol=0, atol=0.02 * np.abs(exact).max())
-
-
 def change(folder, packed, **tensors):
     stored = load_file(packed / "model.safetensors")
     for name, function in tensors.items():
@@ -248,8 +222,7 @@ def change(folder, packed, **tensors):
         ({"qweight": lambda t: t[0, 0]}, r"up_proj.qweight' has shape \[\] in the checkpoint, \[8, 96\] in the model"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(source, tmp_path, tensors, message):
-    packed, _ = write(tmp_path, source, packs(), GPTQ)
+def test_tensors_that_do_not_fit_are_named(packed, tmp_path, tensors, message):
     with pytest.raises(CheckpointError, match=message):
         load(change(tmp_path / "changed", packed, **tensors))
 

@@ -9,9 +9,9 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import CodedWeight
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from tests.quantization.packed_integers import write
 from tests.support.block_checkpoints import replace_tensors, transformers_logits
 from tests.support.dequantized import dequantize
-from tests.support.packed_integers import write
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_checkpoint

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
+from tests.quantization.foreign_quantizers import write_mlx
 from tests.support.block_checkpoints import assert_logits, transformers_logits
 from tests.support.dequantized import dequantize
-from tests.support.foreign_quantizers import write_mlx
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint

@@ -95,7 +95,7 @@ def test_native_logits_are_those_of_plain_jax(written, kind):
 
 
 def test_the_settings_of_every_module_are_in_config_json(written):
-    """As mlx-lm reads them: a module's own, or else the general ones."""
+    """Parameters as mlx-lm reads them: a module's own, or else the general ones."""
     for kind in ("dense", "experts"):
         folder = written(kind, "mixed")
         config, stored = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")

@@ -142,7 +142,7 @@ def test_every_nvfp4_code_and_scale():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("scale_2_shape", [(), (4,), (4, 1, 1)])
 def test_stacks_of_experts_are_transposed(sources, tmp_path, scale_2_shape):
-    """As ModelOpt writes those of Llama 4: [X, in / 2, out] with scales [X, in / 16, out]."""
+    """Stacks as ModelOpt writes those of Llama 4: [X, in / 2, out] with scales [X, in / 16, out]."""
     stored = wide = None
     quantized, plain = {}, {}
     for name, tensor in load_file(sources["llama4"] / "model.safetensors").items():
@@ -229,7 +229,7 @@ def test_wildcards_exclude_modules(excluded, module, is_left):
 
 
 def test_what_hf_quant_config_says_is_understood():
-    """As it is merged into config.json."""
+    """The config as it is merged into config.json."""
     stored = {
         **{"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16},
         **{"exclude_modules": ["lm_head"], "producer": {"name": "modelopt", "version": "0.33.0"}},

@@ -69,15 +69,6 @@ def test_the_quantized_checkpoint_is_what_the_rules_make_of_the_original(family,
     assert np.isfinite(logits(stored)).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", quick_rows(FAMILIES, ["Qwen3 MoE"]))
-def test_int8_logits_stay_close(family, tmp_path):
-    quantize_checkpoint(checkpoint(family), tmp_path / "q", parse_quantization("int8"))
-    exact = logits(load(checkpoint(family)))
-    error = np.abs(logits(load(tmp_path / "q")) - exact).max() / np.abs(exact).max()
-    assert 1e-4 < error < 0.1
-
-
 def test_each_expert_is_a_linear_module_to_other_engines(tmp_path):
     quantize_checkpoint(checkpoint("Qwen3 MoE"), tmp_path / "q", parse_quantization(RULES["int8"]))
     written = load_file(tmp_path / "q" / "model.safetensors")

@@ -20,9 +20,9 @@ from torchao.quantization import (
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
+from tests.quantization.foreign_quantizers import write_quantized
 from tests.support.block_checkpoints import assert_logits, replace_tensors
 from tests.support.dequantized import dequantize
-from tests.support.foreign_quantizers import write_quantized
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint
@@ -78,14 +78,6 @@ def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, tmp_pa
 def test_it_can_be_dequantized(source, tmp_path):
     low_precision, wide = write(tmp_path, source, KINDS["int4"][0])
     assert_equal(load(low_precision, "dequantize"), load(wide))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["int8", "nvfp4"])
-def test_experts_too(tmp_path, kind):
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-    source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **sizes)
-    assert_logits(*write(tmp_path, source, KINDS[kind][0]))
 
 
 def test_what_transformers_saves(source, tmp_path):

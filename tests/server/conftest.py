@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
 
 import httpx
 import openai
@@ -16,10 +15,11 @@ from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
-from jaxis.server.listener import listen
 from jaxis.server.run import make_server
-from tests.support.chromium import EXECUTABLE, Chromium
+from tests.server.chromium import EXECUTABLE, Chromium
 from tests.support.local_engine import LocalEngine
+from tests.support.running_server import running
+from tests.support.waiting import wait_until
 
 
 @dataclasses.dataclass
@@ -30,14 +30,13 @@ class RunningServer:
     thread: threading.Thread
 
     def wait_until_idle(self, seconds=20.0):
-        """Until no sequence runs or waits and every cache block is free."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        """Waits until no sequence runs or waits and every cache block is free."""
+
+        def is_idle():
             stats = self.engine.stats()
-            if (stats.num_requests_running, stats.num_requests_waiting, stats.kv_cache_usage) == (0, 0, 0.0):
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"not idle: {self.engine.stats()}")
+            return (stats.num_requests_running, stats.num_requests_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+        wait_until(is_idle, seconds)
 
     def stop(self):
         self.uvicorn.should_exit = True
@@ -57,19 +56,10 @@ def built_engine():
 def serving(built, ssl_certfile=None, ssl_keyfile=None, **settings):
     """Serves an engine while the block runs."""
     config = ServerConfig(**{"drain_seconds": 1.0} | settings)
-    listener = listen("127.0.0.1", 0)
     engine = AsyncLLMEngine(LocalEngine(built), max_queued=config.max_queued, stall_seconds=config.stall_seconds)
     server = make_server(engine, config, ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    running = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, server, thread)
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
-        yield running
-    finally:
-        running.stop()
+    with running(server) as (url, thread):
+        yield RunningServer(url, engine, server, thread)
 
 
 class SharedServer:
@@ -109,10 +99,10 @@ def serve(built_engine, shared_server):
 @pytest.fixture
 def server(shared_server):
     """A server without settings; the test must leave nothing running."""
-    running = shared_server.running()
-    yield running
-    if running.thread.is_alive():
-        running.wait_until_idle()
+    shared = shared_server.running()
+    yield shared
+    if shared.thread.is_alive():
+        shared.wait_until_idle()
 
 
 @pytest.fixture

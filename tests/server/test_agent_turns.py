@@ -21,7 +21,7 @@ from jaxis.server.openai.chat_schema import ChatCompletionRequest
 from jaxis.server.openai.response_job import response_job
 from jaxis.server.openai.response_schema import ResponseRequest
 from jaxis.tokenizer import Tokenizer
-from tests.support.agent_conversations import AgentConversation
+from tests.server.agent_conversations import AgentConversation
 from tests.support.agent_templates import AGENT_TEMPLATES
 
 ASSETS = Path(jaxis.__file__).parent / "assets"

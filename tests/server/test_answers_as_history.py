@@ -1,4 +1,4 @@
-"""What the server says, it reads: answers that were cut anywhere come back as history, in each protocol."""
+"""The server reads what it says: answers that were cut anywhere come back as history, in each protocol."""
 
 import contextlib
 import functools
@@ -8,16 +8,12 @@ import re
 
 import anthropic
 import ollama
-import openai
 import pytest
-from starlette.testclient import TestClient
 
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
-from tests.support.scripted_engine import ScriptedEngine
-from tests.support.tool_call_formats import FORMATS
+from tests.parsing.tool_call_formats import FORMATS
+from tests.support.scripted_engine import ScriptedClient, ScriptedEngine, asking
 
 MODEL = "jaxis-tiny"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
@@ -34,7 +30,7 @@ class Clients:
 
     def __init__(self, http):
         self.http = http
-        self.openai = openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0)
+        self.openai = ScriptedClient(http)
         self.anthropic = anthropic.Anthropic(
             base_url="http://testserver", api_key="none", http_client=http, max_retries=0
         )
@@ -134,8 +130,7 @@ def clients_of(form):
     """A scripted model that writes a format, and clients of a server over it."""
     engine = ScriptedEngine("{% if tools %}{{ tools | length }}{% endif %}" + form.template, max_model_len=100_000)
     engine.finish_reason, engine.piece = "length", 7
-    config = ServerConfig(tool_call_parser=form.tool, reasoning_parser=form.reasoning or "none")
-    with TestClient(create_app(engine, config), base_url="http://testserver") as http:
+    with asking(engine, tool_call_parser=form.tool, reasoning_parser=form.reasoning or "none") as http:
         yield engine, Clients(http)
 
 
@@ -153,7 +148,7 @@ def turn_text(form):
 
 
 def cuts_of(text):
-    """Where tokens end: after each marker, word, space and sign."""
+    """Places where tokens end: after each marker, word, space and sign."""
     return [match.end() for match in re.finditer(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.", text, re.DOTALL)]
 
 

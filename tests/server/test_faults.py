@@ -1,4 +1,4 @@
-"""When something inside breaks: every client is told, in an error object, and the server goes on."""
+"""Faults inside: every client is told, in an error object, and the server goes on."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Where a grammar begins after the reasoning, for formats whose marks are tokens, several tokens, or text."""
+"""Places where a grammar begins after the reasoning, for formats whose marks are tokens, several tokens, or text."""
 
 import pytest
 import tokenizers

@@ -7,25 +7,48 @@ what the client sent, with the prefill's `kv_transfer_params`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 
+import httpx
 import pytest
 
-from tests.server.test_prefill_decode import (
-    CHAT,
-    COMPLETIONS,
-    GREEDY,
-    MESSAGES,
-    TEXT,
-    cached,
-    said,
-    server_in_a_thread,
-)
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.setup import build_engine
+from jaxis.host.progress import ProgressDisplay
+from tests.server.conftest import serving
 
+GREEDY = {"temperature": 0, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
+MESSAGES = [{"role": "user", "content": "Tell me about the sea, and about ships. " * 8}]
+TEXT = {"prompt": MESSAGES[0]["content"], "temperature": 0, "max_tokens": 12, "logprobs": 3}
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "/v1/responses"
 LIMITS = {RESPONSES: ["max_output_tokens"]}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def said(answer):
+    """The parts that must be bit-identical."""
+    choices = [{**choice, "message": choice.get("message")} for choice in answer["choices"]]
+    return choices, answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@contextlib.contextmanager
+def server_in_a_thread(**transfer):
+    arguments = EngineArgs(
+        max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory="8MiB", kv_transfer_config={"kv_port": 0, **transfer}
+    )
+    built = build_engine(arguments, ProgressDisplay(False))
+    try:
+        with serving(built) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+            yield client
+    finally:
+        built.engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +78,6 @@ def events(answer):
     return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -126,3 +148,22 @@ def test_two_limits_that_differ_are_refused(servers):
     refused = servers[0].post(COMPLETIONS, json={**TEXT, "max_completion_tokens": 1})
     assert refused.status_code == 400
     assert "max_tokens and max_completion_tokens are the same limit and differ" in refused.text
+
+
+def test_streams_and_lists_of_prompts_take_what_was_handed_over(servers):
+    batch = {**TEXT, "prompt": ["The sea. " * 30, "The land. " * 30]}
+    answer, prefilled = through_sidecar(servers, COMPLETIONS, batch)
+    assert "kv_transfer_params" not in answer.json()
+    assert cached(answer.json()) > 2 * 48
+    more = {"stream": True, "kv_transfer_params": prefilled["kv_transfer_params"]}
+    streamed = events(servers[1].post(COMPLETIONS, json={**batch, **more}))
+    choices = [choice for event in streamed for choice in event["choices"]]
+    for choice in answer.json()["choices"]:
+        assert "".join(c["text"] for c in choices if c["index"] == choice["index"]) == choice["text"]
+
+
+@pytest.mark.parametrize("broken", ["yes", [1], {"remote_port": "x"}, {"do_remote_prefill": 1}])
+def test_parameters_that_are_none_are_refused_by_name(servers, broken):
+    refused = servers[1].post(COMPLETIONS, json={**TEXT, "kv_transfer_params": broken})
+    assert refused.status_code == 400
+    assert "kv_transfer_params" in refused.text

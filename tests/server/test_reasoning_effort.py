@@ -1,13 +1,10 @@
 """Reasoning efforts as thinking budgets, in the words of each protocol."""
 
 import pytest
-from starlette.testclient import TestClient
 
 from jaxis.cli.serve_options import ServerOptions
 from jaxis.errors import ConfigError
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
-from tests.support.scripted_engine import TEMPLATE, ScriptedEngine
+from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, asking
 
 CHAT = [{"role": "user", "content": "Hi"}]
 NO_EFFORT = "{% if reasoning_effort %}<{{ reasoning_effort }}>{% endif %}"
@@ -29,8 +26,7 @@ def asked(template, path, body, budgets=BUDGETS, **settings):
     """The answer, its prompt, and the budget that the engine was given."""
     engine = ScriptedEngine(template)
     engine.text = "Hm"
-    app = create_app(engine, ServerConfig(effort_budgets=budgets, **settings))
-    with TestClient(app, base_url="http://testserver") as http:
+    with asking(engine, effort_budgets=budgets, **settings) as http:
         answer = http.post(path, json={"model": "jaxis-tiny", **body})
     return answer, engine.prompt, None if engine.grammar is None else engine.grammar.num_tokens
 

@@ -52,9 +52,9 @@ def test_a_server_that_has_a_disk_is_told_nothing_and_memory_is_bounded(said):
     prompts.note(PROMPT, 0, None, lambda: True)
     prompts.note(PROMPT, 0, None, lambda: True)
     assert not said()
-    assert not prompts._parts
+    assert prompts.num_parts == 0
     prompts = RepeatedPrompts()
     for number in range(1200):
         prompts.note([number, *PROMPT], 0, None, no_disk)
-    assert len(prompts._parts) <= 4096
+    assert prompts.num_parts <= 4096
     assert not said()

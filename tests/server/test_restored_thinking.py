@@ -184,7 +184,7 @@ def test_which_templates_keep_thinking():
 
 
 def second_prompt(client, engine, *, stream=False, key=None):
-    """What the model is asked in the second turn of a conversation whose first answer is sent back without thinking."""
+    """The second prompt of a conversation whose first answer is sent back without thinking."""
     engine.answers = ["<think>I know it.</think>Paris."]
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     answer = client.chat.completions.create(model="m", messages=[QUESTION], stream=stream, extra_headers=headers)

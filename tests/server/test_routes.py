@@ -89,7 +89,7 @@ def test_llama_servers_routes(built_engine, http):
 
 
 def test_tokenizer_info_is_enough_to_render_and_count(built_engine, http):
-    """What lm-eval's remote tokenizer does: renders with the template, counts with /tokenize."""
+    """lm-eval's remote tokenizer does this: renders with the template, counts with /tokenize."""
     info = http.get("/tokenizer_info").json()
     tokens = {name: info[name] for name in ("bos_token", "eos_token")}
     text = render_chat_template(info["chat_template"], MESSAGES, add_generation_prompt=True, **tokens)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from starlette.testclient import TestClient
 
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
-from tests.support.scripted_engine import TEMPLATE, ScriptedEngine
+from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, asking
 
 CHAT = [{"role": "user", "content": "Hi"}]
 THINKS = TEMPLATE.replace("[assistant]", "[assistant]<think>")
@@ -16,7 +13,7 @@ THINKS = TEMPLATE.replace("[assistant]", "[assistant]<think>")
 def asked(engine, path, body, **settings):
     """The answer; and the budget that the engine was given, as a parameter and as a grammar."""
     engine.text = "Hm"
-    with TestClient(create_app(engine, ServerConfig(**settings)), base_url="http://testserver") as http:
+    with asking(engine, **settings) as http:
         answer = http.post(path, json={"model": "jaxis-tiny", **body})
     budget = None if engine.grammar is None else engine.grammar.num_tokens
     assert engine.params is None or engine.params.thinking_token_budget == budget

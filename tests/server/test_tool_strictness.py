@@ -1,12 +1,9 @@
-"""Which requests' calls are held to a grammar where the model decides to call, in each protocol."""
+"""Requests whose calls are held to a grammar where the model decides to call, in each protocol."""
 
 import pytest
-from starlette.testclient import TestClient
 
 from jaxis.engine.grammar.token_mask import is_allowed
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
-from tests.support.scripted_engine import TEMPLATE, ScriptedEngine
+from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, asking
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -34,13 +31,12 @@ BODIES = {
 
 def answer(engine, path, body, strictness):
     engine.text = "Hi"
-    app = create_app(engine, ServerConfig(tool_strictness=strictness))
-    with TestClient(app, base_url="http://testserver") as http:
+    with asking(engine, tool_strictness=strictness) as http:
         return http.post(path, json={"model": "jaxis-tiny", **body})
 
 
 def may_follow(engine, text, more):
-    """Whether an answer that begins with this text may go on with a character."""
+    """True if an answer that begins with this text may go on with a character."""
     matcher = engine.grammar.new_matcher()
     matcher.follow(engine.tokenizer.encode(text, add_special_tokens=False))
     return is_allowed(matcher.token_mask(), engine.tokenizer.encode(more, add_special_tokens=False)[0])

@@ -1,1 +1,1 @@
-"""What tests share: models, checkpoints, engines and servers to test with."""
+"""Parts that tests share: models, checkpoints, engines and servers to test with."""

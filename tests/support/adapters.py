@@ -25,10 +25,10 @@ def save_adapter(base: Path, folder: Path, *, seed: int = 0, scale: float = 0.3,
 
     Args:
       base: The checkpoint.
-      folder: Where the adapter goes.
-      seed: Of its weights.
+      folder: Place of the adapter.
+      seed: Seed of its weights.
       scale: Their standard deviation.
-      config: Of `peft.LoraConfig`.
+      config: Fields of `peft.LoraConfig`.
     """
     config = {"target_modules": ALL_LINEAR, "r": 4, "lora_alpha": 8, **config}
     adapted = peft.get_peft_model(base_model(base), peft.LoraConfig(**config))
@@ -42,7 +42,7 @@ def randomize(adapted: Any, *, seed: int = 0, scale: float = 0.3) -> None:
 
     Args:
       adapted: The model.
-      seed: Of the weights.
+      seed: Seed of the weights.
       scale: Their standard deviation.
     """
     rng = torch.Generator().manual_seed(seed)

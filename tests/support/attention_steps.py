@@ -144,7 +144,7 @@ def quantize(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_cached(x: np.ndarray, dtype: type) -> np.ndarray:
-    """What a cache of this type gives back of keys or values, as float32."""
+    """Keys or values as a cache of this type gives them back, in float32."""
     if dtype == np.int8:
         numbers, scale = quantize(x)
         return numbers * scale

@@ -127,7 +127,7 @@ def assert_logits(quantized: Path, wide: Path, **options: Any) -> JaxModule:
     Args:
       quantized: The checkpoint.
       wide: The same with the weights that its own stand for.
-      options: How to load it; see `load`.
+      options: Options of `load`.
     """
     expected = transformers_logits(wide, IDS)
     models = [load(quantized, native=native, **options) for native in (False, True)]

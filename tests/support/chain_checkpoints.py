@@ -27,15 +27,15 @@ NUM_LAYERS = 3
 
 @dataclass(frozen=True)
 class ChainFormat:
-    """How a family's checkpoints have the layers, and what these read.
+    """Names of the layers in a family's checkpoints, and their input.
 
     Attributes:
       module: The beginning of a layer's names, of its number behind the model's own layers, and of the model's layers.
       norm: Its final norm, below that.
       renamed: Pieces of the names of its decoder layer that are other than in the model's layers.
-      center: What norms' weights are around.
-      hands_on_normed: Whether hidden states are handed on after final norms.
-      chains_states: Whether each layer reads the hidden states of the one before, else those of the model.
+      center: Mean of norms' weights.
+      hands_on_normed: True if hidden states are handed on after final norms.
+      chains_states: True if each layer reads the hidden states of the one before, else those of the model.
     """
 
     module: Callable[[int, int], str]
@@ -70,9 +70,9 @@ def write_chain_checkpoint(folder: Path, name: str, **settings: Any) -> Path:
     """Saves a family's model, with layers behind its own that predict later tokens.
 
     Args:
-      folder: Where to.
+      folder: Place to write to.
       name: A key of `FORMATS`.
-      settings: Of config.json.
+      settings: Keys of config.json.
     """
     larger, form = _larger(name, **settings), FORMATS[name]
     saved = Path(checkpoint_folder(larger))
@@ -123,7 +123,7 @@ def _larger(name: str, **settings: Any) -> Family:
 def chain_reference(
     folder: Path, name: str, tokens: Sequence[int], **settings: Any
 ) -> tuple[list[int], list[np.ndarray]]:
-    """See `prediction_checkpoints.reference_drafts`."""
+    """Drafts by transformers, as `prediction_checkpoints.reference_drafts` has them."""
     form, whole = FORMATS[name], reference_model(_larger(name, **settings))
     model, num_rows = _text_model(whole), len(tokens) - 1
     tensors, num_layers = load_file(folder / "model.safetensors"), len(model.layers) - NUM_LAYERS
@@ -195,7 +195,7 @@ def write_nemotron_checkpoint(folder: Path) -> tuple[Path, Family]:
 def nemotron_reference(
     folder: Path, larger: Family, tokens: Sequence[int], num_drafts: int
 ) -> tuple[list[int], list[np.ndarray]]:
-    """See `prediction_checkpoints.reference_drafts`."""
+    """Drafts by transformers, as `prediction_checkpoints.reference_drafts` has them."""
     whole = reference_model(larger)
     model = copy.deepcopy(whole.model)
     attention, experts = list(model.layers)[-2:]

@@ -70,7 +70,7 @@ def compress(
 
 
 def decompress(tensors: Mapping[str, torch.Tensor], scheme: QuantizationScheme) -> torch.Tensor:
-    """What the library makes of them, in its data type."""
+    """The library's decompression of them, in its data type."""
     state = dict(tensors)
     if "weight_shape" in state:
         state["weight_shape"] = torch.Size(state["weight_shape"].tolist())
@@ -115,7 +115,7 @@ def write_stored(
     """(`folder`/stored, `folder`/wide): `source` with some weights encoded, and with what those stand for.
 
     Args:
-      folder: Where to write.
+      folder: Place to write to.
       source: An unquantized checkpoint.
       encode: Encodes a weight.
       quantization_config: For config.json.

@@ -53,8 +53,8 @@ def cut_model(
     """The engine's configuration for a published model with NUM_LAYERS layers, on some devices.
 
     Args:
-      name: Of a config, such as "qwen3-8b".
-      num_devices: That share each layer.
+      name: Name of a config, such as "qwen3-8b".
+      num_devices: Number that share each layer.
       quantization: "int8" or "int4" quantizes, "stored" is as the checkpoint is; None is bfloat16.
       cache_bytes: Memory of the KV cache, on each device.
     """

@@ -8,5 +8,5 @@ from jaxis.kernels import weights
 
 
 def dequantize(weight: weights.WeightValue, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """As `jaxis.kernels.weights.dequantize`, of which each operation would be compiled alone."""
+    """`jaxis.kernels.weights.dequantize` in one program, of which each operation would be compiled alone."""
     return jax.jit(lambda weight: weights.dequantize(weight, dtype))(weight)

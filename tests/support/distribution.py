@@ -1,4 +1,4 @@
-"""Which tests a worker of pytest-xdist gets together, and which come first.
+"""Groups of tests that a worker of pytest-xdist gets together, and their order.
 
 A file's tests share fixtures and compiled programs, so they stay on one worker. The families of the parity tests share
 nothing with each other: each is a unit of its own, or one worker would still be at them when the others have ended.
@@ -36,7 +36,7 @@ class ByFileOrParameter(LoadScopeScheduling):
 
 
 def unit(nodeid: str) -> str:
-    """What the test is run together with."""
+    """Name of the group that the test is run in."""
     file = nodeid.partition("::")[0]
     return file + nodeid[nodeid.find("[") :] if file in BY_PARAMETER and "[" in nodeid else file
 

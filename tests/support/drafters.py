@@ -67,7 +67,7 @@ def drafters(answers: Answers, vocab_size: int) -> dict[str, TestDrafter]:
 
 
 class AllDrafts(DraftChooser):
-    """As many drafts as a sequence may have."""
+    """Gives a sequence as many drafts as it may have."""
 
     def __init__(self) -> None:
         super().__init__(int, lambda *_: True, 1 << 20)

@@ -18,11 +18,11 @@ MAX_NUM_SEQS = 4
 
 
 class FakeEngine:
-    """What `EngineThread` and `EngineInfo` use of LLMEngine.
+    """The part of LLMEngine that `EngineThread` and `EngineInfo` use.
 
     Attributes:
       before_step: Called at the start of each step; may raise or block.
-      steps: How many have begun.
+      steps: Number that have begun.
     """
 
     tokenizer = None
@@ -117,7 +117,7 @@ class FakeEngine:
 
 
 def fake_built_engine():
-    """What `build_engine` would return."""
+    """A result as of `build_engine`."""
     return types.SimpleNamespace(
         engine=FakeEngine(),
         default_sampling_params=SamplingParams(),

@@ -28,7 +28,7 @@ class HostProcess:
     """A Python process with its own CPU devices, whose output goes to a file.
 
     Args:
-      arguments: What follows `python`.
+      arguments: Words after `python`.
       num_devices: CPU devices that JAX has in it.
       env: More variables.
     """
@@ -45,7 +45,7 @@ class HostProcess:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """Text that it has printed so far."""
         return Path(self._file.name).read_text("utf-8", errors="replace")
 
     def wait(self, seconds: float = START_SECONDS) -> int:

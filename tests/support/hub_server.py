@@ -15,7 +15,7 @@ class HubServer:
 
     Attributes:
       gated: Ids whose files are refused as gated.
-      token: If set, the one token that private ids accept.
+      token: The one token that private ids accept.
       private: Ids that need the token.
       cut: Path -> how many bytes of its next GET to send before the connection is dropped.
       shortened: Paths that are served with fewer bytes than the listing announces.

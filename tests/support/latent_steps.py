@@ -40,7 +40,7 @@ def cached(kv_cache: np.ndarray, value_dim: int, dtype: type) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Operands:
-    """What `latent_attention` takes: the cache is as it was before the step, NaN where nothing was written."""
+    """Operands of `latent_attention`: the cache is as it was before the step, NaN where nothing was written."""
 
     q: np.ndarray
     entries: np.ndarray

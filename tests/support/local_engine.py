@@ -62,7 +62,7 @@ class LocalEngine(EngineClient):
         return self._thread.stats
 
     def send(self, command: Command) -> None:
-        """See `EngineClient.send`."""
+        """Hands the thread a command."""
         self._thread.take(command)
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -70,7 +70,7 @@ class LocalEngine(EngineClient):
         return self._thread.stop(timeout_seconds)
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """See `EngineThread.is_making_progress`."""
+        """True while steps end in time."""
         return self._thread.is_making_progress(stall_seconds)
 
 

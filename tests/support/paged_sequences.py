@@ -43,8 +43,8 @@ class PagedSequences:
     Args:
       model: A decoder of `jaxis.models`.
       block_size, num_blocks, max_blocks: B, blocks in all (none is ever freed), and most blocks of a sequence.
-      dtype: Of the caches.
-      mesh: Where the model is; None is one device.
+      dtype: Type of the caches.
+      mesh: Mesh of the model; None is one device.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PagedSequences:
         return tuple(jnp.full(struct.shape, jnp.nan, struct.dtype, device=struct.sharding) for struct in structs)
 
     def states(self, sequence: PagedSequence) -> list[list[np.ndarray]]:
-        """What the sequence's slot holds of each layer that has a state, in the order of the layers."""
+        """States in the sequence's slot, of each layer that has one, in the order of the layers."""
         return [
             [np.asarray(array[sequence.slot]) for array in cache] for cache in self.caches if isinstance(cache, tuple)
         ]
@@ -148,7 +148,7 @@ class PagedSequences:
         return results
 
     def _state_step(self, sequence: PagedSequence, num_tokens: int) -> tuple[int, int, int, int]:
-        """Where the step reads, writes and keeps the sequence's states; they are kept after its last full block."""
+        """Slots that the step reads, writes and keeps states in; they are kept after the last full block."""
         if sequence.slot < 0:
             sequence.slot = self.free_slots.pop()
         read, sequence.read_slot = sequence.read_slot, sequence.slot

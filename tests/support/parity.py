@@ -152,13 +152,13 @@ def checkpoint_folder(family: Family) -> str:
 
 # What transformers saves under other names than those that it was published with, and that it loads as well.
 def _published_kimi_linear(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of dense layers, too, it saves the feed-forward block as a mixture's."""
+    """It saves the feed-forward block of dense layers, too, as a mixture's."""
     pattern = re.compile(r"\.block_sparse_moe\.(gate_proj|up_proj|down_proj)\.")
     return {pattern.sub(r".mlp.\1.", name): tensor for name, tensor in tensors.items()}
 
 
 def _published_bailing_hybrid(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of layers with a state, too, it saves the last projection as that of latent attention."""
+    """It saves the last projection of layers with a state, too, as that of latent attention."""
     linear = {name.removesuffix("A_log") for name in tensors if name.endswith(".A_log")}
     renamed = {f"{prefix}dense.weight": f"{prefix}o_proj.weight" for prefix in linear}
     return {renamed.get(name, name): tensor for name, tensor in tensors.items()}
@@ -282,7 +282,7 @@ def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
 def whole_run(
     family: Family, lengths: tuple[int, ...] = PROMPT_LENGTHS, dtype: Any = jnp.float32
 ) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
-    """As `reference_run`, for prompts of these lengths in one flat batch without a cache."""
+    """jaxis's `reference_run`, for prompts of these lengths in one flat batch without a cache."""
     return run_model(loaded_model(family, dtype), lengths)
 
 
@@ -376,7 +376,7 @@ def reference_greedy_tokens(family: Family, tokens: Sequence[int], num_tokens: i
 
 
 def reference_states(family: Family, steps: Sequence[Sequence[int]]) -> Iterator[list[list[np.ndarray]]]:
-    """What transformers' cache holds after each of these steps, of each layer that has a state.
+    """transformers' cache after each of these steps, of each layer that has a state.
 
     Yields:
       For each layer the inputs of its convolution [W, C], and the recurrent state [H, ...] where it has one.

@@ -1,4 +1,4 @@
-"""Where things are in the checkout."""
+"""Places in the checkout."""
 
 from pathlib import Path
 

@@ -12,7 +12,7 @@ LLAMA_70B = {
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
 }
-"""Of Llama 3.1, what the model of 70 billion parameters has otherwise than that of 8."""
+"""Keys of Llama 3.1 that the model of 70 billion parameters has otherwise than that of 8."""
 
 
 def published(name, **changes):

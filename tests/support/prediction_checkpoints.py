@@ -57,7 +57,7 @@ def write_prediction_checkpoint(
     """Saves the family's model of some layers more, the last of which are those that predict.
 
     Args:
-      folder: Where to.
+      folder: Place to write to.
       row: The family.
       number: Layers that predict: one, or, where layers are numbered, any number.
 
@@ -118,7 +118,7 @@ def write_last_token_checkpoint(folder: Path, row: Family) -> Path:
 
 
 def _kind(config: dict[str, Any], row: Family) -> str:
-    """How a checkpoint names the layer: a key of _EXTRA_PARTS."""
+    """Form of a checkpoint's names of the layer: a key of _EXTRA_PARTS."""
     if row.architecture == "MiMoForCausalLM":
         return "hidden first"
     # Families with an indexer have layer_types too.
@@ -129,7 +129,7 @@ def _kind(config: dict[str, Any], row: Family) -> str:
 def reference_drafts(
     folder: Path, larger: transformers.PreTrainedModel, tokens: Sequence[int], num_drafts: int
 ) -> tuple[list[int], list[np.ndarray]]:
-    """What follows the tokens: drafts after the last of them, which the model itself has chosen.
+    """Drafts by transformers after the last of them, which the model itself has chosen.
 
     Returns:
       The drafts, and the logits [V] that each is the most likely of.
@@ -150,7 +150,7 @@ def reference_drafts(
 
 @torch.no_grad()
 def reference_chain_drafts(folder: Path, tokens: Sequence[int]) -> tuple[list[int], list[np.ndarray]]:
-    """As `reference_drafts`, by several layers, each for one draft, as transformers runs them."""
+    """Drafts by several layers, each for one of them, as transformers runs the layers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
     hidden = model.model(torch.tensor([tokens[:-1]]), use_cache=False).last_hidden_state
     positions = torch.arange(1, len(tokens))[None]
@@ -210,7 +210,7 @@ def _own_loop(folder: Path, model, larger):
 
 
 class WholeDrafts:
-    """As `reference_drafts`, by jaxis: of whole sequences without a cache.
+    """Drafts by jaxis: of whole sequences without a cache.
 
     Args:
       model: With layers that draft tokens.

@@ -27,15 +27,15 @@ class Published:
 
     Attributes:
       model: Its id on the Hub.
-      source: Where a copy of its config.json is public; None where none was found again, so that nothing proves the
+      source: Public place of a copy of its config.json; None where none was found again, so that nothing proves the
         values.
       parameters: In billions, as its card, its report or its name says; without encoders of images and audio, and
         without layers for multi-token prediction.
       active: (Those active for a token in billions, "with embeddings", "without", "without head" either, or UNKNOWN);
         None where all are.
-      cache_bytes: Of a token in bfloat16: 2 (keys, values) x layers x heads x size x 2, or layers x latent x 2.
-      unproved: Which keys `source` does not prove.
-      is_cut: Whether `parameters` is cut to whole billions instead of rounded.
+      cache_bytes: Bytes of a token in bfloat16: 2 (keys, values) x layers x heads x size x 2, or layers x latent x 2.
+      unproved: Keys that `source` does not prove.
+      is_cut: True if `parameters` is cut to whole billions instead of rounded.
     """
 
     model: str

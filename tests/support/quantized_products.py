@@ -1,4 +1,4 @@
-"""What quantized weights and products with them are, in float64 numpy."""
+"""Quantized weights and products with them, in float64 numpy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def expected_weight(weight: QuantizedWeight) -> np.ndarray:
 
 
 def rounded_activations(x: np.ndarray) -> np.ndarray:
-    """What x [rows, in], float32, becomes in products with `act_qtype` int8, in float64.
+    """The value of x [rows, in], float32, in products with `act_qtype` int8, in float64.
 
     Of each 32 features of a row: scale * q + midpoint. Scales, midpoints and what is rounded to q are float32.
     """

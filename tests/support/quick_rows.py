@@ -24,7 +24,7 @@ def quick_rows(rows: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 
 def mark_rows_beyond_the_sample_as_slow(items: Iterable[pytest.Item]) -> None:
-    """Of a test marked `sampled(n)`, the first row and about one in n others stay quick; of `sampled`, the first.
+    """Keeps the first row and about one in n others of a test marked `sampled(n)` quick; of `sampled`, the first.
 
     Which they are depends on their names alone: a row that is added moves no other.
     """

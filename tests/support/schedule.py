@@ -1,4 +1,4 @@
-"""Which tests run when: `tests/data/schedule.yaml` names those that do not run on each push."""
+"""Times at which tests run: `tests/data/schedule.yaml` names those that do not run on each push."""
 
 from __future__ import annotations
 

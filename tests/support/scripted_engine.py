@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
-import time
 
 import openai
 import tokenizers
@@ -15,10 +13,10 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.listener import listen
 from jaxis.server.run import make_server
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.config import TokenizerConfig
+from tests.support.running_server import running
 
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
@@ -34,13 +32,13 @@ class ScriptedEngine:
     """Says one string, a few characters a step, whatever it is asked.
 
     Attributes:
-      text, finish_reason, piece: What it says, how that ends, and how many characters a step says.
-      answers: What it says to the next requests, before `text`.
-      delay_seconds, pause_seconds: How long it takes before its first step, and between steps.
+      text, finish_reason, piece: Its answer, the answer's end, and the number of characters a step says.
+      answers: Its answers to the next requests, before `text`.
+      delay_seconds, pause_seconds: Time before its first step, and between steps.
       error: Raised in place of an answer.
-      failure: Why it has ended for good; None while it has not.
-      stop_reason, num_cached_tokens: What its last step tells of how the answer ended, and every step of the prompt.
-      prompt, prompt_token_ids, params, grammar: Of the last request.
+      failure: Reason for which it has ended for good; None while it has not.
+      stop_reason, num_cached_tokens: Told by its last step of the answer's end, and by every step of the prompt.
+      prompt, prompt_token_ids, params, grammar: Parts of the last request.
     """
 
     def __init__(self, template=TEMPLATE, tags=(), max_model_len=1000):
@@ -111,26 +109,29 @@ class ScriptedEngine:
             yield RequestOutput(request_id, prompt.text, ids, None, completions, last, self.num_cached_tokens)
 
 
+class ScriptedClient(openai.OpenAI):
+    """An `openai` client of a server in this process; `http` makes any other request to it."""
+
+    def __init__(self, http_client, **options):
+        own = {"base_url": "http://testserver/v1", "api_key": "none", "max_retries": 0}
+        super().__init__(http_client=http_client, **own | options)
+        self.http = http_client
+
+
+def asking(engine, **settings):
+    """An HTTP client of a server over an engine, in this process."""
+    return TestClient(create_app(engine, ServerConfig(**settings)), base_url="http://testserver")
+
+
 @contextlib.contextmanager
 def connected(engine, **settings):
     """An `openai` client of a server over an engine."""
-    app = create_app(engine, ServerConfig(**settings))
-    with TestClient(app, base_url="http://testserver") as http:
-        yield openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0)
+    with asking(engine, **settings) as http:
+        yield ScriptedClient(http)
 
 
 @contextlib.contextmanager
 def served(engine, **settings):
     """The address of a server over an engine, with sockets, for clients that bring their own."""
-    listener = listen("127.0.0.1", 0)
-    server = make_server(engine, ServerConfig(**{"drain_seconds": 1.0} | settings))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with running(make_server(engine, ServerConfig(**{"drain_seconds": 1.0} | settings))) as (url, _):
+        yield url

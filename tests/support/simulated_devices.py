@@ -9,7 +9,7 @@ def run_on_devices(*arguments: str, num_devices: int = 4, xla_flags: str | None 
     """Runs `python *arguments` on CPU devices; returns what it printed. Fails, with its errors, if it does.
 
     Args:
-      *arguments: Of Python, such as "-c" and a script, which can import the tests.
+      *arguments: Arguments of Python, such as "-c" and a script, which can import the tests.
       num_devices: Devices.
       xla_flags: Other flags for XLA than this process has.
     """

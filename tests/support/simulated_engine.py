@@ -35,7 +35,7 @@ def sample(history: list[int]) -> int:
 
 
 def generate(prompt: list[int], params: SamplingParams, max_total_tokens: int) -> tuple[list[int], str, int | None]:
-    """What a sequence must return, whatever runs beside it: output tokens, finish reason, stop reason."""
+    """Result that a sequence must have, whatever runs beside it: output tokens, finish reason, stop reason."""
     history = list(prompt)
     while True:
         token = sample(history)
@@ -55,14 +55,14 @@ def known_tokens(sequence: Sequence) -> list[int]:
 
 
 def sees(span: AttentionSpan, position: int, earlier: int) -> bool:
-    """Whether the token at `position` sees the one at `earlier`, by the definition of each kind of attention."""
+    """True if the token at `position` sees the one at `earlier`, by the definition of each kind of attention."""
     in_window = span.sliding_window is None or position - earlier < span.sliding_window
     chunk = span.attention_chunk_size
     return earlier <= position and in_window and (chunk is None or position // chunk == earlier // chunk)
 
 
 def same_client(sequence: Sequence, other: Sequence) -> bool:
-    """Whether two sequences are of one client."""
+    """True if two sequences are of one client."""
     return sequence.client == other.client
 
 
@@ -359,7 +359,7 @@ class SimulatedEngine:
         return sequence.cache_salt, tuple(self.histories[sequence][: position + 1])
 
     def _check_reads(self, sequence: Sequence, start: int, stop: int) -> None:
-        """What the tokens at `start` to `stop` see is there and is the sequence's own."""
+        """Checks that what the tokens at `start` to `stop` see is there and is the sequence's own."""
         for group, span in enumerate(self.block_manager.spans):
             # Each kind of attention sees a stretch that ends at the token: the first token sees furthest back.
             for position in range(stop):

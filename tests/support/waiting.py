@@ -14,7 +14,7 @@ SECONDS = 60.0
 
 
 def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Until the condition holds.
+    """Waits until the condition holds.
 
     Raises:
       AssertionError: It did not in time.
@@ -26,7 +26,7 @@ def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> Non
 
 
 async def eventually(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """As `wait_until`, while other coroutines run."""
+    """Waits as `wait_until` does, while other coroutines run."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not so after {seconds:g} s"

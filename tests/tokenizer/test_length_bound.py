@@ -41,9 +41,10 @@ def assert_sound(bound, backend):
 
 
 def test_no_text_has_fewer_tokens(tokenizer):
-    bound = LengthBound.of(tokenizer._backend)
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    bound = LengthBound.of(backend)
     assert bound.bytes_per_token < 500
-    assert_sound(bound, tokenizer._backend)
+    assert_sound(bound, backend)
     assert bound.least_num_tokens("a b " * 1_700_000) > 10_000
 
 
@@ -107,7 +108,7 @@ def test_a_limited_tokenizer_refuses_before_it_reads(monkeypatch):
     tokenizer = Tokenizer.from_path(EMBEDDED_MODEL)
     limited = tokenizer.limited_to(2048)
     assert limited.encode("Hello there") == tokenizer.encode("Hello there")
-    longest = max(tokenizer._backend.get_vocab(), key=len)
+    longest = max(tokenizer.vocabulary, key=len)
     fits = tokenizer.decode([tokenizer.token_to_id(longest)] * 2047)
     assert len(limited.encode(fits)) == 2047
     monkeypatch.setattr(limited, "_backend", None)

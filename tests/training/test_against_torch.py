@@ -21,10 +21,10 @@ from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
 from tests.support import parity, training
 from tests.support.adapters import base_model
-from tests.support.gradients import check_gradients, in_float64, largest_error, random_examples, saved_gradients
 from tests.support.parity import FAMILIES
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_tokenizer
+from tests.training.gradients import check_gradients, in_float64, largest_error, random_examples, saved_gradients
 
 QUICK = ("Qwen3, tied", "Qwen3 MoE")
 # All but one whose config.json has a key that nothing reads, which loading refuses.

@@ -75,7 +75,7 @@ def tokenizer(checkpoint):
 
 
 def learned_texts(tokenizer, messages, template, target="all_assistant_turns", max_tokens=4096, tools=None):
-    """What is learned of a conversation, in «», one string for each example."""
+    """The learned parts of a conversation, in «», one string for each example."""
     variables = {"chat_template": template, "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
     encoder = ExampleEncoder(tokenizer, variables, target, max_tokens)
     examples = encoder.encode([DataRow(Dialogue(messages, tools), "row")]).examples

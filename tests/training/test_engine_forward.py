@@ -1,4 +1,4 @@
-"""What training differentiates is, bit for bit, what the engine returned when it sampled; its derivatives are right."""
+"""Training differentiates, bit for bit, what the engine returned when it sampled; its derivatives are right."""
 
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.kernels.weights import as_weight
-from jaxis.kernels.weights.quantized_activations import round_activations
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.examples import Example
@@ -44,7 +43,7 @@ def trainable_of(family, tmp_path, dtype, quantization, forward_pass="engine", *
 
 
 def drawn(trainable, folder):
-    """What is trained, after changes that are drawn; the folder gets it, too."""
+    """The trained arrays after changes that are drawn; the folder gets it, too."""
     rng = np.random.default_rng(0)
     trained = {
         name: value if "lora_A" in name else value + jnp.asarray(rng.normal(0, 0.05, value.shape), jnp.float32)
@@ -77,7 +76,7 @@ def sampled(folder, adapter, dtype, quantization):
 
 
 def log_probabilities(trainable, trained, batch):
-    """Of learned tokens, and the derivatives of minus their sum, over all micro-batches."""
+    """Log-probabilities of learned tokens, and the derivatives of minus their sum, over all micro-batches."""
     forward = trainable.forward(is_training=True)
 
     def loss(trained, micro_batch):
@@ -129,18 +128,12 @@ def test_every_family(family, dtype, quantization, adapts, tmp_path):
 @pytest.mark.sampled
 @pytest.mark.parametrize("adapts", [True, False], ids=["adapters", "all weights"])
 def test_what_was_sampled_is_differentiated_and_the_derivatives_are_those_of_the_plain_forward_pass(adapts, tmp_path):
-    """Which test_against_torch.py compares with PyTorch's."""
+    """test_against_torch.py compares them with PyTorch's."""
     _, _, batch, gradient = check_family(DENSE, tmp_path, "float32", None, [PACKED], adapts=adapts)
     plain = trainable_of(DENSE, tmp_path, "float32", None, "plain", adapts=adapts)[1]
     _, expected = log_probabilities(plain, drawn(plain, tmp_path / "same"), batch)
     for name, each in expected.items():
         np.testing.assert_allclose(gradient[name], each, atol=1e-5 * np.abs(each).max(), rtol=0)
-
-
-@pytest.mark.slow
-def test_rounding_activations_cuts_no_derivative():
-    x = jax.random.normal(jax.random.key(0), (3, 200))
-    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(2 * round_activations(x)))(x), np.full_like(x, 2))
 
 
 @pytest.mark.slow

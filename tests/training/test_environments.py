@@ -102,7 +102,7 @@ def test_answers_call_tools_and_training_sees_what_was_sampled(here):
         ids, learned = drawn[0].ids[row][: drawn[0].seq_lens[row][0]].tolist(), [False, *drawn[0].learned[row].tolist()]
         left, right = SUMS[int(each["row"].rpartition(" ")[2]) - 1]
         question = f"What is {left} + {right}?" + (" Use your tool." if left % 2 else "")
-        tools = trainer.data.source._environments.tools
+        tools = trainer.data.source.environments.tools
         expected = [
             trainer.base.tokenizer.apply_chat_template([{"role": "user", "content": question}], tools=tools),
             *(

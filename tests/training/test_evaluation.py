@@ -1,4 +1,4 @@
-"""What is measured during training: answers on live weights, the best step, TensorBoard's events and the report."""
+"""Measurements during training: answers on live weights, the best step, TensorBoard's events and the report."""
 
 import dataclasses
 import json

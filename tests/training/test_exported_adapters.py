@@ -24,10 +24,10 @@ from jaxis.training.objectives import CrossEntropy
 from jaxis.training.step import make_evaluation
 from jaxis.training.trainable import make_trainable
 from tests.support import parity, training
-from tests.support.gradients import random_examples
 from tests.support.parity import FAMILIES
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_tokenizer
+from tests.training.gradients import random_examples
 
 QUICK = ("GPT-2", "Command A Vision")
 # Their checkpoints have names of code that is not transformers'.

@@ -1,4 +1,4 @@
-"""What is learned of conversations, for every chat template that the tests have, against transformers' own masks."""
+"""Learned parts of conversations, for every chat template that the tests have, against transformers' own masks."""
 
 import json
 import re

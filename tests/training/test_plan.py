@@ -1,4 +1,4 @@
-"""What `jaxis plan --train` says a training needs is what its arrays, and its compiled step, take."""
+"""The memory that `jaxis plan --train` says a training needs is that of its arrays and its compiled step."""
 
 import dataclasses
 import json

@@ -16,10 +16,10 @@ from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.trainable import make_trainable, router_coefficient
 from tests.support import parity, training
-from tests.support.gradients import check_gradients, in_float64, largest_error, random_examples, saved_gradients
 from tests.support.parity import FAMILIES
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_tokenizer
+from tests.training.gradients import check_gradients, in_float64, largest_error, random_examples, saved_gradients
 
 COEFFICIENT = 0.5
 WITH_LOSS = {

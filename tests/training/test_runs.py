@@ -31,6 +31,7 @@ from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
 from tests.support import training
 from tests.support.adapters import base_model
+from tests.support.quick_rows import quick_rows
 
 ROWS = [
     training.dialogue("Where is the cat?", "On the mat.", "And now?", "Under it, I think."),
@@ -85,7 +86,7 @@ def killed_in_step(monkeypatch, step):
 
 
 def files_of(output):
-    """What a run leaves behind: the bytes of each file but of what differs from run to run."""
+    """Files that a run leaves behind: the bytes of each file but of what differs from run to run."""
     return {
         path.relative_to(output).as_posix(): path.read_bytes()
         for path in sorted(output.rglob("*"))
@@ -130,7 +131,7 @@ def check_killed(checkpoint, rows, output, whole, monkeypatch, kind):
     assert training.metrics(output) == training.metrics(whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick_rows(KINDS, ["adapters"]))
 def test_a_step_is_compiled_once(checkpoint, tmp_path, kind):
     alike = training.write_rows(tmp_path / "rows.jsonl", [ROWS[1]] * 4)  # batches of one shape
     lowered = []

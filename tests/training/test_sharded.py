@@ -70,7 +70,7 @@ def run_sharded(config, tmp_path, num_devices=NUM_DEVICES):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(dataclasses.asdict(config)))
     return json.loads(
-        run_on_devices("-m", "tests.support.sharded_training", str(path), num_devices=num_devices).splitlines()[-1]
+        run_on_devices("-m", "tests.training.sharded_training", str(path), num_devices=num_devices).splitlines()[-1]
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.image_bombs import bombs, largest, read, read_alone
+from tests.vision.image_bombs import bombs, largest, read, read_alone
 
 REFUSALS = ("make it smaller", "is not an image that can be read", "is broken or truncated", "is not valid base64")
 

@@ -24,7 +24,7 @@ from tests.support.vision_checkpoints import (
     write_processor,
     write_tokenizer,
 )
-from tests.support.vision_modes import IMAGES_BY_MODE
+from tests.vision.vision_modes import IMAGES_BY_MODE
 
 
 def read(source):

@@ -23,7 +23,7 @@ from jaxis.vision.decode import decode_image, open_image
 from jaxis.vision.processors import read_processor
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES
-from tests.support.vision_modes import IMAGES_BY_MODE
+from tests.vision.vision_modes import IMAGES_BY_MODE
 
 SIZES = ((30, 20), (64, 64), (9, 57))
 ENGINE = {"max_num_batched_tokens": 96, "max_num_seqs": 4, "block_size": 16, "max_model_len": 768}

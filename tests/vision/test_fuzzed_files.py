@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("count", [360, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_mutated_files_are_read_or_refused(count):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.fuzz_images", str(count)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.vision.fuzz_images", str(count)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     report = json.loads(ended.stdout)

@@ -94,7 +94,7 @@ def measure_device_limits() -> Limits:
     )
 
 
-def _measure_host(num_threads: int) -> Limits:
+def measure_host(num_threads: int) -> Limits:
     size = ARRAY_BYTES // 8 // num_threads
     sources = [np.ones(size, np.int32) for _ in range(num_threads)]
     targets = [np.ones(size, np.int32) for _ in range(num_threads)]
@@ -118,4 +118,4 @@ def _best_seconds(function: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_measure_host(int(sys.argv[1])).to_json()))
+    print(json.dumps(measure_host(int(sys.argv[1])).to_json()))

@@ -110,7 +110,7 @@ def measure_sensitivity(
         for step, (module, names) in enumerate(modules.items(), len(chosen) + 1):
             arrays = [(np.asarray(weights.pop(name)), np.asarray(squares.pop(name))) for name in names]
             known_as = checkpoint_names_of(model).name_in_checkpoint(module)
-            result.append(_sensitivity(known_as, arrays, rules, num_tokens))
+            result.append(module_sensitivity(known_as, arrays, rules, num_tokens))
             done(step)
         return result
 
@@ -169,7 +169,7 @@ def _add_square(total: jax.Array | None, gradient: jax.Array) -> jax.Array:
     return gradient * gradient if total is None else total + gradient * gradient
 
 
-def _sensitivity(
+def module_sensitivity(
     name: str, arrays: Sequence[tuple[np.ndarray, np.ndarray]], rules: Sequence[QuantizationRule], num_tokens: int
 ) -> ModuleSensitivity:
     """Returns the cost of each rule for a module of these (weights [..., out, in], sums of squared gradients)."""

@@ -25,7 +25,7 @@ from jaxis.planning.plan import Planner, Wanted
 from jaxis.planning.roofline import bound
 
 # The sizes of Qwen3-0.6B: large enough that a step reads more than it waits, small enough for any accelerator.
-_MODEL: dict[str, Any] = {
+MODEL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 151936,
@@ -61,7 +61,7 @@ def _measure() -> str:
         model = EMBEDDED_MODEL
         if device.platform != "cpu":
             model = Path(folder)
-            (model / "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+            (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
             arguments["load_format"] = "dummy"
         engine = build_sized_engine(
             str(model),
@@ -75,7 +75,7 @@ def _measure() -> str:
         finally:
             engine.close()
         accelerator = next((each for each in ACCELERATORS.values() if each.device_kind == device.device_kind), None)
-        least = {} if accelerator is None else _least_seconds(str(model), accelerator)
+        least = {} if accelerator is None else least_seconds(str(model), accelerator)
     parts = []
     for batch_size, seconds in steps.items():
         requests = f"{batch_size} request{'s' if batch_size > 1 else ''}"
@@ -96,7 +96,7 @@ def _step_seconds(engine: LLMEngine, batch_size: int) -> float:
     return statistics.median(run_batch(engine, load, rng).step_seconds)
 
 
-def _least_seconds(model: str, accelerator: Accelerator) -> dict[int, float]:
+def least_seconds(model: str, accelerator: Accelerator) -> dict[int, float]:
     """Maps a batch size to the bound of a decode step on one such device."""
     target = Target(accelerator, 1)
     part = Planner(open_source(model), Wanted(quantization="none", kv_cache_dtype="auto")).device_model(target)

@@ -56,6 +56,11 @@ class _Process:
             )
 
     @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """False if the system has ended the process."""
         return self._process.poll() is None
@@ -114,6 +119,11 @@ class LimitedProcesses:
             contextlib.nullcontext() if self._max_running is None else threading.Semaphore(self._max_running)
         )
         self._pid = os.getpid()
+
+    @property
+    def waiting_pids(self) -> list[int]:
+        """Ids of the processes that wait for a request."""
+        return [process.pid for process in self._idle]
 
     def start(self) -> None:
         """Starts a process for the first request, without waiting: it is ready a tenth of a second later."""

@@ -76,6 +76,11 @@ class AdapterStore(Places):
         self.named: list[tuple[str, str, bytes]] = []
 
     @property
+    def num_known(self) -> int:
+        """Number of adapters held in the host's memory."""
+        return len(self._known)
+
+    @property
     def bytes_per_place(self) -> int:
         """Bytes of one adapter in the model."""
         return self._model.bytes_per_place

@@ -104,7 +104,7 @@ class Trainer:
         scores = None
         if self.validation is not None and self._config.training.metrics_function is not None:
             scores = AnswerScores(self._config, self.base, self.validation, progress)
-        run = _Run(self._config, self.base, self.data, self.validation, scores, self._num_steps, self._note)
+        run = TrainingRun(self._config, self.base, self.data, self.validation, scores, self._num_steps, self._note)
         return run.run(self._resumed, progress)
 
     def _find_checkpoint(self) -> Path | None:
@@ -122,7 +122,19 @@ class Trainer:
         return found[-1][1]
 
 
-class _Run:
+class TrainingRun:
+    """Steps of a training from a checkpoint, or the start, to the last.
+
+    Args:
+      config: Arguments of the training.
+      base: The model to train.
+      data: Examples.
+      validation: Examples to evaluate on; None: none.
+      scores: Metrics of generated answers; None: none.
+      total: Number of steps.
+      note: Called with messages to the user.
+    """
+
     def __init__(
         self,
         config: TrainConfig,
@@ -143,6 +155,12 @@ class _Run:
         self._schedule = make_schedule(self._params, total)
 
     def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
+        """Trains.
+
+        Args:
+          resumed: Checkpoint to go on from; None: from the start.
+          progress: Display.
+        """
         model = make_trainable(self._config, self._base, progress)
         optimizer = make_optimizer(self._params, self._schedule, model.logical_axes)
         trained, state, first = self._start(model, optimizer, resumed)
@@ -186,10 +204,10 @@ class _Run:
                     is_best = self._is_time_to_evaluate(done) and self._evaluate(evaluate, trained, model, done, log)
                     is_last = done == self._total
                     if stopped() is not None and not is_last:
-                        folder = self._save(done, trained, state)
+                        folder = self.save(done, trained, state)
                         return TrainingResult(done, self._total, self._output, stopped(), folder)
                     if is_best or (self._params.save_steps and done % self._params.save_steps == 0):
-                        self._save(done, trained, state)
+                        self.save(done, trained, state)
         finally:
             log.close()
             self._data.source.close()
@@ -222,7 +240,17 @@ class _Run:
         self._note(f"going on from {resumed}, step {run_state.step} of {self._total}")
         return trained, state, run_state.step
 
-    def _save(self, step: int, trained: Trained, state: Any) -> Path:
+    def save(self, step: int, trained: Trained, state: Any) -> Path:
+        """Writes a checkpoint.
+
+        Args:
+          step: Number of steps done.
+          trained: Weights.
+          state: State of the optimizer.
+
+        Returns:
+          The checkpoint's folder.
+        """
         arrays = {f"weights.{name}": np.asarray(value) for name, value in trained.items()}
         arrays |= {f"optimizer.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
         best = {} if self._best is None else self._best.state()

@@ -1,4 +1,4 @@
-"""What `analyze` says of configs as their makers published them."""
+"""Analyses of configs as their makers published them."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ CACHES_OF_HYBRIDS = {
 
 @functools.cache
 def published_analysis(name):
-    """What is said of a published config; it takes seconds, and several tests ask for some."""
+    """The analysis of a published config, kept: it takes seconds, and several tests ask for some."""
     return analyze(CONFIGS / f"{name}.json")
 
 

@@ -149,7 +149,7 @@ def test_without_weights_the_reason_is_reported(moe_checkpoint):
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_two_tables_are_a_head_of_its_own_if_they_differ(tmp_path, differs):
-    """As loading, and transformers, have it, whatever the config says."""
+    """Loading and transformers have it so, whatever the config says."""
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
     )

@@ -124,6 +124,6 @@ def test_an_item_that_is_not_ticked_shows(report: Report):
 
 def test_a_model_that_cannot_run_has_no_report(tmp_path: Path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG | {"made_up_scale": 3}))
+    path.write_text(json.dumps(CONFIG | {"made_up_scale": 3, "num_hidden_layers": 1}))
     with pytest.raises(ConfigError, match=r"cannot run.*made_up_scale"):
         make_report(str(path))

@@ -9,8 +9,8 @@ import pytest
 
 from jaxis.bringup.analyze.config import construct
 from jaxis.bringup.verify.verify import verify
-from tests.support import nanochat
-from tests.support.verified_models import registered
+from tests.bringup.verify import nanochat
+from tests.bringup.verify.verified_models import registered
 
 
 @functools.cache

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support import faulty_models as faults
+from tests.bringup.verify import faulty_models as faults
+from tests.bringup.verify.verified_models import layers_of
 from tests.support.quick_rows import quick_rows
-from tests.support.verified_models import layers_of
 
 # A published config, the layer and the fault in it, the module at fault and a part of what is said of it.
 PLANTED = [

@@ -8,7 +8,7 @@ from jaxis.bringup.verify.recording import LOGITS, Values, as_shape
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import calls_are_observed, calls_observed, named_modules
 from jaxis.quantization.wrappers import PackingConfig
-from tests.support.verified_models import TOKEN_IDS, load, twin
+from tests.bringup.verify.verified_models import TOKEN_IDS, load, twin
 
 
 def run(model):

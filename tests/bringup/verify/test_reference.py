@@ -12,7 +12,7 @@ from jaxis.bringup.verify.recording import LOGITS
 from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.errors import ConfigError
-from tests.support.verified_models import TOKEN_IDS, published
+from tests.bringup.verify.verified_models import TOKEN_IDS, published
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def bfloat16_folder(wide, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bfloat16")
     wide.save(folder, twin_config())
     reference = Reference.from_folder(folder)
-    reference._model.to(torch.bfloat16)
+    reference.model.to(torch.bfloat16)
     reference.save(folder, twin_config())
     return folder
 
@@ -42,7 +42,7 @@ def with_free_memory(monkeypatch, nbytes):
 
 
 def num_parameters(folder):
-    return sum(p.numel() for p in Reference.from_folder(folder)._model.parameters())
+    return sum(p.numel() for p in Reference.from_folder(folder).model.parameters())
 
 
 def test_weights_upcast_module_by_module_give_the_same_numbers(wide, bfloat16_folder, monkeypatch):
@@ -50,7 +50,7 @@ def test_weights_upcast_module_by_module_give_the_same_numbers(wide, bfloat16_fo
     reference = Reference.from_folder(bfloat16_folder)
     assert "upcast" in reference.how
     for _ in range(2):  # the weights are back in their own type after each run
-        assert {p.dtype for p in reference._model.parameters()} == {torch.bfloat16}
+        assert {p.dtype for p in reference.model.parameters()} == {torch.bfloat16}
         assert relative_error(reference.logits(TOKEN_IDS), wide.logits(TOKEN_IDS)) < 1e-6
     assert reference.generate(TOKEN_IDS, 5).token_ids == wide.generate(TOKEN_IDS, 5).token_ids
 
@@ -67,7 +67,7 @@ def test_what_transformers_raises_is_one_error():
 
 
 def test_every_parameter_of_a_twin_is_random(wide):
-    state = wide._model.state_dict()
+    state = wide.model.state_dict()
     assert any("sinks" in name for name in state)
     for name, tensor in state.items():
         assert tensor.float().std() > 0.03, name

@@ -6,8 +6,8 @@ import pytest
 
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.errors import ConfigError
+from tests.bringup.verify.verified_models import published
 from tests.support import published_configs
-from tests.support.verified_models import published
 
 PUBLISHED = {
     name: value for name, value in vars(published_configs).items() if isinstance(value, dict) and name.isupper()
@@ -158,7 +158,7 @@ def test_frequency_factors_fit_the_head():
 
 
 def test_kinds_of_layers_that_only_the_family_knows():
-    """Where a config leaves layer types to the family, they follow from a layer's number: the first layers stay."""
+    """Layer types that a config leaves to the family follow from a layer's number: the first layers stay."""
     types = ["sliding_attention", "full_attention"] * 12
     shrunk = tiny_twin(SIZES, SIZES | {"layer_types": types, "sliding_window": 4096})
     assert (shrunk["num_hidden_layers"], shrunk["sliding_window"]) == (4, 11)

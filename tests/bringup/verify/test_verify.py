@@ -11,9 +11,10 @@ from jaxis.bringup.verify.verify import verify
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.models.registry import get_model_class
+from tests.bringup.verify.faulty_models import become
+from tests.bringup.verify.verified_models import registered
 from tests.support import published_configs
-from tests.support.faulty_models import become
-from tests.support.verified_models import registered
+from tests.support.quick_rows import quick_rows
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def config_file(tmp_path):
 def golden(checkpoint, tmp_path_factory):
     """(The checkpoint, stored logits of it, what was found while they were stored.)"""
     path = tmp_path_factory.mktemp("golden") / "logits.safetensors"
-    result = verify(str(checkpoint()), prompt_lengths=[1, 40], save_golden=path)
+    result = verify(str(checkpoint()), prompt_lengths=[1, 40], save_golden=path, only=["decode"])
     return checkpoint(), path, result
 
 
@@ -60,7 +61,7 @@ def test_a_tiny_twin_passes_every_check(config_file):
 PARTS = ("layers", "images", "logits", "paths", "decode")
 
 
-@pytest.mark.parametrize("part", ["layers", "paths", pytest.param("decode", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", quick_rows(["layers", "paths", "decode"], ["layers"]))
 def test_one_part_alone_is_checked(config_file, part):
     result = verify(config_file(published_configs.MISTRAL), only=[part], prompt_lengths=[5])
     checked = {name for name in PARTS if getattr(result, name)}
@@ -125,7 +126,7 @@ def test_stored_logits_of_other_numbers_fail(golden, tmp_path):
     wrong = dataclasses.replace(prompt, logits=prompt.logits + np.linspace(0, 0.1, prompt.logits.shape[1], dtype="f4"))
     other = tmp_path / "wrong.safetensors"
     dataclasses.replace(right, prompts=(right.prompts[0], wrong)).save(other)
-    result = verify(str(folder), golden=other)
+    result = verify(str(folder), golden=other, only=["logits"])
     assert [check.passed for check in result.logits] == [True, False]
 
 

@@ -11,7 +11,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.mesh import make_mesh
-from tests.support.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run, write_folders
+from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run, write_folders
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 

@@ -12,8 +12,8 @@ from jaxis.config.speculative import parse_speculative_config
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.speculation import DraftCounts
 from jaxis.errors import ConfigError
+from tests.engine.drafting.draft_runs import write_folders
 from tests.support import tiny_checkpoints
-from tests.support.draft_runs import write_folders
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 

@@ -10,7 +10,7 @@ from jaxis import SamplingParams
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.engine import LLMEngine
-from tests.support.draft_runs import make_runner, write_folders
+from tests.engine.drafting.draft_runs import make_runner, write_folders
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts

@@ -7,7 +7,7 @@ import sys
 from unittest import mock
 
 from jaxis.layers.expert_stack import SpreadStack
-from tests.support.expert_parallel import results
+from tests.engine.expert_parallel import results
 
 
 def main(folder: str, size: str, port: str) -> None:

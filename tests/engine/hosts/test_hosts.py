@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxis.bringup.verify.compare import relative_error
+from tests.engine.expert_parallel import results
 from tests.engine.hosts.commands import answers_of, check_answers, follower, leader
 from tests.engine.hosts.leader import answers_of_every_kind, short_answers, start
 from tests.engine.test_expert_parallel import checkpoint as checkpoint_of_experts
 from tests.support import parity
-from tests.support.expert_parallel import results
 from tests.support.host_processes import free_port, host_processes
 
 # Windows; a latent cache; experts; states beside a cache.

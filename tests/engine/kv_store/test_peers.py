@@ -36,8 +36,8 @@ from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
 from jaxis.host.channel import to_frame
 from jaxis.host.threads import Deadline
+from tests.engine.tcp_between import between
 from tests.support.certificates import make_certificates, tls_files
-from tests.support.tcp_between import between
 from tests.support.waiting import wait_until
 
 SIZES = (1000, 300)

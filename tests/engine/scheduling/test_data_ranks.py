@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.data_ranks import DataRanksBlocks
 from jaxis.errors import RequestError
+from tests.engine.scheduling.simulated_ranks import SimulatedRanks
 from tests.support.simulated_engine import VOCABULARY_SIZE
-from tests.support.simulated_ranks import SimulatedRanks
 from tests.support.simulated_store import SimulatedStore
 
 SHARED_PREFIXES = [[5] * 24, [7, 8] * 12, list(range(1, 13)) * 2]

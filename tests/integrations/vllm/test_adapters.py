@@ -15,9 +15,9 @@ from vllm.lora.request import LoRARequest
 
 import jaxis
 from jaxis.errors import CheckpointError, ConfigError
+from tests.integrations.vllm.vllm_requests import TINY_VOCAB_SIZE, Case, answer, random_cases
 from tests.support.adapters import save_adapter
 from tests.support.tiny_checkpoints import write_checkpoint
-from tests.support.vllm_requests import TINY_VOCAB_SIZE, Case, answer, random_cases
 
 NAMES = ("a", "b", "c")
 ENGINE = {"max_num_seqs": 8, "max_model_len": 256, "dtype": "float32", "seed": 3, "max_num_batched_tokens": 64}

@@ -1,4 +1,4 @@
-"""What the plugin for vLLM knows of vLLM, and what it does before vLLM is there. Needs no vLLM."""
+"""Facts of vLLM that its plugin knows, and its deeds before vLLM is there. Needs no vLLM."""
 
 import os
 import subprocess

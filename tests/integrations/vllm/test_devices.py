@@ -20,7 +20,7 @@ import numpy as np
 import jaxis
 from tests.integrations.vllm.test_images import cases_with_images
 from tests.integrations.vllm.test_llm import make_vllm
-from tests.support.vllm_requests import TINY_VOCAB_SIZE, Case, jaxis_answers, random_cases, vllm_answers
+from tests.integrations.vllm.vllm_requests import TINY_VOCAB_SIZE, Case, jaxis_answers, random_cases, vllm_answers
 
 folder, settings = sys.argv[1], {"tensor_parallel_size": 2, "enable_expert_parallel": sys.argv[2] == "experts"}
 if sys.argv[2] == "images":

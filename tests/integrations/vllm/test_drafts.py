@@ -11,8 +11,8 @@ pytest.importorskip("vllm")
 import jaxis
 from jaxis.integrations.vllm.model_runner import rows_of_requests
 from tests.integrations.vllm.test_llm import ENGINE, check, make_vllm, metric, set_contract
+from tests.integrations.vllm.vllm_requests import Case, random_cases
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, write_checkpoint
-from tests.support.vllm_requests import Case, random_cases
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 

@@ -1,4 +1,4 @@
-"""What goes wrong with one request inside vLLM ends that request alone, and the engine goes on."""
+"""A fault of one request inside vLLM ends that request alone, and the engine goes on."""
 
 import os
 
@@ -13,8 +13,8 @@ from vllm.exceptions import VLLMValidationError
 
 import jaxis
 from tests.integrations.vllm.test_llm import ENGINE, make_vllm
+from tests.integrations.vllm.vllm_requests import Case, jaxis_answers, vllm_answers
 from tests.support.tiny_checkpoints import variant, write_checkpoint
-from tests.support.vllm_requests import Case, jaxis_answers, vllm_answers
 
 FAULTY_TOKEN = 77
 

@@ -36,11 +36,11 @@ from jaxis.integrations.vllm.encoder_cache import EncoderCache
 from jaxis.integrations.vllm.model_shims import may_take_images
 from jaxis.models.registry import built_in_models
 from tests.integrations.vllm.test_llm import check, make_vllm, metric, set_contract
+from tests.integrations.vllm.vision_folders import facts_of, write_vision_folders
+from tests.integrations.vllm.vllm_requests import Case, answer, jaxis_answers, random_cases
+from tests.integrations.vllm.vllm_server import vllm_server
 from tests.support.adapters import randomize
 from tests.support.vision_checkpoints import random_image, token_id, write_mistral3
-from tests.support.vision_folders import facts_of, write_vision_folders
-from tests.support.vllm_requests import Case, answer, jaxis_answers, random_cases
-from tests.support.vllm_server import vllm_server
 
 SIZES = ((40, 64), (64, 64), (30, 100), (9, 57), (64, 24), (20, 20))
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
@@ -184,7 +184,7 @@ def test_families_answer_as_in_jaxis(folders, name):
 
 
 def test_images_whose_tokens_see_each_other_are_computed_whole(folders):
-    """Beside others, and where blocks of the same image are found that end within it."""
+    """Images beside others, and where blocks of the same image are found that end within it."""
     sizes = {"max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 144}
     pool = images_of(400)
     prompts = [

@@ -17,8 +17,7 @@ from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.integrations.vllm.model_runner import ModelRunner, StepResult
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from tests.support.tiny_checkpoints import GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
-from tests.support.vllm_requests import (
+from tests.integrations.vllm.vllm_requests import (
     CHOICES,
     REGEX,
     SCHEMA,
@@ -29,6 +28,7 @@ from tests.support.vllm_requests import (
     random_cases,
     vllm_answers,
 )
+from tests.support.tiny_checkpoints import GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
 
 ENGINE = {"max_num_seqs": 8, "max_model_len": 256, "dtype": "float32", "seed": 3}
 NUM_BLOCKS = 160
@@ -75,7 +75,7 @@ class StepsInFlight:
 
     Attributes:
       unread: The results that nobody has waited for.
-      numbers: How many there were as each step with tokens was dispatched.
+      numbers: Count of them as each step with tokens was dispatched.
     """
 
     def __init__(self, monkeypatch):

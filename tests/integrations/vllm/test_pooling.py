@@ -17,10 +17,10 @@ from vllm.exceptions import VLLMValidationError
 import jaxis
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import ConfigError
+from tests.integrations.vllm.vllm_server import vllm_server
 from tests.pooling.test_token_rerankers import OVERRIDES, PREFIX, SUFFIX, TASK
 from tests.pooling.test_token_rerankers import checkpoint as qwen3_reranker  # noqa: F401
 from tests.support.encoder_checkpoints import save_classifier, save_model, save_pooling, texts
-from tests.support.vllm_server import vllm_server
 
 ENGINE = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 96}
 

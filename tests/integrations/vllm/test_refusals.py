@@ -1,4 +1,4 @@
-"""What jaxis does not do inside vLLM is refused by name, by the configuration or for a single request."""
+"""Features that jaxis lacks inside vLLM are refused by name, by the configuration or for a single request."""
 
 import os
 import shutil

@@ -15,9 +15,9 @@ import openai
 
 import jaxis
 from jaxis.engine.opened_model import EMBEDDED_MODEL
+from tests.integrations.vllm.vllm_server import vllm_server
 from tests.support.adapters import save_adapter
 from tests.support.host_processes import HostProcess
-from tests.support.vllm_server import vllm_server
 
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 64, "max_model_len": 512}
 REGEX = "[a-c]{2,5}(-[0-9]{1,3}){1,2}"

@@ -10,10 +10,10 @@ pytest.importorskip("vllm")
 
 import jaxis
 from tests.integrations.vllm.test_llm import ENGINE, check, long_cases, make_vllm, metric, set_contract
+from tests.integrations.vllm.vllm_requests import TINY_VOCAB_SIZE, random_cases
 from tests.support.parity import checkpoint_folder
 from tests.support.prediction_checkpoints import family
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, write_checkpoint, write_tokenizer
-from tests.support.vllm_requests import TINY_VOCAB_SIZE, random_cases
 
 MEMORY = 16 << 20
 

@@ -5,8 +5,8 @@ import pytest
 
 from jaxis.kernels.weights import QuantizedWeight
 from jaxis.quantization.formats.awq import AwqGemmFormat, AwqGemvFormat
+from tests.quantization.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize
 from tests.support.dequantized import dequantize
-from tests.support.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize
 
 N, K = 64, 192
 WEIGHT = np.random.default_rng(0).standard_normal((N, K)).astype(np.float32)

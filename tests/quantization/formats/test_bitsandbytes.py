@@ -1,4 +1,4 @@
-"""What bitsandbytes' tensors stand for, by its own functions."""
+"""Values that bitsandbytes' tensors stand for, by its own functions."""
 
 import json
 
@@ -9,8 +9,8 @@ import torch
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight
 from jaxis.quantization.formats.bitsandbytes_4bit import Bitsandbytes4BitFormat
 from jaxis.quantization.formats.bitsandbytes_8bit import Bitsandbytes8BitFormat
+from tests.quantization.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, random_weight
 from tests.support.dequantized import dequantize
-from tests.support.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, random_weight
 
 NUMPY_STORAGE = {torch.uint8: np.uint8, torch.float32: np.float32, torch.float16: np.float16}
 STATE = "weight.quant_state.bitsandbytes__nf4"

@@ -9,8 +9,8 @@ import pytest
 
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, lookup, matmul, pack
 from jaxis.quantization.formats.gptq import GptqFormat
+from tests.quantization.packed_integers import gptq_tensors, quantize
 from tests.support.dequantized import dequantize
-from tests.support.packed_integers import gptq_tensors, quantize
 
 N, K = 64, 192
 RNG = np.random.default_rng(0)

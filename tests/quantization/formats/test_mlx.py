@@ -1,4 +1,4 @@
-"""What MLX's tensors stand for, by its own `quantize` and `dequantize`."""
+"""Values that MLX's tensors stand for, by its own `quantize` and `dequantize`."""
 
 import mlx.core as mx
 import numpy as np
@@ -6,12 +6,12 @@ import pytest
 
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
 from jaxis.quantization.formats.mlx import AFFINE_BITS, FLOAT_MODES, MlxAffineFormat, MlxFloatFormat
+from tests.quantization.foreign_quantizers import mlx_arrays, random_weight
 from tests.support.dequantized import dequantize
-from tests.support.foreign_quantizers import mlx_arrays, random_weight
 
 
 def arrays(found):
-    """As NumPy has them; bfloat16 as its own type."""
+    """Arrays of NumPy; bfloat16 as its own type."""
     return {name: np.array(array) if array.dtype != mx.bfloat16 else bfloat16(array) for name, array in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""What torchao's tensors stand for, by their own `dequantize`."""
+"""Values that torchao's tensors stand for, by their own `dequantize`."""
 
 import json
 
@@ -26,8 +26,8 @@ from torchao.quantization import (
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from jaxis.quantization.torchao import read_format
+from tests.quantization.foreign_quantizers import random_weight
 from tests.support.dequantized import dequantize
-from tests.support.foreign_quantizers import random_weight
 
 SHAPE = (208, 192)
 

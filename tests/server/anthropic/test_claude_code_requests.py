@@ -3,11 +3,8 @@
 import json
 
 import pytest
-from starlette.testclient import TestClient
 
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine, asking
 
 BETAS = "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27,effort-2025-11-24"
 HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": BETAS, "x-app": "cli", "x-api-key": "key"}
@@ -85,7 +82,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def http(engine):
-    with TestClient(create_app(engine, ServerConfig(api_keys=("key",))), base_url="http://testserver") as http:
+    with asking(engine, api_keys=("key",)) as http:
         yield http
 
 

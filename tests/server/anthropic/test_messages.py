@@ -1,15 +1,11 @@
 """/v1/messages through the `anthropic` client: what a scripted model says, whole and streamed alike."""
 
-import contextlib
 import json
 
 import anthropic
 import pytest
-from starlette.testclient import TestClient
 
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
-from tests.support.scripted_engine import TEMPLATE, ScriptedEngine
+from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, asking
 
 WEATHER = {
     "name": "get_weather",
@@ -24,12 +20,6 @@ CALLS = (
 QUESTION = [{"role": "user", "content": "Weather?"}]
 
 
-@contextlib.contextmanager
-def serving(engine, **settings):
-    with TestClient(create_app(engine, ServerConfig(**settings)), base_url="http://testserver") as http:
-        yield http
-
-
 def client_of(http):
     return anthropic.Anthropic(base_url="http://testserver", api_key="none", http_client=http, max_retries=0)
 
@@ -41,7 +31,7 @@ def shared_engine():
 
 @pytest.fixture(scope="module")
 def http(shared_engine):
-    with serving(shared_engine) as http:
+    with asking(shared_engine) as http:
         yield http
 
 
@@ -354,7 +344,7 @@ def test_prefill_goes_on_with_the_assistants_turn(client, engine):
 
 def test_thinking_sets_the_templates_variables():
     engine = ScriptedEngine(TEMPLATE + "{{ enable_thinking }}/{{ thinking }}")
-    with serving(engine) as http:
+    with asking(engine) as http:
         client = client_of(http)
         for thinking, expected in (
             ({"type": "enabled", "budget_tokens": 1024}, "True/True"),
@@ -483,7 +473,7 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_of_the_protocol(client, 
 
 
 def test_both_headers_bring_a_key(engine):
-    with serving(engine, api_keys=("secret",)) as http:
+    with asking(engine, api_keys=("secret",)) as http:
         for key, works in (("secret", True), ("wrong", False), ("", False)):
             for header in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}):
                 answer = http.post("/v1/messages", headers=header, json={})
@@ -499,7 +489,7 @@ def test_both_headers_bring_a_key(engine):
 
 def test_browsers_of_allowed_origins_may_send_its_headers(engine):
     asked = "x-api-key, anthropic-version, anthropic-beta, anthropic-dangerous-direct-browser-access, content-type"
-    with serving(engine, allowed_origins=("https://page.example",)) as http:
+    with asking(engine, allowed_origins=("https://page.example",)) as http:
         headers = {"origin": "https://page.example", "access-control-request-headers": asked}
         answer = http.options("/v1/messages", headers={**headers, "access-control-request-method": "POST"})
     assert answer.status_code == 200

@@ -1,10 +1,10 @@
-"""What the chat page makes of answers that a small model does not give, and what users do with conversations."""
+"""The chat page with answers that a small model does not give, and with what users do to conversations."""
 
 import json
 
 import pytest
 
-from tests.support.scripted_api import ScriptedApi, answer
+from tests.server.http.scripted_api import ScriptedApi, answer
 
 NUM_MESSAGES = "document.querySelectorAll('.message').length"
 IDLE = "document.getElementById('log').getAttribute('aria-busy') === 'false'"

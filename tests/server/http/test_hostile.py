@@ -35,7 +35,7 @@ def connect(server, payload=b"", receive_buffer=None):
 
 
 def seconds_until_closed(connection):
-    """How long the server holds a connection on which nothing more is sent; what it says is read."""
+    """Seconds for which the server holds a connection on which nothing more is sent; what it says is read."""
     start = time.monotonic()
     try:
         while connection.recv(65536):
@@ -124,7 +124,7 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized(http, monkeypatch):
 
 
 def test_small_requests_pass_large_ones(server, http, monkeypatch):
-    """As many large prompts as there are threads, each of which takes for ever."""
+    """There are as many large prompts as threads, each of which takes for ever."""
     encode, go_on, held = Tokenizer.encode, threading.Event(), []
 
     def slowly(self, text, **kwargs):

@@ -209,6 +209,6 @@ def test_a_header_names_keywords_of_a_schema_that_answers_are_not_held_to(name, 
     engine.text = "{}"
     with connected(engine) as client:
         for _ in range(2):  # the second time, the grammar is there
-            response = client._client.post(path, json={"model": "jaxis-tiny", "stream": stream, **body})
+            response = client.http.post(path, json={"model": "jaxis-tiny", "stream": stream, **body})
             assert response.status_code == 200, response.text
             assert response.headers["x-jaxis-ignored"] == header

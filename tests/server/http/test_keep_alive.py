@@ -39,7 +39,7 @@ def client(engine):
 
 
 def raw_stream(client, path):
-    response = client._client.post(path, json={**BODIES[path], "stream": True})
+    response = client.http.post(path, json={**BODIES[path], "stream": True})
     assert response.status_code == 200, response.text
     return response.text
 
@@ -91,7 +91,7 @@ def test_an_interval_of_zero_sends_nothing(engine):
 @pytest.mark.parametrize("path", BODIES)
 def test_an_error_that_is_quick_keeps_its_status(engine, client, path):
     engine.delay_seconds, engine.error = 0.0, RequestError("no")
-    response = client._client.post(path, json={**BODIES[path], "stream": True})
+    response = client.http.post(path, json={**BODIES[path], "stream": True})
     assert (response.status_code, response.json()["error"]["message"]) == (400, "no")
 
 
@@ -114,7 +114,7 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(en
     for path, body in BODIES.items():
         for stream in (False, True):
             body = json.loads(json.dumps(body).replace("Hi", long))
-            response = client._client.post(path, json={**body, "stream": stream})
+            response = client.http.post(path, json={**body, "stream": stream})
             error = response.json()["error"]
             assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
             assert "maximum context length is 1000 tokens" in error["message"]

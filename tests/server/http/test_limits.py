@@ -1,4 +1,4 @@
-"""Which requests are admitted, which are too large, and what happens when a client disconnects."""
+"""Requests that are admitted, those that are too large, and those whose client disconnects."""
 
 import gzip
 import json

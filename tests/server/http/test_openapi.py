@@ -4,7 +4,7 @@ import pytest
 
 schemathesis = pytest.importorskip("schemathesis")
 
-from tests.support.openapi import check_answers  # noqa: E402
+from tests.server.openapi import check_answers  # noqa: E402
 
 KEY = {"Authorization": "Bearer secret"}
 ROUTES = {

@@ -1,4 +1,4 @@
-"""What is taken out of requests before they are written down, and what stays."""
+"""Parts that are taken out of requests before they are written down, and those that stay."""
 
 import base64
 import os

@@ -145,7 +145,7 @@ def test_names_are_not_taken_twice(http):
         assert "printable characters" in message(load(http, name, "poet"))
 
 
-def test_a_request_that_runs_goes_on_with_an_adapter_that_is_unloaded(http, server):
+def test_a_request_that_runs_goes_on_with_an_adapter_that_is_unloaded(http, server, built):
     assert load(http, "new", "other").status_code == 200
     body = {"model": "new", "prompt": PROMPT, "stream": True, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
     with http.stream("POST", "/v1/completions", json=body) as answer:
@@ -154,7 +154,7 @@ def test_a_request_that_runs_goes_on_with_an_adapter_that_is_unloaded(http, serv
         assert unload(http, "new").status_code == 200
         assert any("[DONE]" in line for line in lines)
     server.wait_until_idle()
-    assert len(server.engine._engine._built.engine.runner.feature("adapter").store._known) == 2
+    assert built.engine.runner.feature("adapter").store.num_known == 2
 
 
 @contextlib.contextmanager

@@ -352,7 +352,7 @@ def test_the_embedded_models_answer_is_that_of_chat(serve):
 
 
 def test_requests_of_known_shapes(http, engine):
-    """What Open WebUI, LangChain's ChatOllama, Home Assistant and curl send."""
+    """Bodies of Open WebUI, LangChain's ChatOllama, Home Assistant and curl."""
     engine.text = "Hi."
     nulls = dict.fromkeys(("mirostat", "num_ctx", "num_gpu", "num_predict", "temperature", "stop", "top_k", "tfs_z"))
     bodies = [

@@ -147,7 +147,7 @@ def test_logprobs(expect, client):
 
 
 def begins(tokenizer, token_ids, **options):
-    """How many whole characters the tokens before each give."""
+    """Number of whole characters that the tokens before each give."""
     prefixes = [tokenizer.decode(token_ids[:i], **options) for i in range(len(token_ids))]
     return [len(text.rstrip("\ufffd")) for text in prefixes]
 
@@ -198,7 +198,7 @@ def test_prompt_that_ends_inside_a_character_is_echoed_up_to_it(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs_scores_the_prompt(expect, client, stream):
-    """What lm-eval asks for."""
+    """lm-eval asks for this."""
     prompt_ids = expect["logprobs"].prompt_token_ids
     answer = ask(client, prompt=prompt_ids, max_tokens=1, logprobs=3, echo=True, stream=stream)
     choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices

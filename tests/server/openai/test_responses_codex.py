@@ -125,7 +125,7 @@ def client(engine):
 
 
 def post(client, **more):
-    response = client._client.post("/v1/responses", json={**BODY, **more})
+    response = client.http.post("/v1/responses", json={**BODY, **more})
     assert response.status_code == 200, response.text
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
     names = [line[7:] for line in response.text.splitlines() if line.startswith("event: ")]
@@ -304,5 +304,5 @@ def _objects(prompt):
 
 def test_an_input_of_nothing_but_what_has_no_effect_is_refused(client):
     items = [{"type": "image_generation_call"}, {"type": "reasoning", "summary": [], "content": []}]
-    answer = client._client.post("/v1/responses", json={"model": "jaxis-tiny", "input": items})
+    answer = client.http.post("/v1/responses", json={"model": "jaxis-tiny", "input": items})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -198,10 +199,16 @@ def test_a_full_disk_loses_what_is_stored_but_no_answer(engine, monkeypatch):
             client.conversations.create()
 
 
+def read_file(folder, query):
+    """The first row of a query of the file itself."""
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as connection:
+        return connection.execute(query).fetchone()
+
+
 class TestDatabase:
-    def test_objects_expire_after_their_last_use(self):
+    def test_objects_expire_after_their_last_use(self, tmp_path):
         now = 1000.0
-        database = Database(None, 1 << 20, 100, clock=lambda: now)
+        database = Database(tmp_path, 1 << 20, 100, clock=lambda: now)
         database.put("a", "response", "one", {"output": []}, [])
         database.put("a", "response", "two", {"output": []}, [], "one")
         database.put("a", "response", "three", {"output": []}, [])
@@ -213,11 +220,11 @@ class TestDatabase:
         now += 101
         assert database.chain("a", "two") is None
         database.put("a", "response", "four", {"output": []}, [])
-        assert database._connection.execute("SELECT count(*) FROM held").fetchone() == (1,)
+        assert read_file(tmp_path, "SELECT count(*) FROM held") == (1,)
 
-    def test_holds_no_more_bytes_than_it_may_and_forgets_what_was_used_least_recently(self):
+    def test_holds_no_more_bytes_than_it_may_and_forgets_what_was_used_least_recently(self, tmp_path):
         now = 1000.0
-        database = Database(None, 10_000, 1e9, clock=lambda: now)
+        database = Database(tmp_path, 10_000, 1e9, clock=lambda: now)
         for number in range(100):
             now += 1
             database.put(
@@ -228,8 +235,9 @@ class TestDatabase:
                 [{"id": "i", "text": "y" * 300}],
             )
             assert database.get("a", "response", "0"), "it is in use"
-            [[held]] = database._connection.execute("SELECT sum(length(body)) FROM held").fetchall()
-            [[items]] = database._connection.execute("SELECT sum(length(body)) FROM item").fetchall()
+            [held], [items] = (
+                read_file(tmp_path, f"SELECT sum(length(body)) FROM {name}") for name in ("held", "item")
+            )
             assert held + items <= 10_000
         assert database.get("a", "response", "99")
         assert database.get("a", "response", "50") is None
@@ -240,7 +248,7 @@ class TestDatabase:
         assert database.get("a", "response", "0") is None
         for number in range(25):
             assert database.delete_item("a", "c", str(number)) == (number < 20)
-        assert database._connection.execute("SELECT num_bytes FROM held WHERE id = 'c'").fetchone()[0] < 500
+        assert read_file(tmp_path, "SELECT num_bytes FROM held WHERE id = 'c'")[0] < 500
 
     def test_two_servers_may_share_a_file(self, tmp_path):
         one, two = Database(tmp_path, 1 << 20, 100), Database(tmp_path, 1 << 20, 100)

@@ -9,8 +9,8 @@ import pytest
 from jaxis.engine.grammar.token_mask import is_allowed
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
+from tests.parsing.tool_call_formats import FORMATS
 from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, connected
-from tests.support.tool_call_formats import FORMATS
 
 WEATHER = {
     "type": "function",

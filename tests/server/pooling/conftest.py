@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 
 import httpx
 import pytest
@@ -12,10 +10,10 @@ import pytest
 from jaxis import LLM
 from jaxis.pooling.async_pooling import AsyncPoolingEngine
 from jaxis.server.config import ServerConfig
-from jaxis.server.listener import listen
 from jaxis.server.run import make_server
 from tests.support.encoder_checkpoints import save_model, save_pooling
 from tests.support.local_engine import LocalPooling
+from tests.support.running_server import running
 
 
 @contextlib.contextmanager
@@ -25,18 +23,8 @@ def serving(llm, **settings):
     engine = AsyncPoolingEngine(
         LocalPooling(llm._embedder), max_queued=config.max_queued, stall_seconds=config.stall_seconds
     )
-    listener = listen("127.0.0.1", 0)
-    server = make_server(engine, config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with running(make_server(engine, config)) as (url, _):
+        yield url
 
 
 @pytest.fixture(scope="session")

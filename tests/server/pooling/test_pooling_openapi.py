@@ -4,7 +4,7 @@ import pytest
 
 schemathesis = pytest.importorskip("schemathesis")
 
-from tests.support.openapi import check_answers  # noqa: E402
+from tests.server.openapi import check_answers  # noqa: E402
 
 PATHS = {
     *("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v2/embed", "/classify"),

@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import httpx
 import psutil
 import pytest
 
+from tests.server.several.model_pools import FakeModel, serving_pool
 from tests.support.cli_model import JAXIS
-from tests.support.model_pools import FakeModel, serving_pool
 from tests.support.waiting import wait_until
 
 MODELS = """
@@ -68,24 +67,6 @@ def test_an_engine_that_is_killed_ends_only_its_own_models_requests(server):
     wait_until(lambda: ask(http, "a").status_code == 200)
     assert ask(http, "a", temperature=0).json()["choices"] == first
     assert len(engines(process)) == 2
-
-
-def test_loads_and_unloads_of_processes_leave_nothing_behind(server):
-    """As many as there is time for, each of two seconds or so; those below are of the server's own part."""
-    process, http = server
-    end = time.monotonic() + float(os.environ.get("JAXIS_LOAD_SECONDS", "150"))
-    figures, number = [], 0
-    while time.monotonic() < end or number < 8:
-        name = "ab"[number % 2]
-        assert ask(http, name).status_code == 200
-        assert http.post("/models/unload", json={"model": name}).json() == {"success": True}
-        assert engines(process) == []
-        number += 1
-        figures.append((process.memory_info().rss, process.num_threads(), process.num_fds()))
-    print(f"\n{number} loads: memory, threads and files after the fourth {figures[3]}, after the last {figures[-1]}")
-    assert figures[-1][0] < figures[3][0] + (8 << 20)
-    assert figures[-1][1] <= figures[3][1] + 1
-    assert figures[-1][2] <= figures[3][2] + 2
 
 
 def test_a_thousand_loads_and_unloads_leave_nothing_behind():

@@ -1,4 +1,4 @@
-"""Which models are loaded: on demand and once, by memory, by time, by request; engines are fake."""
+"""Models that are loaded: on demand and once, by memory, by time, by request; engines are fake."""
 
 import math
 
@@ -8,7 +8,7 @@ from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.server.several import pool as pools
 from jaxis.server.several import slot as slots
 from jaxis.server.several.model_settings import PoolLimits, parse_duration
-from tests.support.model_pools import GIB, FakeModel, in_thread, serving_pool
+from tests.server.several.model_pools import GIB, FakeModel, in_thread, serving_pool
 from tests.support.waiting import wait_until
 
 

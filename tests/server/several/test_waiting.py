@@ -6,7 +6,7 @@ import pytest
 
 from jaxis.errors import CheckpointError
 from jaxis.server.http import sse
-from tests.support.model_pools import FakeModel, serving_pool
+from tests.server.several.model_pools import FakeModel, serving_pool
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 BODIES = {
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_while_its_model_loads_leaves_nothing_behind(pool):
 
 
 def _texts(lines):
-    """What the lines of a stream hold of the answer's text."""
+    """The answer's text in the lines of a stream."""
     texts = []
     for line in lines:
         data = line.removeprefix("data: ")

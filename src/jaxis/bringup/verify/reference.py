@@ -49,12 +49,13 @@ class Continuation:
 class Reference:
     """A transformers model in eval mode.
 
-    `versions` are those of the libraries that compute; `how` tells a report how the weights are held.
+    `model` is the model, `versions` are those of the libraries that compute; `how` tells a report how the weights are
+    held.
     """
 
     def __init__(self, model: Any, how: str) -> None:
         torch, transformers = _libraries()
-        self._model, self._torch = model, torch
+        self.model, self._torch = model, torch
         # Of a model that holds a causal language model beside its tower for images, the language model is run: the
         # outer class of Llama 4 needs an image in transformers 5.24.
         inner: Any = getattr(model, "language_model", None)
@@ -121,7 +122,7 @@ class Reference:
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Writes the weights under their published names, and `config` unchanged as config.json."""
-        self._model.save_pretrained(folder)
+        self.model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
     @contextmanager
@@ -151,7 +152,7 @@ class Reference:
         """
         torch = self._torch
         inputs = self._pixels(folder, image)
-        accepted = inspect.signature(self._model.forward).parameters
+        accepted = inspect.signature(self.model.forward).parameters
         inputs = {name: value for name, value in inputs.items() if name in accepted}
         is_image = torch.zeros((1, len(token_ids)), dtype=torch.long)
         is_image[0, list(rows)] = 1
@@ -164,10 +165,10 @@ class Reference:
                 embeddings.append(given[0])
 
         # The language model is the last that is given embeddings.
-        hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in self._model.modules()]
+        hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in self.model.modules()]
         try:
             with self._computing():
-                result = self._model(input_ids=torch.tensor([list(token_ids)]), use_cache=False, **inputs)
+                result = self.model(input_ids=torch.tensor([list(token_ids)]), use_cache=False, **inputs)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -235,7 +236,7 @@ class Reference:
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after))
 
-        for name, module in self._model.named_modules():
+        for name, module in self.model.named_modules():
             # BLOOM's and MPT's blocks add what they get as `residual`, which the layer does in jaxis.
             if name and "residual" not in inspect.signature(module.forward).parameters:
                 watch(module, self._checkpoint_name(name))
@@ -250,7 +251,7 @@ class Reference:
         mapping = importlib.import_module("transformers.conversion_mapping")
         renaming = importlib.import_module("transformers.core_model_loading").WeightRenaming
         tensor = f"{name}.weight"
-        for transform in mapping.get_model_conversion_mapping(self._model, add_legacy=False):
+        for transform in mapping.get_model_conversion_mapping(self.model, add_legacy=False):
             if isinstance(transform, renaming):
                 tensor, _ = transform.reverse_transform().rename_source_key(tensor)
         return tensor.removesuffix(".weight")

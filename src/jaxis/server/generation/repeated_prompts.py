@@ -21,6 +21,11 @@ class RepeatedPrompts:
         self._parts: OrderedDict[int, None] = OrderedDict()
         self._has_said = False
 
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that are remembered."""
+        return len(self._parts)
+
     def note(self, token_ids: Sequence[int], num_cached: int, kind: Hashable, has_disk: Callable[[], bool]) -> None:
         """Notes a prompt that was computed, and how many of its tokens were found in the prefix cache.
 

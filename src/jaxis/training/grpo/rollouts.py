@@ -50,12 +50,12 @@ class Rollouts:
             )
         self._num_prompts = num_answers // grpo.num_generations
         self._rewards = Rewards(training.reward_functions)
-        self._environments: Environments | None = None
+        self.environments: Environments | None = None
         if grpo.environment_factory is not None:
-            self._environments = Environments(
+            self.environments = Environments(
                 grpo.environment_factory, base, grpo.max_tool_calling_iterations, grpo.max_completion_length
             )
-            if not training.reward_functions and self._environments.rewards_as is None:
+            if not training.reward_functions and self.environments.rewards_as is None:
                 raise ConfigError(
                     f"training.grpo.environment_factory={grpo.environment_factory!r} has no method get_reward: write "
                     "one, or give training.reward_functions"
@@ -64,13 +64,13 @@ class Rollouts:
         longest = context - grpo.max_completion_length
         if grpo.max_prompt_length is not None:
             longest = min(longest, grpo.max_prompt_length)
-        tools = None if self._environments is None else self._environments.tools
+        tools = None if self.environments is None else self.environments.tools
         self._prompts = HeldOutPrompts(rows, base.tokenizer, base.template, longest, tools)
         for ids, where in zip(self._prompts.ids, self._prompts.where, strict=True):
             base.check_ids(ids, where)
         # The environment's text after reset makes prompts longer.
         self.num_rows = len(rows)
-        self._longest = self._prompts.longest if self._environments is None else longest
+        self._longest = self._prompts.longest if self.environments is None else longest
         self._max_tokens = self._longest + grpo.max_completion_length
         self._distribution = grpo.distribution
         self._base = base
@@ -108,7 +108,7 @@ class Rollouts:
             "completions_cut": float(np.mean([episode.is_cut for episode in episodes])),
             "drafts_accepted": sum(episode.num_accepted_drafts for episode in episodes) / sum(lengths),
         }
-        if self._environments is not None:
+        if self.environments is not None:
             num_calls = sum(episode.num_calls for episode in episodes)
             measured["tools/call_frequency"] = num_calls / len(episodes)
             num_failed = sum(episode.num_failed for episode in episodes)
@@ -154,7 +154,7 @@ class Rollouts:
 
     def _play(self, step: int, places: Sequence[int], engine: LiveEngine, model: JaxModule) -> list[Episode]:
         """Answers prompts; with an environment, until no answer calls a tool."""
-        environments = self._environments
+        environments = self.environments
         if environments is None:
             episodes = [Episode(self._prompts.prompts[place], self._prompts.ids[place]) for place in places]
         else:
@@ -187,13 +187,13 @@ class Rollouts:
             max_tokens=max_tokens,
             logprobs=0,
             seed=int(np.random.RandomState(words).randint(LARGEST_SEED)),
-            skip_special_tokens=self._environments is None or self._environments.skip_special_tokens,
+            skip_special_tokens=self.environments is None or self.environments.skip_special_tokens,
         )
 
     def _reward(self, episodes: Sequence[Episode], places: Sequence[int]) -> dict[str, np.ndarray]:
         completions = [episode.completion for episode in episodes]
         answered = self._prompts.answered(completions, [episode.ids for episode in episodes], places)
-        environments = self._environments
+        environments = self.environments
         if environments is None:
             return self._rewards.of(answered)
         answered["prompts"] = [episode.prompt for episode in episodes]

@@ -20,10 +20,10 @@ def stream(
     """Asks for a completion of the embedded model, greedily; the text and the usage that its stream brings.
 
     Args:
-      client: Of the server.
+      client: Client of the server.
       prompt: Text, or token ids.
       session: The session that the request belongs to.
-      max_tokens: Of the answer.
+      max_tokens: Limit of the answer.
       started: Called after each event.
       fields: More of the request.
 

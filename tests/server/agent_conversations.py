@@ -16,7 +16,7 @@ SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "at": {"t
 
 @dataclass
 class Answer:
-    """What a model said: reasoning, text, and calls as (id, name, arguments)."""
+    """Parts of a model's answer: reasoning, text, and calls as (id, name, arguments)."""
 
     thinking: str
     text: str
@@ -28,7 +28,7 @@ class AgentConversation:
     """A conversation, and the ways to send it.
 
     Attributes:
-      with_tools: Whether there are any.
+      with_tools: False leaves them out.
       steps: ("user", text), ("late", text), ("answer", Answer) and ("results", [(call id, text)]), in order.
       deferred: Names of tools that were loaded later, in the order in which they were.
     """
@@ -67,7 +67,7 @@ class AgentConversation:
         return False
 
     def messages_request(self):
-        """As Anthropic's Messages, with what Claude Code varies."""
+        """The body in Anthropic's Messages, with what Claude Code varies."""
         rest = "You are an agent.\nUse the tools."
         tokens_left = f"{rest}\n<total_tokens>{self.random.randint(1, 10**6)} tokens left</total_tokens>"
         billing = (
@@ -95,7 +95,7 @@ class AgentConversation:
         }
 
     def chat_request(self):
-        """As OpenAI's chat completions."""
+        """The body in OpenAI's chat completions."""
         messages = [{"role": "system", "content": self._parts("You are an agent.")}]
         for kind, value in self.steps:
             if kind == "answer":
@@ -115,7 +115,7 @@ class AgentConversation:
         return {"model": "jaxis-tiny", "messages": messages, "tools": self._functions(), "stream": True}
 
     def responses_request(self):
-        """As OpenAI's Responses, with what Codex sends."""
+        """The body in OpenAI's Responses, with what Codex sends."""
         items = [{"type": "message", "role": "developer", "content": self._input_text("You are an agent.")}]
         for kind, value in self.steps:
             if kind == "answer":
@@ -139,7 +139,7 @@ class AgentConversation:
         return {"model": "jaxis-tiny", "input": items, "tools": tools, "stream": True}
 
     def ollama_request(self):
-        """As Ollama's chat, whose calls have arguments as objects, and ids only with some clients."""
+        """The body in Ollama's chat, whose calls have arguments as objects, and ids only with some clients."""
         messages = [{"role": "system", "content": "You are an agent."}]
         names = {}
         for kind, value in self.steps:

@@ -88,7 +88,7 @@ def run(
 
     Args:
       runner: The model's.
-      prompts: Of the sequences.
+      prompts: Prompts of the sequences.
       num_tokens: To generate.
       expected: The tokens that come out; steps then compute these as drafts, with one that is wrong now and then.
     """
@@ -137,7 +137,7 @@ def run(
 
 
 def _one_wrong(tokens: list[int], length: int) -> list[int]:
-    """What follows so many tokens, the first, the second or so wrong, or none of it."""
+    """Drafts after so many tokens, the first, the second or so wrong, or none of it."""
     guesses = tokens[length : length + NUM_DRAFTS]
     place = length % (NUM_DRAFTS + 1)
     return [token + (i == place) for i, token in enumerate(guesses)]

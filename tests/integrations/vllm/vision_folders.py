@@ -32,5 +32,5 @@ def write_vision_folders(folder):
 
 
 def facts_of(folder):
-    """What stands for an image, and how many tokens of one see each other."""
+    """Token that stands for an image, and number of an image's tokens that see each other."""
     return json.loads((folder / "facts.json").read_text())

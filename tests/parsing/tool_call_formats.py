@@ -18,10 +18,10 @@ class Format:
 
     Attributes:
       tool: Its parser.
-      template: What writes it.
+      template: Template that writes it.
       reasoning: The reasoning parser, where the template writes reasoning.
-      has_content: Whether a call may have content before it.
-      num_calls: How many calls a turn may have here.
+      has_content: True if a call may have content before it.
+      num_calls: Number of calls that a turn may have here.
     """
 
     tool: str

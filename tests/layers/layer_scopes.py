@@ -22,6 +22,6 @@ def scope_of(
 
 
 def in_one_program(layer: nnx.Module, *operands: Any) -> Any:
-    """What the layer gives for these operands. Called as it is, each of its operations would be compiled alone."""
+    """The layer's result for these operands. Called as it is, each of its operations would be compiled alone."""
     graph, state = nnx.split(layer)
     return jax.jit(lambda state, *operands: nnx.merge(graph, state)(*operands))(state, *operands)

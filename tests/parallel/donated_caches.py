@@ -1,7 +1,4 @@
-"""What jaxis relies on in JAX between processes, as programs: `python -m tests.support.jax_probes NAME RANK PORT`.
-
-Each prints its findings; the tests that start several processes of it say what they must be.
-"""
+"""A step over two processes, as jaxis compiles it: `python -m tests.parallel.donated_caches steps RANK PORT`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def write_quantized(
       quantize: (Name, tensor) -> the tensors that stand for it by their full names, and it dequantized.
       config: `quantization_config`.
       names: Regular expression of the tensors to quantize.
-      metadata: Of the file.
+      metadata: Metadata of the file.
     """
     low_precision, wide = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
@@ -94,7 +94,7 @@ def write_mlx(
     names: str = r"(_proj|embed_tokens|lm_head|mlp\.gate)\.weight$",
     **config: Any,
 ) -> tuple[Path, Path]:
-    """As `write_quantized`, with experts stacked and named as mlx-lm does."""
+    """Writes as `write_quantized` does, with experts stacked and named as mlx-lm does."""
     stored = load_file(source / "model.safetensors")
     experts = sorted({name for name in stored if ".experts.0." in name})
     low_precision, wide = {}, dict(stored)

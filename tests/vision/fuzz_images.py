@@ -1,6 +1,6 @@
 """Reads mutated image files, and says what became of them.
 
-    python -m tests.support.fuzz_images 20000 [SEED]
+    python -m tests.vision.fuzz_images 20000 [SEED]
 
 prints a line of JSON, with how many processes decoded: one that is ended by a file is followed by another. What is read
 must be an RGB image within the limits; whatever else a file makes of the decoders must be a RequestError of one line.
@@ -10,6 +10,7 @@ import io
 import json
 import resource
 import struct
+import subprocess
 import sys
 import time
 import zlib
@@ -20,7 +21,6 @@ import psutil
 from PIL import Image, PngImagePlugin
 
 from jaxis.errors import RequestError
-from jaxis.host import limited_process
 from jaxis.vision.decode import DECODERS, MAX_PIXELS, decode_image, open_image
 
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF)
@@ -109,16 +109,16 @@ def fix_png_checksums(data):
 
 
 def rss_mib():
-    """Of this process, and of the one that decodes."""
-    [decoder] = DECODERS._idle
-    return [psutil.Process(pid).memory_info().rss >> 20 for pid in (None, decoder._process.pid)]
+    """Memory of this process, and of the one that decodes."""
+    [decoder] = DECODERS.waiting_pids
+    return [psutil.Process(pid).memory_info().rss >> 20 for pid in (None, decoder)]
 
 
 def main(count, seed=0):
     rng = np.random.default_rng(seed)
     files = seeds(rng)
-    started, process = [], limited_process._Process
-    limited_process._Process = lambda worker: started.append(worker) or process(worker)
+    started, popen = [], subprocess.Popen
+    subprocess.Popen = lambda *args, **more: started.append(args) or popen(*args, **more)
     outcomes, errors, num_wrong, slowest, first_rss = Counter(), Counter(), 0, 0.0, (0, 0)
     for i in range(count):
         kind, data = files[i % len(files)]

@@ -1,4 +1,4 @@
-"""What `vllm serve` runs, with jaxis inside."""
+"""A server as `vllm serve` runs it, with jaxis inside."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def vllm_server(model: str | Path, *options: str, **env: str) -> Iterator[tuple[
 
     Args:
       model: The checkpoint.
-      options: Of the command line.
-      env: Of the environment.
+      options: Options of the command line.
+      env: Variables of the environment.
     """
     port = free_port()
     # The command `vllm` wants a distribution called vllm, which builds for CPU are not.

@@ -1,4 +1,4 @@
-"""Trains on all devices of this process, as `python -m tests.support.sharded_training CONFIG.json`.
+"""Trains on all devices of this process, as `python -m tests.training.sharded_training CONFIG.json`.
 
 Prints which part of the bytes of what is trained and of the optimizer's moments the device with the most of them has.
 """
@@ -20,7 +20,7 @@ from tests.support import training
 def main() -> None:
     """Trains."""
     shares = []
-    save = trainer._Run._save
+    save = trainer.TrainingRun.save
 
     def observed(run: Any, step: int, trained: Any, state: Any) -> Any:
         arrays = jax.tree.leaves((trained, state))
@@ -31,7 +31,7 @@ def main() -> None:
         shares.append(max(held.values()) / sum(array.nbytes for array in arrays))
         return save(run, step, trained, state)
 
-    trainer._Run._save = observed
+    trainer.TrainingRun.save = observed
     _, lines = training.run(TrainConfig.of(json.loads(Path(sys.argv[1]).read_text())))
     print(json.dumps({"share": max(shares), "devices": jax.local_device_count(), "lines": lines}))
 

@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
       prompt: Token ids, with a placeholder for each image.
-      images: Those of the prompt.
+      images: Images of the prompt.
       values: Sampling parameters that both call alike.
       regex, choice: A grammar; both None: none.
     """

@@ -1,6 +1,6 @@
 """Files that cost far more than they are long, or lie about what they hold: how long each takes, and what memory.
 
-    python -m tests.support.image_bombs
+    python -m tests.vision.image_bombs
 
 prints a line of JSON for each, which is read by processes of its own: what became of it, the seconds and the
 processor's seconds that this took, and by how many MiB the process that asked, and the one that decoded, were then
@@ -65,7 +65,7 @@ def bombs(side=20_000):
     """By name: a file, and whether it is an image that is read.
 
     Args:
-      side: Of the image that is all there, which takes seconds to make.
+      side: Side of the image that is all there, which takes seconds to make.
     """
     gif_lie = bytearray(file_of(Image.new("P", (8, 8)), "GIF"))
     gif_lie[6:10] = struct.pack("<HH", 65535, 65535)
@@ -121,7 +121,7 @@ def largest():
 
 
 def read(data):
-    """What becomes of a file: its size, or the error; seconds, and those of the processor, also where it is decoded."""
+    """Outcome of a file: its size, or the error; seconds, and those of the processor, also where it is decoded."""
     started, began = time.perf_counter(), processor_seconds()
     try:
         outcome = "{} x {}".format(*decode_image(open_image(data, "the image"), "the image").size)
@@ -131,14 +131,9 @@ def read(data):
 
 
 def processor_seconds():
-    """Of this process, and of the one that decodes, which are counted in hundredths."""
-    times = [psutil.Process(pid).cpu_times() for pid in decoders()]
+    """Time of this process, and of the one that decodes, which are counted in hundredths."""
+    times = [psutil.Process(pid).cpu_times() for pid in DECODERS.waiting_pids]
     return time.process_time() + sum(each.user + each.system for each in times)
-
-
-def decoders():
-    """Ids of the processes that decode."""
-    return [process._process.pid for process in DECODERS._idle]
 
 
 def read_alone(data):
@@ -146,7 +141,7 @@ def read_alone(data):
     with tempfile.NamedTemporaryFile() as file:
         file.write(data if isinstance(data, bytes) else data.encode())
         file.flush()
-        command = [sys.executable, "-W", "ignore", "-m", "tests.support.image_bombs", file.name]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.vision.image_bombs", file.name]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout)
 
@@ -162,11 +157,11 @@ def main(arguments):
     data = Path(arguments[0]).read_bytes()
     for kind in FORMATS:
         read(file_of(Image.new("RGB", (8, 8)), kind))
-    [pid] = decoders()
+    [pid] = DECODERS.waiting_pids
     peaks = [peak_kib("self"), peak_kib(pid)]
     result = read(data.decode() if data.startswith(b"data:") else data)
     # After a large image, the process that decoded it has ended.
-    most = peak_kib(pid) if pid in decoders() else resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    most = peak_kib(pid) if pid in DECODERS.waiting_pids else resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     print(json.dumps([*result, (peak_kib("self") - peaks[0]) >> 10, (most - peaks[1]) >> 10]))
 
 

@@ -50,7 +50,7 @@ class Tab:
         return answer["result"].get("value")
 
     def wait_for(self, expression, seconds=20.0):
-        """Until an expression is true."""
+        """Waits until an expression is true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             # A page that is being replaced has nothing to evaluate in.

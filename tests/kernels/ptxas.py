@@ -1,4 +1,4 @@
-"""What NVIDIA's assembler says of the kernels of a program that was compiled for a GPU that is not there."""
+"""Report of NVIDIA's assembler on the kernels of a program that was compiled for a GPU that is not there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AssembledKernel:
 
     Attributes:
       name: Its name in PTX.
-      registers: Of each thread.
+      registers: Registers of each thread.
       spilled_bytes: Written to and read from memory by each thread, for lack of registers.
     """
 

@@ -32,11 +32,11 @@ class StateKernel:
     """A kernel of fixed sizes.
 
     Attributes:
-      state_shape: Of one slot.
+      state_shape: Shape of one slot.
       make_inputs: From T and a random generator to arrays [T, ...].
       call: From inputs, state, slots, query_start_loc and num_requests to state and output.
       oracle: From tensors [1, T, ...], the inputs of one request, and its state [1, ...] to its output and its state.
-      dtype: Of the state.
+      dtype: Type of the state.
     """
 
     state_shape: tuple[int, ...]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
 
 import httpx
 
 from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
 from jaxis.server.config import ServerConfig
-from jaxis.server.listener import listen
 from jaxis.server.run import make_models_server
 from jaxis.server.several.model_settings import ModelSettings, PoolLimits
 from jaxis.server.several.pool import ModelPool
 from tests.support.fake_engine import fake_built_engine
 from tests.support.local_engine import LocalEngine
+from tests.support.running_server import running
 from tests.support.waiting import wait_until
 
 GIB = 1 << 30
@@ -26,8 +25,8 @@ class FakeModel:
     """A model of a pool.
 
     Attributes:
-      settings: What the pool knows of it.
-      needed_bytes: What its engine says that it will take.
+      settings: Settings that the pool knows of it.
+      needed_bytes: Memory that its engine says it will take.
       may_load, may_step: Loading, and each step, waits for these.
       num_loads: Loads that have begun.
       error: Raised in place of an engine.
@@ -66,6 +65,13 @@ class PoolClient:
         self.url = url
         self.models = {model.settings.name: model for model in models}
 
+    def close(self):
+        """Lets every model load and step, so that the server ends."""
+        for model in self.models.values():
+            model.may_load.set()
+            model.may_step.set()
+        self.http.close()
+
     def ask(self, name, **more):
         """A whole answer of one token."""
         body = {"model": name, "prompt": [1], "max_tokens": 1, **more}
@@ -84,7 +90,7 @@ class PoolClient:
         return {name for name, state in self.states().items() if state == "loaded"}
 
     def wait_for(self, name, state):
-        """Until a model is in a state."""
+        """Waits until a model is in a state."""
         wait_until(lambda: self.states()[name] == state)
 
 
@@ -114,23 +120,8 @@ def serving_pool(*models, free_bytes=1000 * GIB, most_loaded=None, **settings):
     own = [dataclasses.replace(model.settings, config=_own(config, model.settings.config)) for model in models]
     pool = ModelPool(own, PoolLimits(free_bytes=free_bytes, most_loaded=most_loaded), start_engine)
     server = make_models_server(pool, config)
-    listener = listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    client = PoolClient(f"http://127.0.0.1:{listener.getsockname()[1]}", models, server)
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
+    with running(server) as (url, _), contextlib.closing(PoolClient(url, models, server)) as client:
         yield client
-    finally:
-        for model in models:
-            model.may_load.set()
-            model.may_step.set()
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
-        client.http.close()
 
 
 def _own(config, own):

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from jaxis.server.listener import listen
 from jaxis.server.routes.chat_page import add_chat_page
+from tests.support.running_server import running
 
 
 class ScriptedApi:
@@ -29,8 +28,6 @@ class ScriptedApi:
         add_chat_page(app)
         app.get("/v1/models")(self._models)
         app.post("/v1/chat/completions")(self._chat)
-        self._listener = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
 
     def open_gate(self):
@@ -65,16 +62,11 @@ class ScriptedApi:
     @contextlib.contextmanager
     def serving(self):
         """Serves while the block runs."""
-        thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
-        thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        try:
-            yield self
-        finally:
-            self._gate.set()
-            self._server.should_exit = True
-            thread.join(10)
+        with running(self._server) as (self.url, _):
+            try:
+                yield self
+            finally:
+                self._gate.set()
 
 
 def answer(text, finish_reason="stop"):

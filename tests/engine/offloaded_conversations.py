@@ -16,9 +16,9 @@ def converse(folder: str, num_turns: int, cache: str, **arguments: Any) -> dict[
 
     Args:
       folder: The checkpoint.
-      num_turns: How many turns all conversations have together.
+      num_turns: Number of turns of all conversations together.
       cache: Memory of the small KV cache.
-      arguments: Of the engines.
+      arguments: Arguments of the engines.
 
     Returns:
       How many turns, of these how many differ, and what was found where.

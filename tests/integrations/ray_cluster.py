@@ -52,7 +52,7 @@ def ray_nodes(folder: str, num_nodes: int, num_cpus: int = 1) -> Iterator[Cluste
 
     Args:
       folder: For its sockets, whose paths must be short.
-      num_nodes: How many; the first is the cluster's head.
+      num_nodes: Number of nodes; the first is the cluster's head.
       num_cpus: CPUs that each of them counts with.
     """
     os.environ |= _ENVIRONMENT
@@ -85,7 +85,7 @@ def actor_processes(name: str) -> list[psutil.Process]:
 
 
 def wait_for_actors(name: str, number: int) -> list[psutil.Process]:
-    """Those processes, once there are so many.
+    """Waits for so many of those processes, and returns them.
 
     Raises:
       AssertionError: There are not in time.

@@ -96,7 +96,7 @@ def registered(architecture, model_class):
 
 
 def layers_of(name, plant=None, layer=1, dtype="float32"):
-    """What `check_layers` says of the twin, with `plant` done to a layer of it."""
+    """Result of `check_layers` for the twin, with `plant` done to a layer of it."""
     model = load(name, dtype=dtype)
     if plant is not None:
         plant(model.decoder.layers[layer])

@@ -1,4 +1,4 @@
-"""Models with experts on simulated devices, as programs: `python -m tests.support.expert_parallel NAME FOLDER ...`."""
+"""Models with experts on simulated devices, as programs: `python -m tests.engine.expert_parallel NAME FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def results(folder: str, **arguments: Any) -> tuple[np.ndarray, list[list[int]],
 
 
 def shares(model: Any) -> set[float]:
-    """Of each array of experts, the part of it that a device holds."""
+    """Share of each array of experts that a device holds."""
     layers = [module for _, module in named_modules(model) if isinstance(module, JaxExperts)]
     arrays = [leaf for layer in layers for _, param in layer.named_parameters() for leaf in jax.tree.leaves(param)]
     return {shard.data.nbytes / array.nbytes for array in arrays for shard in array.addressable_shards}
 
 
 def slots_of_experts(folder: str, size: int, num_tokens: int, padded_to: int) -> set[int]:
-    """How many slots of a padded step are some expert's, in each layer."""
+    """Number of a padded step's slots that are some expert's, in each layer."""
     mesh = make_mesh(size)
     config = VllmConfig(
         ModelConfig(folder, HFConfig.from_folder(folder)),

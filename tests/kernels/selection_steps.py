@@ -15,7 +15,7 @@ NUM_HEADS = 6
 
 @dataclass(frozen=True)
 class SelectionStep:
-    """What `select_tokens` takes, and each request's keys [S, D]; the cache is NaN where nothing was written."""
+    """Operands of `select_tokens`, and each request's keys [S, D]; the cache is NaN where nothing was written."""
 
     q: np.ndarray
     weights: np.ndarray

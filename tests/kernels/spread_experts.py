@@ -1,4 +1,4 @@
-"""Layers of experts that lie whole on 4 devices, as programs: `python -m tests.support.spread_experts KIND ...`.
+"""Layers of experts that lie whole on 4 devices, as programs: `python -m tests.kernels.spread_experts KIND ...`.
 
 Each kind of weights gives what one device gives, when the program is one of the whole mesh, and in a region that is
 manual over the data axis, where each rank has its own tokens.
