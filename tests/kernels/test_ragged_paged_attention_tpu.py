@@ -13,8 +13,8 @@ import pytest
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout
-from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
 from tests.kernels.tpu_attention import make_interpretable, strict_interpreter
+from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
 
 SINKS = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
 # Decodes; prefills that are short, long, in the middle of a sequence, and of one token; and no token at all.
