@@ -101,12 +101,12 @@ def test_lengths_may_stand_apart(run):
     assert run(RESULT, "some-model", "--prompt-lens", "1", "17")[1]["prompt_lengths"] == [1, 17]
 
 
-@pytest.mark.parametrize("command", ["verify", "analyze"])
-def test_what_could_not_run_is_a_json_object_too(command, tmp_path):
+@pytest.mark.parametrize(("command", "schema"), [("verify", 1), ("analyze", 2)])
+def test_what_could_not_run_is_a_json_object_too(command, schema, tmp_path):
     result = CliRunner().invoke(app, [command, str(tmp_path / "nowhere"), "--json"])
     assert result.exit_code == 3
     found = json.loads(result.stdout)
-    assert (found["schema"], found["status"], found["error"]["code"]) == (1, "error", "checkpoint")
+    assert (found["schema"], found["status"], found["error"]["code"]) == (schema, "error", "checkpoint")
     assert result.stderr == f"jaxis: error: {found['error']['message']}\n"
 
 

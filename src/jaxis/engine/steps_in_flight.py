@@ -52,7 +52,7 @@ class StepsInFlight:
         """Dispatches as many steps as can run ahead, and removes the oldest, to be read; None if there is none."""
         # A step that was dispatched ahead began when the tokens of the previous one were read.
         self._began = self._ended if self._steps else time.monotonic()
-        # If all stages are busy, one more step gains nothing, and its sequences would be missing in the others.
+        # With several stages, one more step could only wait, and no other step could have its sequences.
         num_ahead = 1 if self._scheduler.takes_tokens_in_flight else 0
         self._forwarded = self._run_ahead(self._runner.num_stages + num_ahead)
         return self.oldest()
@@ -69,7 +69,7 @@ class StepsInFlight:
         if not self._scheduler.has_unfinished:
             self.discard()
         elif self._steps:
-            self._run_ahead(self._runner.num_stages)  # before the caller looks at the outputs
+            self._run_ahead(self._runner.num_stages)  # with one stage, its next step is in flight already
 
     def discard(self) -> None:
         """Removes steps whose sequences have all ended, without waiting for them."""

@@ -120,7 +120,10 @@ AnswerRows = Callable[[Iterator[Row]], Generator[Answered, None, None]]
 
 
 def answer_rows(engine: LLMEngine, task: RowTask, rows: Iterator[Row]) -> Generator[Answered, None, None]:
-    """Yields finished rows, step by step. Raises EngineError if the engine fails for every row."""
+    """Yields the rows that each step finished, failed ones included.
+
+    Raises EngineError after `MAX_FAILED_STEPS` steps one after the other, of one row each, that failed.
+    """
     with closing(run_rows(engine, rows, task.prepare)) as steps:
         for finished in steps:
             results, num_tokens = [], 0

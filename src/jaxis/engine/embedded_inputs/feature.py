@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import cast
-
-import msgspec
 
 from jaxis.engine.embedded_inputs.encoder import InputEncoder
 from jaxis.engine.embedded_inputs.info import FEATURE, InputInfo
@@ -35,7 +34,7 @@ class EmbeddedInputs(RequestFeature):
 
     def __init__(self, encoder: InputEncoder, max_step_tokens: int) -> None:
         self.encoder, self._max_step_tokens = encoder, max_step_tokens
-        self.facts = msgspec.to_builtins(InputInfo(dict(encoder.max_inputs), encoder.request_bytes, str(encoder.files)))
+        self.facts = dataclasses.asdict(InputInfo(dict(encoder.max_inputs), encoder.request_bytes, str(encoder.files)))
 
     def attach(self, programs: Programs) -> None:
         self._programs = programs

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 FEATURE = "inputs"
 """Name of the feature, which is the request's argument that it reads."""
 
@@ -29,4 +27,4 @@ class InputInfo:
     @classmethod
     def of(cls, features: Mapping[str, Any]) -> InputInfo:
         """Returns the facts among those of an engine's features."""
-        return msgspec.convert(features.get(FEATURE, {}), cls)
+        return cls(**features.get(FEATURE, {}))

@@ -40,10 +40,10 @@ class Scheduler:
     strictly in order, while fewer than `max_num_seqs` run and there is budget, the place that they need, and blocks
     for all their tokens (see `BlockManager.admit`); among equals, running sequences come first.
 
-    If a decode needs a block and none is free, the running sequence that arrived last is preempted: it gives up its
-    blocks, waits its turn, and recomputes (or finds its blocks in the prefix cache). A sequence of a client that runs
-    more than its share is also preempted, if another client's sequence cannot start because `max_num_seqs` run or
-    blocks are too few.
+    If a decode needs a block and none is free, the running sequence of the lowest priority, and among those the one
+    that arrived last, is preempted (`Sequence.service_order`): it gives up its blocks, waits its turn, and recomputes
+    (or finds its blocks in the prefix cache). A sequence of a client that runs more than its share is also preempted,
+    if another client's sequence cannot start because `max_num_seqs` run or blocks are too few.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from jaxis.loading.gguf.container import GGUFTensor, shortest_float
 NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
 REQUIRED: Any = object()
 """Default of a key that a file must have."""
-_EXPECTED = {int: "a number above 0", float: "a number", bool: "true or false"}
+_EXPECTED = {int: "an integer of at least 0", float: "a number", bool: "true or false"}
 
 
 class Keys:
