@@ -133,7 +133,7 @@ class HeadwiseAddition(JaxModule):
         return (queries.astype(jnp.float32) * factors).astype(queries.dtype)
 
     def scaled_values(self, values: jax.Array) -> jax.Array:
-        """Scales values float32 [T, H, V] like the rows of the values' matrices."""
+        """Multiplies values float32 [T, H, V] by the factors of each row's adapter, if adapters scale outputs."""
         if SCALES not in self.rows.parts:
             return values
         return values * factors_of(self.rows.slots.get_value(), self.factors)[..., self.key_dim :]

@@ -188,7 +188,7 @@ class JaxAutoWeightsLoader:
                 yield parameter_name
 
     def _child_key(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> str:
-        """Returns the key of the child that the name's first parts lead to, such as `layers.0` in a list."""
+        """Returns the key of the child that the first parts name, such as `layers.0`; without one, the first part."""
         for depth in range(1, len(parts) + 1):
             key = ".".join(parts[:depth])
             if key in children:

@@ -150,21 +150,21 @@ class CallGrammar:
     # Values.
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Returns a JSON value that is valid under the schema, whose references are relative to it."""
+        """Returns the name of a rule for JSON that is valid under the schema; references are relative to it."""
         return self.rule(f"%json {escape_source(json.dumps(schema, ensure_ascii=False))}")
 
     def json_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """Returns a non-empty JSON array of calls, each valid under one of these schemas of `call_schema`."""
+        """Returns the name of a rule for a non-empty JSON array of calls, by schemas of `call_schema`."""
         items = {"anyOf": [moved(call, f"#/items/anyOf/{i}") for i, call in enumerate(calls)]}
         schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
         return self.json(schema if self.max_calls is None else {**schema, "maxItems": self.max_calls})
 
     def json_call(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """Returns a JSON object that is valid under one of these schemas of `call_schema`."""
+        """Returns the name of a rule for a JSON object of one of these schemas, as `call_schema` makes them."""
         return self.json({"anyOf": [moved(call, f"#/anyOf/{i}") for i, call in enumerate(calls)]})
 
     def json_argument(self, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
-        """Returns the JSON value of one of a function's arguments, or of a part of it."""
+        """Returns the name of a rule for the JSON of one of a function's arguments, or of a part of it."""
         if '"$ref"' not in json.dumps(schema):
             return self.json(moved(schema, "#"))
         return self.json({**moved(schema, "#/$defs/root"), "$defs": {"root": moved(tool.parameters, "#/$defs/root")}})
