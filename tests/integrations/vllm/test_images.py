@@ -87,9 +87,9 @@ def cases_with_images(number, seed):
 
 
 def encoder_of(llm):
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker._runner.runner.feature(
-        "inputs"
-    ).encoder
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    feature = worker._runner.runner.feature("inputs")
+    return None if feature is None else feature.encoder
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_the_layers_with_a_window_are_those_that_the_file_lists(tmp_path):
         ("Llama 2", {"rope.dimension_count": 8}, "rotates a part of each head"),
         ("Llama 2", {"embedding_length": None}, "lacks the key llama.embedding_length"),
         ("Llama 2", {"attention.head_count": 0}, "an embedding length or a number of heads of 0"),
-        ("Llama 2", {"block_count": "two"}, "llama.block_count = 'two', expected a number"),
+        ("Llama 2", {"block_count": "two"}, "llama.block_count = 'two', expected an integer"),
         ("Llama 2", {"feed_forward_length": [96, 80]}, "layers that differ in it are not supported"),
         ("Llama 2", {"rope.scaling.type": "dynamic", "rope.scaling.factor": 2.0}, "of the type 'dynamic'"),
         ("Llama 2", {"attention.causal": False}, "llama.attention.causal = False, of which only True is supported"),
