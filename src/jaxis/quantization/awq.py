@@ -13,7 +13,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.awq import AwqGemmFormat, AwqGemvFormat
 from jaxis.quantization.module_patterns import EMBEDDING_NAMES, WHERE
 from jaxis.quantization.tool_keys import check_tool_keys, read_bits, read_bool, read_group_size
@@ -87,4 +87,4 @@ def awq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | No
     return FormatsByTensors(modules.format_of)
 
 
-AWQ = CheckpointFormat(("awq",), awq_config, is_always_stored=True)
+AWQ = CheckpointFormat(("awq",), as_stored(awq_config), is_always_stored=True)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.bitsandbytes_4bit import QUANT_TYPES, STATE, Bitsandbytes4BitFormat
 from jaxis.quantization.formats.bitsandbytes_8bit import Bitsandbytes8BitFormat
 
@@ -63,4 +63,4 @@ def _block_size(shape: tuple[int, ...], num_blocks: int) -> int:
     return next((size for size in _BLOCK_SIZES if -(-elements // size) == num_blocks), 64)
 
 
-BITSANDBYTES = CheckpointFormat(("bitsandbytes",), bitsandbytes_config, is_quantized)
+BITSANDBYTES = CheckpointFormat(("bitsandbytes",), as_stored(bitsandbytes_config), is_quantized)

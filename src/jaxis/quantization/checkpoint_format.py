@@ -23,11 +23,13 @@ class Stored:
     """A checkpoint's description of its quantization.
 
     Attributes:
+      method: Name of the format, as `quant_method` of config.json has it.
       settings: The object in config.json.
       tensors: Name -> header of the checkpoint's tensors; None if there are no weights to look at.
       rules: Rules with which jaxis wrote the checkpoint, as they stand in config.json; None if it did not.
     """
 
+    method: str
     settings: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo] | None
     rules: Mapping[str, Any] | None = None
@@ -39,29 +41,31 @@ class CheckpointFormat:
 
     Attributes:
       methods: Its names as `quant_method` in config.json.
-      read: Makes the QuantizationConfig of the settings and the headers of tensors; raises ConfigError if the settings
-        ask for something that is not implemented.
+      read: Makes the QuantizationConfig of what is stored and of the user's choice; raises ConfigError if the settings
+        ask for something that is not implemented, or the choice contradicts them.
       is_quantized: Finds its tensors among those of a checkpoint. For methods that config.json may also name for
         weights that an engine should quantize, or leave unnamed; None for others.
       is_always_stored: True if the tool quantizes beforehand: config.json names the method over plain weights only
         where the result was written dequantized, or by mistake.
-      choose: Makes the QuantizationConfig of what the checkpoint says and of the user's choice; None leaves weights as
-        `read` has them.
     """
 
     methods: tuple[str, ...]
-    read: Callable[[Mapping[str, Any], Mapping[str, TensorInfo] | None], QuantizationConfig]
+    read: Callable[[Stored, Choice], QuantizationConfig]
     is_quantized: Callable[[Mapping[str, TensorInfo]], bool] | None = None
     is_always_stored: bool = False
-    choose: Callable[[Stored, Choice], QuantizationConfig] | None = None
 
-    def config(self, method: str, stored: Stored, choice: Choice) -> QuantizationConfig:
+    def config(self, stored: Stored, choice: Choice) -> QuantizationConfig:
         """Returns the config by which layers load the weights. Raises ConfigError if the choice contradicts them."""
         if stored.tensors is not None and self.is_quantized is not None and not self.is_quantized(stored.tensors):
-            return _instead_of_quantizing(method, choice)
-        if self.choose is not None:
-            return self.choose(stored, choice)
-        return as_chosen(self.read(stored.settings, stored.tensors), method, choice)
+            return _instead_of_quantizing(stored.method, choice)
+        return self.read(stored, choice)
+
+
+def as_stored(
+    read: Callable[[Mapping[str, Any], Mapping[str, TensorInfo] | None], QuantizationConfig],
+) -> Callable[[Stored, Choice], QuantizationConfig]:
+    """Makes a format's `read` of a function of settings and tensors: a choice leaves the weights as they are stored."""
+    return lambda stored, choice: as_chosen(read(stored.settings, stored.tensors), stored.method, choice)
 
 
 def as_chosen(config: QuantizationConfig, method: str, choice: Choice) -> QuantizationConfig:

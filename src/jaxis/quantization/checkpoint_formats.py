@@ -53,7 +53,7 @@ def quantization_of_checkpoint(
         return _for_unquantized(choice)
     method = "mlx" if is_mlx(stored) else stored.get("quant_method")
     if isinstance(method, str) and method in _BY_METHOD:
-        return _BY_METHOD[method].config(method, Stored(stored, tensors, rules), choice)
+        return _BY_METHOD[method].config(Stored(method, stored, tensors, rules), choice)
     if (kind := unsupported_method(method)) is not None:
         raise ConfigError(kind.message)
     raise ConfigError(

@@ -158,7 +158,7 @@ def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None,
     return None if rule is None or stored is None else dataclasses.replace(stored, act_qtype=rule.act_qtype)
 
 
-def _choose(stored: Stored, choice: Choice) -> QuantizationConfig:
+def _read(stored: Stored, choice: Choice) -> QuantizationConfig:
     """Makes the config; the user's rules may name types of weights, if they are those that are stored."""
     if isinstance(choice, Dequantize):
         return DequantizingConfig(CompressedTensorsConfig(stored.settings, tensors=stored.tensors))
@@ -169,8 +169,4 @@ def _choose(stored: Stored, choice: Choice) -> QuantizationConfig:
     return CompressedTensorsConfig(stored.settings, choice, stored.tensors)
 
 
-COMPRESSED_TENSORS = CheckpointFormat(
-    ("compressed-tensors",),
-    lambda settings, tensors: CompressedTensorsConfig(settings, tensors=tensors),
-    choose=_choose,
-)
+COMPRESSED_TENSORS = CheckpointFormat(("compressed-tensors",), _read)

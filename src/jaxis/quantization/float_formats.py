@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.fp8_blocks import FP8_BLOCKS
 from jaxis.quantization.formats.fp8_tensor import FBGEMM_FP8, FP8_TENSOR
 from jaxis.quantization.formats.mxfp4 import MXFP4
@@ -20,6 +20,6 @@ def _fp8_config(settings: Mapping[str, Any], tensors: Mapping[str, TensorInfo] |
     return PublishedQuantizationConfig(published, settings, tensors)
 
 
-FP8 = CheckpointFormat(("fp8",), _fp8_config)
-FBGEMM = CheckpointFormat(("fbgemm_fp8",), partial(PublishedQuantizationConfig, FBGEMM_FP8))
-MXFP4_EXPERTS = CheckpointFormat(("mxfp4",), partial(PublishedQuantizationConfig, MXFP4))
+FP8 = CheckpointFormat(("fp8",), as_stored(_fp8_config))
+FBGEMM = CheckpointFormat(("fbgemm_fp8",), as_stored(partial(PublishedQuantizationConfig, FBGEMM_FP8)))
+MXFP4_EXPERTS = CheckpointFormat(("mxfp4",), as_stored(partial(PublishedQuantizationConfig, MXFP4)))

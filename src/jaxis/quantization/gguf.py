@@ -9,7 +9,7 @@ from jaxis.layers.weight_format import PLAIN, WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.gguf_block_types import BLOCK_TYPES
 from jaxis.loading.gguf_config_keys import QUANT_METHOD
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
 from jaxis.quantization.wrappers import DequantizingConfig
 
@@ -61,4 +61,4 @@ class GGUFQuantizationConfig:
         return LatentHeadsFormat(key_type, value_type, layer.num_heads, layer.key_dim)
 
 
-GGUF = CheckpointFormat((QUANT_METHOD,), lambda settings, _: GGUFQuantizationConfig(settings))
+GGUF = CheckpointFormat((QUANT_METHOD,), as_stored(lambda settings, _: GGUFQuantizationConfig(settings)))

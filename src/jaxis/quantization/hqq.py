@@ -13,7 +13,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.hqq import METADATA, HqqFormat
 from jaxis.quantization.module_patterns import WHERE, check_keys
 
@@ -67,4 +67,4 @@ def is_quantized(tensors: Iterable[str]) -> bool:
     return any(name.endswith(".W_q") for name in tensors)
 
 
-HQQ = CheckpointFormat(("hqq",), hqq_config, is_quantized)
+HQQ = CheckpointFormat(("hqq",), as_stored(hqq_config), is_quantized)

@@ -101,7 +101,7 @@ def _sizes(columns: int, weight: TensorInfo, scales: TensorInfo) -> tuple[int, i
     return bits, columns // groups if groups and columns % groups == 0 else 0
 
 
-def _choose(stored: Stored, choice: Choice) -> QuantizationConfig:
+def _read(stored: Stored, choice: Choice) -> QuantizationConfig:
     """Makes the config of a checkpoint, which jaxis may have written by rules; a choice overrides activations."""
     config = mlx_config(stored.settings, stored.tensors)
     if stored.rules is not None:
@@ -109,7 +109,7 @@ def _choose(stored: Stored, choice: Choice) -> QuantizationConfig:
         if choice is not None:
             rules = tuple(dataclasses.replace(rule, act_qtype=None) for rule in rules)
         config = QuantizedByRules(config.format_of, RuleQuantizationConfig(rules, must_match=False))
-    return as_chosen(config, "mlx", choice)
+    return as_chosen(config, stored.method, choice)
 
 
-MLX = CheckpointFormat(("mlx",), mlx_config, choose=_choose)
+MLX = CheckpointFormat(("mlx",), _read)

@@ -16,7 +16,7 @@ from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.layers.weight_method import WeightedLayer
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.fp8_blocks import Fp8BlocksFormat
 from jaxis.quantization.formats.fp8_tensor import Fp8TensorFormat
 from jaxis.quantization.formats.microscaling import MicroscalingFormat
@@ -106,4 +106,4 @@ def _read_algorithm(settings: Mapping[str, Any], where: str) -> WeightFormat:
     return weight_format
 
 
-MODELOPT = CheckpointFormat(("modelopt", "modelopt_fp4", "modelopt_mixed"), ModelOptConfig)
+MODELOPT = CheckpointFormat(("modelopt", "modelopt_fp4", "modelopt_mixed"), as_stored(ModelOptConfig))

@@ -14,7 +14,7 @@ from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.loading.safetensors import TensorInfo, TensorInfos
 from jaxis.quantization.by_tensors import FormatsByTensors
-from jaxis.quantization.checkpoint_format import CheckpointFormat
+from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.torchao import (
     TorchaoFloat8Format,
     TorchaoInt4Format,
@@ -139,4 +139,4 @@ _READERS: dict[str, Callable[[Mapping[str, Any], list[str]], WeightFormat]] = {
 }
 
 
-TORCHAO = CheckpointFormat(("torchao",), torchao_config, is_quantized)
+TORCHAO = CheckpointFormat(("torchao",), as_stored(torchao_config), is_quantized)
