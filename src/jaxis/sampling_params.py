@@ -78,16 +78,6 @@ _OF_OUTPUTS = {
     "structured_outputs": None,
     "thinking_token_budget": None,
 }
-# Parameters that depend on what was generated, with the values that do not.
-_OF_OUTPUTS = {
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "bad_words": [],
-    "min_tokens": 0,
-    "structured_outputs": None,
-    "thinking_token_budget": None,
-}
 # Of servers' requests: a whole vocabulary is too much for an answer.
 TOP_LOGPROBS_BOUNDS = Bounds(0, MAX_LOGPROBS)
 LOGIT_BIAS_BOUNDS = Bounds(-100, 100)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.kernels.native_constants import ATTENTION_TILE
+from jaxis.kernels.head_tiles import whole_tiles
 
 _NUM_PARTS = 3  # of 8 bits each: as many as float32 has
 
@@ -47,7 +47,7 @@ class Alibi:
 
     def dims_with(self, head_dim: int) -> int:
         """Returns the dimensions of an extended query or key of D dimensions: whole tiles, for the native kernel."""
-        return -(-(head_dim + _NUM_PARTS) // ATTENTION_TILE) * ATTENTION_TILE
+        return whole_tiles(head_dim + _NUM_PARTS)
 
     def extend(self, q: jax.Array, k: jax.Array, positions: jax.Array, *, scale: float) -> tuple[jax.Array, jax.Array]:
         """Extends q and k [T, H, D] at positions i32 [T] to `dims_with(D)` dimensions, for scores times `scale`."""

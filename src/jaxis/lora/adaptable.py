@@ -20,6 +20,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.routing import JaxRouter
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.interfaces import DRAFT_PREFIX
 
 ALL_LINEAR = "all-linear"
 """Default target: all adaptable layers except embeddings, heads and experts, whose adapter matrices are large."""
@@ -143,7 +144,7 @@ def adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> Adaptab
         if targets is None or named or (ALL_LINEAR in targets and not each.is_extra):
             found.layers[name] = each
     for name, layer in named_modules(model):
-        if not isinstance(layer, JaxExperts) or name.startswith("draft."):
+        if not isinstance(layer, JaxExperts) or name.startswith(DRAFT_PREFIX):
             continue
         named = {target for target in targets or () if _ends(name, target, names)}
         missing -= named
@@ -160,7 +161,7 @@ def adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> Adaptab
 def _every(model: JaxModule) -> Iterator[tuple[str, Adaptable]]:
     tied = model.decoder.embed_tokens if isinstance(model, CausalLM) and model.lm_head is None else None
     for name, layer in named_modules(model):
-        if not isinstance(layer, JaxLinear | JaxEmbed) or type(layer) not in _KINDS or name.startswith("draft."):
+        if not isinstance(layer, JaxLinear | JaxEmbed) or type(layer) not in _KINDS or name.startswith(DRAFT_PREFIX):
             continue
         if isinstance(layer.quant_method, ApplyingQuantMethod):
             continue

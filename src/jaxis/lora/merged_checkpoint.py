@@ -9,6 +9,7 @@ from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.lora.merge import MergedAdapter
 from jaxis.models.changed_checkpoint import write_changed
+from jaxis.models.common.interfaces import has_tied_head
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.tied_tables import tables_of
 from jaxis.models.written_template import write_template
@@ -26,7 +27,7 @@ def write_merged(source: Path, adapter: Path, folder: Path) -> None:
     merged = MergedAdapter(adapter)
     tables = tables_of(read_hf_config(source), source, merged)
     model = construct_abstractly(VllmConfig(ModelConfig(str(source), tables.config)), check_config=False)
-    names, is_tied = checkpoint_names_of(model), getattr(model, "lm_head", model) is None
+    names, is_tied = checkpoint_names_of(model), has_tied_head(model)
     changer = merged.begin(names.name_here, is_tied=is_tied or tables.are_split)
     write_changed(source, folder, changer.changed, names, tables, is_tied=is_tied)
     changer.check_all_used()

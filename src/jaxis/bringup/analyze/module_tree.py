@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.bringup.analyze.number_ranges import number_ranges
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule, calls_observed, named_children, named_modules
@@ -83,7 +84,7 @@ def _rows(module: nnx.Module, path: str, name: str, depth: int, calls: dict[str,
         below.setdefault((stem, rows), []).append(number)
     result = [row]
     for (stem, (first, *rest)), numbers in below.items():
-        full_name = f"{stem}.{_ranges([int(number) for number in numbers])}" if numbers[0] else stem
+        full_name = f"{stem}.{number_ranges(map(int, numbers))}" if numbers[0] else stem
         result += [dataclasses.replace(first, name=full_name), *rest]
     return result
 
@@ -114,17 +115,6 @@ def _words(value: object) -> str:
         told = [f"{field.name} {_words(item)}" for field, item in fields if item != field.default and _words(item)]
         return f"({', '.join(told)})" if told else ""
     return getattr(value, "__name__", "") if callable(value) and not isinstance(value, type | nnx.Module) else ""
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Writes ascending numbers as "0-4,6-10,12"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in runs)
 
 
 def _calls(model: JaxModule) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxis.bringup.analyze.number_ranges import number_ranges
 from jaxis.config.quantization import QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import JaxModule
@@ -118,17 +119,10 @@ def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
 def join_names(names: list[str]) -> str:
     """Joins names that differ only in numbers into one pattern: differing numbers become `[0-3]` or `[0-3,7]`."""
     numbers = zip(*(map(int, _NUMBER.findall(name)) for name in names), strict=True)
-    ranges = iter([_ranges(sorted(set(column))) for column in numbers])
-    return _NUMBER.sub(lambda _: next(ranges), names[0])
+    columns = iter([sorted(set(column)) for column in numbers])
 
+    def joined(_: re.Match[str]) -> str:
+        column = next(columns)
+        return number_ranges(column) if len(column) == 1 else f"[{number_ranges(column)}]"
 
-def _ranges(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return str(numbers[0])
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return f"[{','.join(str(a) if a == b else f'{a}-{b}' for a, b in runs)}]"
+    return _NUMBER.sub(joined, names[0])

@@ -27,6 +27,7 @@ from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf.tensor_names import GGUFNames
 from jaxis.loading.open_checkpoint import open_checkpoint, read_generation_defaults, read_hf_config
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.models.common.interfaces import has_tied_head
 from jaxis.models.common.tables import EMBEDDINGS, HEAD
 from jaxis.models.tied_tables import config_as_stored
 from jaxis.tokenizer import Tokenizer
@@ -95,7 +96,7 @@ def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) 
     model = check_complete(source, checkpoint)
     original_names = _original_names(checkpoint, source)
     left_out = _left_out(checkpoint, original_names)
-    if getattr(model, "lm_head", model) is None:
+    if has_tied_head(model):
         head = original_names.pop(HEAD, None)  # a copy of the embeddings, or their only name
         original_names |= {} if head is None or EMBEDDINGS in original_names else {EMBEDDINGS: head}
     infos = {name: checkpoint.info(original) for name, original in original_names.items()}

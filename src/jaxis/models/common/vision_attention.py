@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.native_constants import ATTENTION_TILE
+from jaxis.kernels.head_tiles import padded
 from jaxis.kernels.sequence_attention import has_kernel, kernel_attention
 from jaxis.models.common.vision_tower import Patches
 
@@ -28,10 +28,10 @@ def attend_within(
     """
     num_patches = q.shape[0]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    padding = ((0, 0), (0, 0), (0, -q.shape[-1] % ATTENTION_TILE))
-    padded = [jnp.pad(each, padding) for each in (q, k, v)]
-    if has_kernel(*padded):
-        return _attend_by_kernel(segments, *padded, scale=factor)[..., : q.shape[-1]].reshape(num_patches, -1)
+    if has_kernel(q, k, v):
+        return _attend_by_kernel(segments, padded(q), padded(k), padded(v), scale=factor)[..., : q.shape[-1]].reshape(
+            num_patches, -1
+        )
     k, v = _of_each_head(q, k, v)
 
     def attend(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
