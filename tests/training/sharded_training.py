@@ -12,26 +12,26 @@ from typing import Any
 
 import jax
 
-from jaxis.training import trainer
 from jaxis.training.config import TrainConfig
+from jaxis.training.resume import Checkpoints
 from tests.support import training
 
 
 def main() -> None:
     """Trains."""
     shares = []
-    save = trainer.TrainingRun.save
+    save = Checkpoints.save
 
-    def observed(run: Any, step: int, trained: Any, state: Any) -> Any:
-        arrays = jax.tree.leaves((trained, state))
+    def observed(self: Checkpoints, state: Any) -> Any:
+        arrays = jax.tree.leaves((state.trained, state.moments))
         held = dict.fromkeys(jax.local_devices(), 0)
         for array in arrays:
             for shard in array.addressable_shards:
                 held[shard.device] += shard.data.nbytes
         shares.append(max(held.values()) / sum(array.nbytes for array in arrays))
-        return save(run, step, trained, state)
+        return save(self, state)
 
-    trainer.TrainingRun.save = observed
+    Checkpoints.save = observed
     _, lines = training.run(TrainConfig.of(json.loads(Path(sys.argv[1]).read_text())))
     print(json.dumps({"share": max(shares), "devices": jax.local_device_count(), "lines": lines}))
 

@@ -26,7 +26,7 @@ from jaxis.models.tied_tables import Tables
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import TrainConfig
-from jaxis.training.metrics import MetricsFile
+from jaxis.training.run_log import MetricsFile
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
 from tests.support import training

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
@@ -29,6 +30,21 @@ _MAX_STATE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
+class TrainState:
+    """Everything that a step changes.
+
+    Attributes:
+      step: Number of steps done.
+      trained: Trained arrays, float32, by name.
+      moments: State of the optimizer.
+    """
+
+    step: int
+    trained: dict[str, jax.Array]
+    moments: Any
+
+
+@dataclass(frozen=True)
 class RunState:
     """The part of a checkpoint that is not arrays.
 
@@ -36,7 +52,7 @@ class RunState:
       step: Number of steps done.
       settings: Settings that must not change when the run resumes, by name.
       software: Versions that may change, which then changes the last bits of results.
-      best: Result of `BestStep.state`.
+      best: Step and value of the best step so far; empty if none is tracked.
     """
 
     step: int

@@ -1,36 +1,124 @@
-"""Measurements during training: the loss of held-out rows, and a user's scores of answers to them."""
+"""Measurements during training: the loss of held-out rows, a user's scores of answers to them, and the best step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import SamplingParams
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import TrainConfig
+from jaxis.training.checkpoint import TrainState
+from jaxis.training.config import TrainConfig, TrainingParams
 from jaxis.training.data import Split
 from jaxis.training.held_out_prompts import HeldOutPrompts
 from jaxis.training.live_engine import LiveEngine
+from jaxis.training.objectives import Objective
+from jaxis.training.run_log import RunLog
 from jaxis.training.scorer import Scorer, load_scorer, scores_of
-from jaxis.training.step import Evaluate
+from jaxis.training.step import make_evaluation
+from jaxis.training.trainable import Trainable
 
 Measured = dict[str, float]
 
 
-def held_out_loss(evaluate: Evaluate, trained: Any, frozen: Any, validation: Split) -> Measured:
-    """Returns the mean loss of all held-out rows and the objective's other values. Names begin with `eval_`."""
-    batches = validation.batches
-    sums: dict[str, list[float]] = {}
-    weights: list[float] = []
-    for i in range(batches.steps_per_epoch):
-        loss, weight, reported = evaluate(trained, frozen, validation.placed(batches.batch(i)))
-        weights.append(float(weight))
-        for name, value in {"loss": loss, **reported}.items():
-            sums.setdefault(f"eval_{name}", []).append(float(value))
-    return {name: math.fsum(values) / math.fsum(weights) for name, values in sums.items()}
+@dataclass
+class BestStep:
+    """The best step so far, by a metric of metrics.jsonl; None before anything has been measured.
+
+    If `is_greater`, larger values are better.
+    """
+
+    metric: str
+    is_greater: bool
+    step: int | None = None
+    value: float | None = None
+
+    def improves(self, step: int, measured: Mapping[str, float]) -> bool:
+        """Records a step's measurements; returns whether the step is better than all before it.
+
+        Raises ConfigError if the metric was not measured.
+        """
+        if self.metric not in measured:
+            raise ConfigError(
+                f"training.trainer_kwargs.metric_for_best_model={self.metric!r} is not measured; known: "
+                f"{', '.join(sorted(measured))}"
+            )
+        value = measured[self.metric]
+        if self.value is not None and not (value > self.value if self.is_greater else value < self.value):
+            return False
+        self.step, self.value = step, value
+        return True
+
+
+class HeldOutEvaluation:
+    """HeldOutEvaluation of a training at the configured steps.
+
+    Args:
+      params: Arguments of the training.
+      validation: Held-out examples; None: no evaluation.
+      scores: Scores of generated answers; None: none.
+      steps_per_epoch, num_steps: Number of steps of an epoch of training data, and of the whole training.
+
+    Attributes:
+      best: Best step so far; None: none is tracked.
+    """
+
+    def __init__(
+        self,
+        params: TrainingParams,
+        model: Trainable,
+        objective: Objective,
+        validation: Split | None,
+        scores: AnswerScores | None,
+        steps_per_epoch: int,
+        num_steps: int,
+    ) -> None:
+        self._model, self._validation, self._scores = model, validation, scores
+        self._every = steps_per_epoch if params.eval_strategy == "epoch" else params.eval_steps
+        self._num_steps = num_steps
+        self.best: BestStep | None = None
+        if (metric := params.best_metric) is not None:
+            self.best = BestStep(metric, params.is_greater_better)
+        self._evaluate = make_evaluation(model.forward(is_training=False), objective, model.combine, model.placement)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the model is evaluated after so many steps."""
+        return self._validation is not None and (step % self._every == 0 or step == self._num_steps)
+
+    def measure(self, state: TrainState, log: RunLog) -> bool:
+        """Measures and logs the held-out rows; returns whether this step is the best so far."""
+        measured = self._held_out_loss(state)
+        said = f"step {state.step}  held-out loss {measured['eval_loss']:.4f}"
+        if self._scores is not None:
+            scored = self._scores.measure(self._model.bind(state.trained), state.step, log.write_answer)
+            said += "".join(f"  {name.removeprefix('eval_')} {value:.4f}" for name, value in scored.items())
+            measured |= scored
+        log.note(said)
+        log.write({"step": state.step, **measured})
+        return self.best is not None and self.best.improves(state.step, measured)
+
+    def close(self) -> None:
+        if self._scores is not None:
+            self._scores.close()
+
+    def _held_out_loss(self, state: TrainState) -> Measured:
+        """Returns the mean loss of all held-out rows and the objective's other values. Names begin with `eval_`."""
+        assert self._validation is not None
+        batches = self._validation.batches
+        sums: dict[str, list[float]] = {}
+        weights: list[float] = []
+        for i in range(batches.steps_per_epoch):
+            batch = self._validation.placed(batches.batch(i))
+            loss, weight, reported = self._evaluate(state.trained, self._model.frozen, batch)
+            weights.append(float(weight))
+            for name, value in {"loss": loss, **reported}.items():
+                sums.setdefault(f"eval_{name}", []).append(float(value))
+        return {name: math.fsum(values) / math.fsum(weights) for name, values in sums.items()}
 
 
 class AnswerScores:

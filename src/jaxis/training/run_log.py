@@ -1,37 +1,73 @@
+"""Logs of a run: metrics.jsonl, answers.jsonl, TensorBoard's events, and lines for the user."""
+
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxis.errors import CheckpointError
 from jaxis.host.extras import check_extra
 from jaxis.training.config import TrainingParams
-from jaxis.training.metrics import ANSWERS_FILE, METRICS_FILE, MetricsFile
+from jaxis.training.optimizer import Schedule
+
+METRICS_FILE = "metrics.jsonl"
+ANSWERS_FILE = "answers.jsonl"
 
 
 class RunLog:
-    """The logs of a run that begins, or resumes, after a step: metrics.jsonl, answers.jsonl, and TensorBoard's events.
+    """The logs of a run that begins, or resumes, after a step.
 
     Entries of later steps are dropped, because those steps run again.
+
+    Args:
+      schedule: Learning rate.
+      shown: Names of values that printed lines show beside the loss.
+      note: Called with lines for the user.
 
     Raises:
       ConfigError: TensorBoard's writer is not installed.
       CheckpointError: A file cannot be written.
     """
 
-    def __init__(self, params: TrainingParams, after_step: int) -> None:
+    def __init__(
+        self,
+        params: TrainingParams,
+        after_step: int,
+        num_steps: int,
+        schedule: Schedule,
+        shown: Sequence[str],
+        note: Callable[[str], None],
+    ) -> None:
         output = Path(params.output_dir)
+        self._every, self._num_steps, self._schedule, self._shown = params.logging_steps, num_steps, schedule, shown
+        self.note = note
         self._metrics = MetricsFile(output / METRICS_FILE, after_step)
         self._make_answers = functools.partial(MetricsFile, output / ANSWERS_FILE, after_step)
         self._answers: MetricsFile | None = None
         self._events = None
         if params.enable_tensorboard:
             self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
+        self._last = time.perf_counter()
+        self._seconds: deque[float] = deque(maxlen=50)
+
+    def write_step(self, step: int, values: Mapping[str, float], num_learned: int, num_tokens: int) -> None:
+        """Writes the values of a step, from 1, on so many tokens; prints a line every `logging_steps` steps."""
+        now = time.perf_counter()
+        self._seconds.append(now - self._last)
+        self._last = now
+        line = {"step": step, **values, "learned_tokens": num_learned, "lr": float(self._schedule(step - 1))}
+        self.write(line | {"tokens_per_second": round(num_tokens / self._seconds[-1], 1)})
+        if step % self._every == 0 or step == self._num_steps:
+            self.note(self._line(line))
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Appends a step's measurements. Raises CheckpointError."""
+        """Appends measurements after a step. Raises CheckpointError."""
         self._metrics.write(values)
         if self._events is not None:
             for name, value in values.items():
@@ -49,6 +85,61 @@ class RunLog:
             if file is not None:
                 file.close()
 
+    def _line(self, values: Mapping[str, Any]) -> str:
+        """Returns a line about a step for the user. The remaining time assumes the median time of the last steps."""
+        recent = sorted(self._seconds)
+        left = recent[len(recent) // 2] * (self._num_steps - values["step"])
+        rate = values["learned_tokens"] / self._seconds[-1]
+        shown = "".join(f"  {name} {values[name]:.4g}" for name in self._shown)
+        return (
+            f"step {values['step']}/{self._num_steps}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
+            f"grad norm {values['grad_norm']:.3f}  {rate:.0f} learned tokens/s  {_duration(left)} left{shown}"
+        )
+
+
+class MetricsFile:
+    """A JSONL file of a run whose lines name a step; lines of steps after `after_step`, which run again, are dropped.
+
+    Raises CheckpointError if the file cannot be written.
+    """
+
+    def __init__(self, path: Path, after_step: int) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = b""
+            if after_step and self._path.exists():
+                lines = self._path.read_bytes().splitlines(keepends=True)
+                kept = b"".join(line for line in lines if _step_of(line) <= after_step)
+            partial = self._path.with_name(f".{path.name}.partial")
+            partial.write_bytes(kept)
+            os.replace(partial, self._path)
+            self._file: TextIO = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Appends a line. Raises CheckpointError if the file cannot be written."""
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _fault(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{self._path} cannot be written: {error.strerror}")
+
+
+def _step_of(line: bytes) -> float:
+    """Returns the step of a line. An incomplete line, left by a killed run, gets infinity."""
+    try:
+        return json.loads(line)["step"] if line.endswith(b"\n") else float("inf")
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
 
 def _open_events(folder: Path, after_step: int) -> Any:
     check_extra("tensorboard", "training.enable_tensorboard")
@@ -59,3 +150,9 @@ def _open_events(folder: Path, after_step: int) -> Any:
         return SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

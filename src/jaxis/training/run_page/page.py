@@ -12,7 +12,7 @@ from typing import Any
 from jaxis.errors import CheckpointError
 from jaxis.host.html_page import render_page
 from jaxis.training.config import TrainConfig
-from jaxis.training.metrics import ANSWERS_FILE, METRICS_FILE
+from jaxis.training.run_log import ANSWERS_FILE, METRICS_FILE
 from jaxis.training.run_page.plots import plots
 from jaxis.version import __version__
 
