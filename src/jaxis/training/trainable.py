@@ -1,11 +1,11 @@
-"""The trained part of a model: all of its weights, or adapters beside them."""
+"""The two kinds of what is trained: all weights of a model, or adapters beside them; each with either forward pass."""
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +25,17 @@ from jaxis.models.registry import model_class_of
 from jaxis.models.tied_tables import Tables
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import DPO, ENGINE, ROUTER_KEYS, TrainConfig
-from jaxis.training.engine_forward import EngineAdapters, EngineWeights, check_engine_forward
+from jaxis.training.config import ROUTER_KEYS, TrainConfig
 from jaxis.training.export import replaced_by
-from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
+from jaxis.training.forward_pass import ForwardPass, forward_pass_of
+from jaxis.training.functional_model import FunctionalModel, Values, is_float, values_of
 from jaxis.training.objectives import Forward, make_forward
-from jaxis.training.sharding import Devices, Placement
+from jaxis.training.sharding import Axes, Placement
 from jaxis.training.step import Trained
 from jaxis.training.tensor_places import find_places
 
 
-class Trainable(Protocol):
+class Trainable(ABC):
     """A model with its trained and frozen arrays.
 
     Attributes:
@@ -49,47 +49,80 @@ class Trainable(Protocol):
     initial: Trained
     placement: Placement
     logical_axes: Mapping[str, tuple[str | None, ...]]
+    _pass: ForwardPass
+    _head_is_frozen: bool = False
 
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        self._config, self._base = config, base
+
+    @abstractmethod
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """Returns the values of the model's parameters."""
-        ...
+
+    @abstractmethod
+    def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
+        """Writes the finished model into an empty folder."""
 
     def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
         """Updates the values in `frozen` that are derived from `trained`: the engine's packed copy of the weights.
 
-        Called once before the first step and after every step. Does nothing without the engine.
+        Called once before the first step and after every step. Does nothing without the engine, or for adapters.
         """
-        ...
+        self.frozen = {**self.frozen, **self._pass.packed(trained)}
 
     def forward(self, *, is_training: bool) -> Forward:
         """Returns the forward pass: for training (with dropout and recomputation as configured), or as served."""
-        ...
+        has_experts = self._pass.model.has_experts
+        return make_forward(
+            self._pass.model,
+            lambda values, key: self._pass.bind(self._dropping(values, key) if is_training else values),
+            recompute=is_training and self._config.training.enable_gradient_checkpointing,
+            observes_routers=is_training and has_experts and router_coefficient(self._config, self._base) > 0,
+            head_is_frozen=is_training and self._head_is_frozen,
+            scratch=self._pass.scratch,
+        )
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
         """Returns the model with these trained arrays. It shares them and is valid while they exist."""
-        ...
+        return self._pass.bind(self.placement.devices.on_one(self._served(trained)))
 
-    def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
-        """Writes the finished model into an empty folder."""
-        ...
+    def _served(self, trained: Mapping[str, jax.Array]) -> Values:
+        return self.combine(trained, self.frozen)
+
+    def _dropping(self, values: Values, key: jax.Array) -> Values:
+        """Returns the values from `combine` with what dropout needs; `key` is the random key of a batch row."""
+        del key
+        return values
+
+    def _place(self) -> None:
+        """Puts the arrays on the devices."""
+        devices = self._base.devices
+
+        def axes(values: Values) -> Axes:
+            return devices.axes(values, self.logical_axes)
+
+        self.placement = Placement(devices, axes(self.initial), axes(self.frozen))
+        self.initial = devices.put(self.initial, self.placement.trained)
+        self.frozen = devices.put(self.frozen, self.placement.frozen)
 
 
 def make_trainable(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> Trainable:
     """Loads the model. Raises ConfigError if it cannot be trained, and CheckpointError if weights cannot be read."""
-    if config.training.forward_pass == ENGINE:
-        check_engine_forward(config)
-        return (_AdaptersInEngine if config.training.use_peft else _AllWeightsInEngine)(config, base, progress)
-    return (_Adapters if config.training.use_peft else _AllWeights)(config, base, progress)
+    kind = Adapters if config.training.use_peft else AllWeights
+    return kind(config, base, forward_pass_of(config), progress)
 
 
-class _AllWeights:
-    """All float parameters, in plain JAX."""
+class AllWeights(Trainable):
+    """All float parameters of a model."""
 
-    def __init__(self, config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> None:
-        self._config, self._base = config, base
-        model = self._floats().load(
-            jnp.float32, progress, random=not config.model.load_pretrained_weights, seed=config.training.seed
-        )
+    def __init__(
+        self, config: TrainConfig, base: BaseModel, forward_pass: type[ForwardPass], progress: ProgressDisplay
+    ) -> None:
+        super().__init__(config, base)
+        # A configured quantization is the engine's, which packs float weights by it.
+        loaded = dataclasses.replace(base, quantization=None) if forward_pass.is_packed else base
+        is_random = not config.model.load_pretrained_weights
+        model = loaded.load(jnp.float32, progress, random=is_random, seed=config.training.seed)
         values = values_of(model)
         if quantized := [name for name, value in values.items() if not isinstance(value, jax.Array)]:
             raise ConfigError(
@@ -99,171 +132,68 @@ class _AllWeights:
             raise ConfigError(f"{base.name} is a GGUF file: set training.use_peft, or jaxis convert it first")
         with open_checkpoint(base.path) as checkpoint:
             shapes = {name: tuple(checkpoint.info(name).shape) for name in checkpoint.names()}
-            read = checkpoint.tensor if config.model.load_pretrained_weights else None
+            read = None if is_random else checkpoint.tensor
             self.places = find_places(model, lambda: base.construct(jnp.float32), shapes, base.name, read)
         self._names, self._is_tied = checkpoint_names_of(model), has_tied_head(model)
+        self.logical_axes = FunctionalModel(model).logical_axes
+        del model
         self.initial = {name: value for name, value in values.items() if is_float(value)}
-        self.frozen: Values = {name: value for name, value in values.items() if not is_float(value)}
-        self.logical_axes = self._prepare(model)
-        self.placement = _placement(self.initial, self.frozen, base.devices, self.logical_axes)
-        self.initial = base.devices.put(self.initial, self.placement.trained)
-        self.frozen = base.devices.put(self.frozen, self.placement.frozen)
-
-    def _floats(self) -> BaseModel:
-        return self._base
-
-    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        """Prepares the forward pass; returns the logical axes of the weights."""
-        dtype = self._base.compute_dtype
-        if self._config.training.trainer_type == DPO:
+        self.frozen = {name: value for name, value in values.items() if not is_float(value)}
+        dtype = base.compute_dtype
+        self._pass = forward_pass(base.construct(dtype, packed=forward_pass.is_packed), dtype)
+        if config.training.has_reference:
             copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
-            self.frozen = {**self.frozen, **cast_floats(copies, dtype)}
-        self._model = FunctionalModel(model if dtype == jnp.float32 else self._base.construct(dtype))
-        self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
-        return self._model.logical_axes
-
-    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
-        """Does nothing: no frozen value depends on trained ones."""
+            self.frozen = self._pass.served(copies, {**self.frozen, **self._pass.packed(copies)})
+        self.refresh_frozen(self.initial)
+        self._place()
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        return {**frozen, **cast_floats(trained, self._base.compute_dtype)}
+        return self._pass.with_weights(trained, frozen)
 
-    def forward(self, *, is_training: bool) -> Forward:
-        return make_forward(
-            self._model,
-            lambda values, _: self._model.bind(values),
-            recompute=is_training and self._config.training.enable_gradient_checkpointing,
-            observes_routers=is_training and self._observes_routers,
-        )
-
-    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        return self._model.bind(self.placement.devices.on_one(self.combine(trained, self.frozen)))
+    def _served(self, trained: Mapping[str, jax.Array]) -> Values:
+        return self._pass.served(trained, self.frozen)
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         change, tables = replaced_by(self.places, trained), Tables(self._base.hf_config)
         write_changed(self._base.path, folder, change, self._names, tables, is_tied=self._is_tied)
 
 
-class _AllWeightsInEngine(_AllWeights):
-    """All float parameters, beside the engine's packed copy of them."""
+class Adapters(Trainable):
+    """Adapters beside frozen weights."""
 
-    frozen: Values
-
-    def _floats(self) -> BaseModel:
-        # A configured quantization is the engine's.
-        return dataclasses.replace(self._base, quantization=None)
-
-    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        logical_axes = FunctionalModel(model).logical_axes
-        del model
-        dtype = self._base.compute_dtype
-        self._engine_model = EngineWeights(self._base.construct(dtype, packed=True), dtype)
-        self._observes_routers = self._engine_model.has_experts and router_coefficient(self._config, self._base) > 0
-        if self._config.training.trainer_type == DPO:
-            copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
-            self.frozen = {**self.frozen, **self._engine_model.served(copies, self._engine_model.packed(copies))}
-        self.refresh_frozen(self.initial)
-        return logical_axes
-
-    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
-        self.frozen = {**self.frozen, **self._engine_model.packed(trained)}
-
-    def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        return self._engine_model.combine(trained, frozen)
-
-    def forward(self, *, is_training: bool) -> Forward:
-        return self._engine_model.forward(
-            recompute=is_training and self._config.training.enable_gradient_checkpointing,
-            observes_routers=is_training and self._observes_routers,
-        )
-
-    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        return self._engine_model.bind(self._engine_model.served(trained, self.frozen))
-
-
-class _Adapters:
-    """Adapters beside frozen weights, in plain JAX."""
-
-    is_packed = False
-
-    def __init__(self, config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> None:
-        self._config, self._base = config, base
-        is_random = not config.model.load_pretrained_weights
-        model = base.load(
-            base.compute_dtype, progress, random=is_random, seed=config.training.seed, packed=self.is_packed
-        )
+    def __init__(
+        self, config: TrainConfig, base: BaseModel, forward_pass: type[ForwardPass], progress: ProgressDisplay
+    ) -> None:
+        super().__init__(config, base)
+        is_random, dtype = not config.model.load_pretrained_weights, base.compute_dtype
+        model = base.load(dtype, progress, random=is_random, seed=config.training.seed, packed=forward_pass.is_packed)
         with open_checkpoint(base.path) as checkpoint:
             modules = {name.rpartition(".")[0] for name in checkpoint.names()}
         self._layers: AdaptedLayers = choose_layers(model, config.peft, modules)
         # A reference needs no derivatives, which would be computed along with its log-probabilities.
         self._head_is_frozen = (
-            isinstance(model, CausalLM) and not self._layers.changes_head and config.training.trainer_type != DPO
+            isinstance(model, CausalLM) and not self._layers.changes_head and not config.training.has_reference
         )
         self._merges = config.peft.peft_save_mode == "merged"
         if self._merges and gguf_file(base.path) is not None:
             raise ConfigError("peft.peft_save_mode='merged' cannot be honoured for a GGUF file: give adapter_only")
-        self.frozen: Values = values_of(model)
+        self.frozen = values_of(model)
         self.initial = self._layers.initial(config.training.seed)
-        self.logical_axes = self._prepare(model)
-        self.placement = _placement(self.initial, self.frozen, base.devices, self.logical_axes)
-        self.initial = base.devices.put(self.initial, self.placement.trained)
-        self.frozen = base.devices.put(self.frozen, self.placement.frozen)
-
-    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        self._model = FunctionalModel(model)
-        self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
-        return self._model.logical_axes
-
-    def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
-        """Does nothing: no frozen value depends on trained ones."""
+        self._pass = forward_pass(model, dtype, self._layers)
+        self.logical_axes = self._pass.model.logical_axes
+        self._place()
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        return self._layers.combine(trained, frozen)
+        return self._pass.with_adapters(trained, frozen)
 
-    def forward(self, *, is_training: bool) -> Forward:
-        def bound(values: Values, key: jax.Array) -> JaxModule:
-            return self._model.bind(self._layers.with_keys(values, key) if is_training else values)
-
-        return make_forward(
-            self._model,
-            bound,
-            recompute=is_training and self._config.training.enable_gradient_checkpointing,
-            observes_routers=is_training and self._observes_routers,
-            head_is_frozen=is_training and self._head_is_frozen,
-        )
-
-    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        return self._model.bind(self.placement.devices.on_one(self.combine(trained, self.frozen)))
+    def _dropping(self, values: Values, key: jax.Array) -> Values:
+        return self._layers.with_keys(values, key)
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         self._layers.write(folder, trained, self._config.model.model_name or "")
         if self._merges:
             write_merged(self._base.path, folder, folder)
             self._layers.remove(folder)
-
-
-class _AdaptersInEngine(_Adapters):
-    """Adapters beside frozen weights, as the engine computes them."""
-
-    is_packed = True
-
-    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
-        self._engine_model = EngineAdapters(model, self._layers, self._base.compute_dtype)
-        self._observes_routers = self._engine_model.has_experts and router_coefficient(self._config, self._base) > 0
-        return {}
-
-    def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        return self._engine_model.combine(trained, frozen)
-
-    def forward(self, *, is_training: bool) -> Forward:
-        return self._engine_model.forward(
-            recompute=is_training and self._config.training.enable_gradient_checkpointing,
-            observes_routers=is_training and self._observes_routers,
-            head_is_frozen=is_training and self._head_is_frozen,
-        )
-
-    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        return self._engine_model.bind(self.combine(trained, self.frozen))
 
 
 def router_coefficient(config: TrainConfig, base: BaseModel) -> float:
@@ -285,9 +215,3 @@ def router_coefficient(config: TrainConfig, base: BaseModel) -> float:
     if not asked.get("output_router_logits", text_config.get("output_router_logits", False)):
         return 0.0
     return float(asked.get("router_aux_loss_coef", text_config.get("router_aux_loss_coef", default)) or 0.0)
-
-
-def _placement(
-    initial: Trained, frozen: Values, devices: Devices, logical: Mapping[str, tuple[str | None, ...]]
-) -> Placement:
-    return Placement(devices, devices.axes(initial, logical), devices.axes(frozen, logical))

@@ -277,6 +277,11 @@ class TrainingParams(ParameterGroup):
                     raise ConfigError(f"training.{name} needs training.eval_strategy: set it to steps or epoch")
 
     @property
+    def has_reference(self) -> bool:
+        """True if the objective compares the model with itself before training."""
+        return self.trainer_type == DPO
+
+    @property
     def best_metric(self) -> str | None:
         """Name of the metric that decides the best step; None: no best step is tracked."""
         metric = self.trainer_kwargs.get("metric_for_best_model")

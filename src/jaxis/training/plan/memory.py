@@ -26,7 +26,7 @@ from jaxis.parallel.mesh import MESH_AXES
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.config import DPO, TrainConfig
+from jaxis.training.config import TrainConfig
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
 from jaxis.training.methods import make_objective
 from jaxis.training.objectives import CHUNK_TOKENS, make_forward
@@ -134,7 +134,7 @@ class _Parts:
             floats = {name: value for name, value in values.items() if is_float(value)}
             self.trained = {name: jax.ShapeDtypeStruct(value.shape, jnp.float32) for name, value in floats.items()}
             self.frozen = {name: value for name, value in values.items() if name not in floats}
-            self.compared = floats if config.training.trainer_type == DPO else {}
+            self.compared = floats if config.training.has_reference else {}
             self.copies = {} if self._dtype == jnp.float32 else floats
         decoder = cast(CausalLM, model).decoder
         self.num_layers = len(decoder.layers)
