@@ -16,19 +16,54 @@ from jaxis.nearest_name import most_similar, nearest_name
 _MISSING = "???"  # Oumi's value of fields that were not given
 
 
+@dataclass(frozen=True)
+class Unused:
+    """A parameter of Oumi's that nothing here reads.
+
+    Attributes:
+      why: Reason, or the advice to the user.
+      accepted: Values that are accepted silently, as are None, nothing and, without such values, false.
+      is_refused: True if other values are an error; False if they change no result.
+    """
+
+    why: str
+    accepted: tuple[Any, ...]
+    is_refused: bool
+
+    def accepts(self, value: Any) -> bool:
+        """Returns whether a value is accepted silently."""
+        return (
+            value is None or value in self.accepted or (not value and (not self.accepted or isinstance(value, Sized)))
+        )
+
+
+def no_effect(why: str, *accepted: Any) -> Unused:
+    """Makes the entry of a parameter that changes no result."""
+    return Unused(why, accepted, is_refused=False)
+
+
+def refused(why: str, *accepted: Any) -> Unused:
+    """Makes the entry of a parameter that must have one of the accepted values."""
+    return Unused(why, accepted, is_refused=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """A group of fields, each of which is applied, or refused with the reason.
+    """A group of parameters, each of which is applied, or refused with the reason.
 
-    A few fields never affect results. They are accepted, so that existing configurations run, and `notes` names them.
+    A few parameters never affect results. They are accepted, so that existing configurations run, and `notes` names
+    them.
 
     Attributes:
       WITHOUT_EFFECT: Fields that change no result, with the reason.
       REFUSED: Fields that must keep their default value, with the advice to the user.
+      UNUSED: Parameters that are known, and are not fields.
     """
 
     WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {}
     REFUSED: ClassVar[Mapping[str, str]] = {}
+    UNUSED: ClassVar[Mapping[str, Unused]] = {}
+    _named = ()  # those of UNUSED that were given and have no effect
 
     @classmethod
     def section(cls) -> str:
@@ -55,10 +90,17 @@ class ParameterGroup:
             values = {name: item for name, item in values.items() if not (isinstance(item, str) and item == _MISSING)}
         else:
             raise ConfigError(f"{cls.section()} is {type(value).__name__}; give {cls.__name__}, or a mapping")
+        unused = {name: values.pop(name) for name in cls.UNUSED.keys() & values.keys()}
         unknown = [name for name in values if name not in cls.__dataclass_fields__]
         if unknown:
             raise ConfigError(f"{cls.section()}.{unknown[0]} is not a known field: {cls._meant_by(unknown[0])}")
-        return cls(**values)
+        named = [name for name, row in cls.UNUSED.items() if name in unused and not row.accepts(unused[name])]
+        for name in named:
+            if cls.UNUSED[name].is_refused:
+                cls._refuse(name, unused[name], cls.UNUSED[name].why)
+        group = cls(**values)
+        object.__setattr__(group, "_named", tuple(named))
+        return group
 
     @classmethod
     def groups(cls) -> tuple[type[ParameterGroup], ...]:
@@ -86,21 +128,23 @@ class ParameterGroup:
                 self.refuse(name, why)
 
     def notes(self) -> list[str]:
-        """Returns one line for each field that is set and has no effect on results."""
-        return [
-            f"{self.section()}.{name} has no effect: {why}"
-            for name, why in self.WITHOUT_EFFECT.items()
-            if not self._is_default(name)
-        ]
+        """Returns one line for each parameter that is set and has no effect on results."""
+        found = {name: why for name, why in self.WITHOUT_EFFECT.items() if not self._is_default(name)}
+        found |= {name: self.UNUSED[name].why for name in self._named}
+        return [f"{self.section()}.{name} has no effect: {why}" for name, why in found.items()]
 
     def _is_default(self, name: str) -> bool:
         """Returns whether a field has its default value, is None, empty, or as false as the default."""
-        value, default = getattr(self, name), _default(self.__dataclass_fields__[name])
-        return value is None or value == default or (not value and (not default or isinstance(value, Sized)))
+        default = _default(self.__dataclass_fields__[name])
+        return _says_nothing(getattr(self, name), (default,) if default else ())
 
     def refuse(self, name: str, why: str) -> NoReturn:
         """Raises ConfigError for a field that is set and cannot be honoured."""
-        raise ConfigError(f"{self.section()}.{name}={getattr(self, name)!r} cannot be honoured: {why}")
+        self._refuse(name, getattr(self, name), why)
+
+    @classmethod
+    def _refuse(cls, name: str, value: object, why: str) -> NoReturn:
+        raise ConfigError(f"{cls.section()}.{name}={value!r} cannot be honoured: {why}")
 
     def check(self, name: str, kind: type, expected: str, *, optional: bool = False) -> None:
         """Raises ConfigError if a field's value is of another type; `expected` completes "must be"."""
@@ -117,6 +161,10 @@ class ParameterGroup:
             kind = "an integer" if whole else "a number"
             upper = f" to {high:g}" if high < float("inf") else ""
             raise ConfigError(f"{self.section()}.{name}={value!r} must be {kind} from {low:g}{upper}")
+
+
+def _says_nothing(value: Any, defaults: tuple[Any, ...]) -> bool:
+    return value is None or value in defaults or (not value and (not defaults or isinstance(value, Sized)))
 
 
 def _subclasses(group: type[ParameterGroup]) -> list[type[ParameterGroup]]:

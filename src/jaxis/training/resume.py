@@ -29,7 +29,6 @@ _FREE_TO_CHANGE = frozenset(
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
         # grpo is here because its fields are a section of their own.
         *("grpo", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
-        *TrainingParams.WITHOUT_EFFECT,
     }
 )
 
@@ -126,8 +125,7 @@ def settings_of(config: TrainConfig, num_devices: int, num_steps: int, digests: 
             found[f"data.train.{field.name}"] = getattr(train, field.name)
     for number, dataset in enumerate(train.datasets):
         for field in dataclasses.fields(dataset):
-            if field.name not in dataset.WITHOUT_EFFECT:
-                found[f"data.train.datasets[{number}].{field.name}"] = getattr(dataset, field.name)
+            found[f"data.train.datasets[{number}].{field.name}"] = getattr(dataset, field.name)
     found["the number of steps (training.max_steps, or training.num_train_epochs and the rows)"] = num_steps
     found |= {f"the contents of {path}": digest for path, digest in digests.items()}
     return {name: _plain(value) for name, value in found.items()}

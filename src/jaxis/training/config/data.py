@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.errors import ConfigError
-from jaxis.training.config.reasons import TORCH_ONLY
+from jaxis.training.config.unused import DATASET, SPLIT
 
 DATASET_NAMES = ("text_sft", "text_sft_jsonl")
 FIRST_EXHAUSTED, ALL_EXHAUSTED = "first_exhausted", "all_exhausted"
@@ -33,26 +33,13 @@ class DatasetParams(ParameterGroup):
 
     dataset_path: str | None = None
     dataset_name: str | None = None
-    subset: str | None = None
-    split: str = "train"
     dataset_kwargs: dict[str, Any] = field(default_factory=dict)
     sample_count: int | None = None
     mixture_proportion: float | None = None
     shuffle: bool = False
     seed: int | None = None
-    shuffle_buffer_size: int = 1000
-    trust_remote_code: bool = False
-    transform_num_workers: Any = None
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
-        "split": "a file has no splits",
-        "shuffle_buffer_size": "all rows are shuffled",
-        "trust_remote_code": "data is read, never run",
-        "transform_num_workers": "rows are tokenized in this process",
-    }
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "subset": "a file has no subsets; give dataset_path of the rows to take",
-    }
+    UNUSED: ClassVar[Mapping[str, Unused]] = DATASET
 
     @classmethod
     def section(cls) -> str:
@@ -98,22 +85,9 @@ class SplitParams(ParameterGroup):
     pack: bool = False
     train_target: str = ALL_TURNS
     seed: int | None = None
-    target_col: str | None = None
-    collator_name: str | None = None
-    collator_kwargs: dict[str, Any] = field(default_factory=dict)
     mixture_strategy: str = FIRST_EXHAUSTED
-    stream: bool = False
-    use_async_dataset: bool = False
-    use_torchdata: bool | None = None
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
-        "target_col": "what is learned is told by the row's keys",
-        "collator_name": "batches are made here",
-        "stream": "files are read before the first step",
-        "use_async_dataset": TORCH_ONLY,
-        "use_torchdata": TORCH_ONLY,
-    }
-    REFUSED: ClassVar[Mapping[str, str]] = {"collator_kwargs": "give data.train.train_target"}
+    UNUSED: ClassVar[Mapping[str, Unused]] = SPLIT
 
     @classmethod
     def section(cls) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from jaxis.config.parameter_group import ParameterGroup
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
-from jaxis.training.config.reasons import TORCH_ONLY
+from jaxis.training.config.unused import TORCH_ONLY
 
 ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
 

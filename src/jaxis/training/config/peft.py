@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.errors import ConfigError
+from jaxis.training.config.unused import PEFT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +33,8 @@ class PeftParams(ParameterGroup):
     q_lora: bool = False
     q_lora_bits: int = 4
     peft_save_mode: str = "adapter_only"
-    lora_target_parameters: Any = None
-    lora_modules_to_save: Any = None
-    lora_bias: str = "none"
-    lora_init_weights: Any = "default"
-    lora_task_type: Any = "CAUSAL_LM"
-    use_dora: bool = False
-    peft_method: str = "lora"
-    bnb_4bit_quant_type: str = "fp4"
-    llm_int8_skip_modules: Any = None
-    use_bnb_nested_quant: bool = False
-    bnb_4bit_quant_storage: str = "uint8"
-    bnb_4bit_compute_dtype: str = "float32"
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"),
-        "weights are quantized as jaxis quantize does",
-    )
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "lora_target_parameters": "only linear layers get adapters",
-        "lora_modules_to_save": "only adapters are trained; without use_peft all weights are",
-        "use_dora": "leave it out",
-        "llm_int8_skip_modules": "leave it out",
-    }
+    UNUSED: ClassVar[Mapping[str, Unused]] = PEFT
 
     @classmethod
     def section(cls) -> str:
@@ -73,12 +53,6 @@ class PeftParams(ParameterGroup):
             if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
                 raise ConfigError(f"peft.{name}={value!r} must be a list of names such as q_proj")
             object.__setattr__(self, name, tuple(names))
-        if self.lora_bias != "none":
-            self.refuse("lora_bias", "biases are not trained; leave it out")
-        if self.peft_method != "lora":
-            self.refuse("peft_method", "leave it out")
-        if str(self.lora_init_weights).lower() not in ("default", "true"):
-            self.refuse("lora_init_weights", "adapters begin as PEFT's default has it; leave it out")
         if self.q_lora_bits not in (4, 8):
             self.refuse("q_lora_bits", "4 or 8")
         if self.peft_save_mode not in ("adapter_only", "merged"):

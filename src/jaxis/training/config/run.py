@@ -1,23 +1,23 @@
 """A training run as its YAML file describes it, under Oumi's names.
 
-Each field is applied, or refused with the reason. Fields that only arrange PyTorch's computation change no result: they
-are accepted, and `notes` names them.
+Each parameter is applied, or refused with the reason. Those of `unused.py` that change no result are accepted, and
+`notes` names them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
 from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, ValidationParams
-from jaxis.training.config.fsdp import FSDPParams
 from jaxis.training.config.grpo import GrpoParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.training import TrainingParams
+from jaxis.training.config.unused import FSDP
 
 ROUTER_KEYS = ("output_router_logits", "router_aux_loss_coef")
 """Keys of config.json that `model.model_kwargs` can set: use and weight of the routers' load-balancing loss."""
@@ -49,6 +49,27 @@ class TrainedModelParams(ModelParams):
             not isinstance(self.model_max_length, int) or self.model_max_length < 2
         ):
             raise ConfigError(f"model.model_max_length={self.model_max_length!r} must be an integer from 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDPParams(ParameterGroup):
+    """Sharing of a training's batch rows, weights and optimizer state by several devices.
+
+    Attributes:
+      enable_fsdp: True to use all devices of this host. `training.per_device_train_batch_size` applies to each device.
+    """
+
+    enable_fsdp: bool = False
+
+    UNUSED: ClassVar[Mapping[str, Unused]] = FSDP
+
+    @classmethod
+    def section(cls) -> str:
+        return "fsdp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("enable_fsdp", bool, "true or false")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.errors import ConfigError
 from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
-from jaxis.training.config.reasons import TORCH_ONLY
+from jaxis.training.config.unused import TRAINING
 
 SFT, DPO, GRPO = "TRL_SFT", "TRL_DPO", "TRL_GRPO"
 PLAIN, ENGINE = "plain", "engine"
@@ -76,14 +76,12 @@ class TrainingParams(ParameterGroup):
     gradient_accumulation_steps: int = 1
     max_steps: int = -1
     num_train_epochs: int = 3
-    save_epoch: bool = False
     save_steps: int = 500
     save_final_model: bool = True
     seed: int = 42
     data_seed: int = 42
     learning_rate: float = 5e-5
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
     warmup_ratio: float | None = None
     warmup_steps: int | None = None
     optimizer: str = "adamw_torch"
@@ -96,75 +94,19 @@ class TrainingParams(ParameterGroup):
     mixed_precision_dtype: str = "NONE"
     enable_gradient_checkpointing: bool = False
     forward_pass: str = PLAIN
-    gradient_checkpointing_kwargs: dict[str, Any] = field(default_factory=dict)
-    logging_strategy: str = "steps"
     logging_steps: int = 10
-    logging_first_step: bool = False
     logging_dir: str | None = None
     eval_strategy: str = "no"
     eval_steps: int = 500
     resume_from_checkpoint: str | None = None
     try_resume_from_last_checkpoint: bool = False
     trainer_kwargs: dict[str, Any] = field(default_factory=dict)
-    run_name: str | None = None
-    log_level: str = "info"
-    dep_log_level: str = "warning"
-    log_model_summary: bool = False
-    log_examples: bool = False
-    use_deterministic: bool = False
-    full_determinism: bool = False
-    compile: bool = False
-    enable_wandb: bool = False
-    enable_mlflow: bool = False
     enable_tensorboard: bool = False
-    include_performance_metrics: bool = False
-    include_alternative_mfu_metrics: bool = False
     reward_functions: list[str] = field(default_factory=list)
-    reward_function_kwargs: Any = None
     metrics_function: str | None = None
     grpo: GrpoParams = field(default_factory=GrpoParams)
-    gkd: Any = None
-    profiler: Any = None
-    telemetry: Any = None
-    ddp_find_unused_parameters: bool | None = None
-    dataloader_num_workers: int | str = 0
-    dataloader_persistent_workers: bool = False
-    dataloader_prefetch_factor: int | None = None
-    dataloader_main_process_only: bool | None = None
-    empty_device_cache_steps: int | None = None
-    nccl_default_timeout_minutes: float | None = None
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                *("compile", "ddp_find_unused_parameters", "dataloader_num_workers", "dataloader_persistent_workers"),
-                *("dataloader_prefetch_factor", "dataloader_main_process_only", "empty_device_cache_steps"),
-                *("nccl_default_timeout_minutes", "gradient_checkpointing_kwargs"),
-            ),
-            TORCH_ONLY,
-        ),
-        "use_deterministic": "the same run is always the same",
-        "full_determinism": "the same run is always the same",
-        "include_performance_metrics": "metrics.jsonl always has tokens a second",
-        "logging_first_step": "metrics.jsonl has every step",
-        "logging_strategy": "metrics.jsonl has every step",
-        "run_name": "output_dir names the run",
-        "log_level": "--debug shows more",
-        "dep_log_level": "--debug shows more",
-        "log_model_summary": "jaxis analyze shows the model",
-        "log_examples": "--show-examples shows them",
-        "telemetry": "metrics.jsonl has what was measured",
-    }
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "lr_scheduler_kwargs": "the schedules have no arguments; leave it out",
-        "enable_wandb": "nothing is sent anywhere; metrics.jsonl has every step",
-        "enable_mlflow": "nothing is sent anywhere; metrics.jsonl has every step",
-        "include_alternative_mfu_metrics": "metrics.jsonl has tokens a second",
-        "reward_function_kwargs": "give a function of its own",
-        "gkd": "only TRL_SFT, TRL_DPO and TRL_GRPO are supported",
-        "profiler": "use JAX's profiler",
-        "save_epoch": "give save_steps",
-    }
+    UNUSED: ClassVar[Mapping[str, Unused]] = TRAINING
 
     @classmethod
     def section(cls) -> str:

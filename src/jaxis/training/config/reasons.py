@@ -1,3 +1,0 @@
-"""Reasons, common to several sections, why a field has no effect."""
-
-TORCH_ONLY = "it arranges how PyTorch computes"

@@ -1,0 +1,87 @@
+"""Oumi's parameters that nothing here reads, by section, with the reason.
+
+Those without an effect are accepted, and named once; those that would change results are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxis.config.parameter_group import Unused, no_effect, refused
+
+TORCH_ONLY = "it arranges how PyTorch computes"
+_REPEATED = "the same run is always the same"
+_EVERY_STEP = "metrics.jsonl has every step"
+_SENDS_NOTHING = f"nothing is sent anywhere; {_EVERY_STEP}"
+
+TRAINING: Mapping[str, Unused] = {
+    **dict.fromkeys(
+        (
+            *("compile", "ddp_find_unused_parameters", "dataloader_num_workers", "dataloader_persistent_workers"),
+            *("dataloader_prefetch_factor", "dataloader_main_process_only", "empty_device_cache_steps"),
+            *("nccl_default_timeout_minutes", "gradient_checkpointing_kwargs"),
+        ),
+        no_effect(TORCH_ONLY),
+    ),
+    "use_deterministic": no_effect(_REPEATED),
+    "full_determinism": no_effect(_REPEATED),
+    "include_performance_metrics": no_effect("metrics.jsonl always has tokens a second"),
+    "logging_first_step": no_effect(_EVERY_STEP),
+    "logging_strategy": no_effect(_EVERY_STEP, "steps"),
+    "run_name": no_effect("output_dir names the run"),
+    "log_level": no_effect("--debug shows more", "info"),
+    "dep_log_level": no_effect("--debug shows more", "warning"),
+    "log_model_summary": no_effect("jaxis analyze shows the model"),
+    "log_examples": no_effect("--show-examples shows them"),
+    "telemetry": no_effect("metrics.jsonl has what was measured"),
+    "lr_scheduler_kwargs": refused("the schedules have no arguments; leave it out"),
+    "enable_wandb": refused(_SENDS_NOTHING),
+    "enable_mlflow": refused(_SENDS_NOTHING),
+    "include_alternative_mfu_metrics": refused("metrics.jsonl has tokens a second"),
+    "reward_function_kwargs": refused("give a function of its own"),
+    "gkd": refused("only TRL_SFT, TRL_DPO and TRL_GRPO are supported"),
+    "profiler": refused("use JAX's profiler"),
+    "save_epoch": refused("give save_steps"),
+}
+PEFT: Mapping[str, Unused] = {
+    "bnb_4bit_quant_type": no_effect("weights are quantized as jaxis quantize does", "fp4"),
+    "bnb_4bit_quant_storage": no_effect("weights are quantized as jaxis quantize does", "uint8"),
+    "bnb_4bit_compute_dtype": no_effect("weights are quantized as jaxis quantize does", "float32"),
+    "use_bnb_nested_quant": no_effect("weights are quantized as jaxis quantize does"),
+    "lora_task_type": no_effect("language models are trained", "CAUSAL_LM"),
+    "lora_target_parameters": refused("only linear layers get adapters"),
+    "lora_modules_to_save": refused("only adapters are trained; without use_peft all weights are"),
+    "lora_bias": refused("biases are not trained; leave it out", "none"),
+    "lora_init_weights": refused("adapters begin as PEFT's default has it; leave it out", "default", "true", True),
+    "peft_method": refused("leave it out", "lora"),
+    "use_dora": refused("leave it out"),
+    "llm_int8_skip_modules": refused("leave it out"),
+}
+FSDP: Mapping[str, Unused] = {
+    "backward_prefetch": no_effect(TORCH_ONLY, "BACKWARD_PRE"),
+    "forward_prefetch": no_effect(TORCH_ONLY),
+    "use_orig_params": no_effect(TORCH_ONLY),
+    "sync_module_states": no_effect(TORCH_ONLY, True),
+    "auto_wrap_policy": no_effect("each layer gathers its weights", "NO_WRAP"),
+    "min_num_params": no_effect("each layer gathers its weights", 100_000),
+    "transformer_layer_cls": no_effect("each layer gathers its weights"),
+    "state_dict_type": no_effect("checkpoints have whole arrays", "FULL_STATE_DICT"),
+    "sharding_strategy": refused("give FULL_SHARD", "FULL_SHARD"),
+    "cpu_offload": refused("weights stay on the devices; leave it out"),
+    "mixed_precision": refused("give training.mixed_precision_dtype"),
+}
+DATASET: Mapping[str, Unused] = {
+    "split": no_effect("a file has no splits", "train"),
+    "shuffle_buffer_size": no_effect("all rows are shuffled", 1000),
+    "trust_remote_code": no_effect("data is read, never run"),
+    "transform_num_workers": no_effect("rows are tokenized in this process"),
+    "subset": refused("a file has no subsets; give dataset_path of the rows to take"),
+}
+SPLIT: Mapping[str, Unused] = {
+    "target_col": no_effect("what is learned is told by the row's keys"),
+    "collator_name": no_effect("batches are made here"),
+    "stream": no_effect("files are read before the first step"),
+    "use_async_dataset": no_effect(TORCH_ONLY),
+    "use_torchdata": no_effect(TORCH_ONLY),
+    "collator_kwargs": refused("give data.train.train_target"),
+}
