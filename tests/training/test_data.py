@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from jaxis.errors import ConfigError
-from jaxis.training.batches import Batches, BatchShape
+from jaxis.training.batches import Batches, BatchShape, Mixture, pack
 from jaxis.training.config import DatasetParams
 from jaxis.training.examples import Example, ExampleEncoder, shown
-from jaxis.training.mixture import Mixture
-from jaxis.training.packing import pack
-from jaxis.training.rows import DataRow, Dialogue, Preference, Text, read_rows, read_sample
+from jaxis.training.rows import DataRow, Dialogue, Preference, Text, read_content, read_rows
 from tests.support.training import dialogue
 
 CALL = {"id": "abcde1234", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
@@ -42,7 +40,7 @@ ASKED, ANSWERED = {"role": "user", "content": "a"}, {"role": "assistant", "conte
     ],
 )
 def test_every_shape_of_a_row_is_read(row, expected):
-    assert read_sample(row) == expected
+    assert read_content(row) == expected
 
 
 @pytest.mark.parametrize(

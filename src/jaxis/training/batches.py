@@ -1,8 +1,13 @@
-"""Batches: each is a pure function of the examples, the seed and the step's number."""
+"""Batches: each is a pure function of the examples, the seed and the step's number.
+
+An epoch has the examples in a random order, packed into batch rows, or in a mixture's proportions.
+"""
 
 from __future__ import annotations
 
+import bisect
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +15,6 @@ import jax
 import numpy as np
 
 from jaxis.training.examples import Example
-from jaxis.training.mixture import Mixture
-from jaxis.training.packing import pack
 
 MIN_ROW_TOKENS = 64
 
@@ -48,92 +51,92 @@ class BatchShape:
 
     Attributes:
       num_micro_batches: M; micro-batches are computed one after the other.
-      num_items: Items of a micro-batch, computed together. An item is a batch row or a pair of batch rows.
+      num_rows: Batch rows of a micro-batch, or pairs of them, which are computed together.
       max_tokens: Length of the longest batch row in tokens.
     """
 
     num_micro_batches: int
-    num_items: int
+    num_rows: int
     max_tokens: int
-
-    @property
-    def num_items_of_step(self) -> int:
-        return self.num_micro_batches * self.num_items
 
 
 class Batches:
     """The batches of training.
 
     Args:
-      items: Examples. An item of two is a pair; the two halves of a micro-batch hold the two sides of its pairs.
-      seed: Seed of the order of items, which differs in each epoch; None keeps the given order.
+      examples: Examples, alone or as pairs; the two halves of a micro-batch hold the two sides of its pairs.
+      seed: Seed of the order of examples, which differs in each epoch; None keeps the given order.
       packs: True if examples share batch rows; not supported for pairs or a mixture.
-      mixture: Choice of the items of an epoch; None: all items.
+      mixture: Choice of the examples of an epoch; None: all of them.
+
+    Attributes:
+      num_sides: 2 for pairs, else 1.
     """
 
     def __init__(
         self,
-        items: Sequence[tuple[Example, ...]],
+        examples: Sequence[tuple[Example, ...]],
         shape: BatchShape,
         *,
         seed: int | None,
         packs: bool = False,
         mixture: Mixture | None = None,
     ) -> None:
-        self._items, self._shape, self._seed, self._packs, self._mixture = items, shape, seed, packs, mixture
-        self.rows_per_item = len(items[0])
-        self._lengths = [max(len(example.ids) for example in item) for item in items]
-        self._num_units = len(self._units(0)) if packs or mixture else len(items)
+        self._examples, self._shape, self._seed, self._packs, self._mixture = examples, shape, seed, packs, mixture
+        self.num_sides = len(examples[0])
+        self._lengths = [max(len(side.ids) for side in example) for example in examples]
+        self._num_rows = len(self._rows(0)) if packs or mixture else len(examples)
+        self._rows_per_step = shape.num_micro_batches * shape.num_rows
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps that use every item (or the mixture's items) once; the last step may be smaller."""
-        return -(-self._num_units // self._shape.num_items_of_step)
+        """Number of steps that use every example (or the mixture's examples) once; the last step may be smaller."""
+        return -(-self._num_rows // self._rows_per_step)
 
     def batch(self, step: int) -> TrainingBatch:
         """Returns the batch of a step, from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        size = self._shape.num_items_of_step
-        return self._assemble(self._units(epoch)[place * size : (place + 1) * size])
+        size = self._rows_per_step
+        return self._assemble(self._rows(epoch)[place * size : (place + 1) * size])
 
     def longest(self) -> TrainingBatch:
         """Returns a batch of the longest batch row and padding."""
-        return self._assemble([max(self._units(0), key=lambda unit: sum(self._lengths[i] for i in unit))])
+        return self._assemble([max(self._rows(0), key=lambda row: sum(self._lengths[i] for i in row))])
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - holds the two epochs around a step
-    def _units(self, epoch: int) -> list[list[int]]:
-        """Returns the items of each batch row, in the order of an epoch."""
+    def _rows(self, epoch: int) -> list[list[int]]:
+        """Returns the indices of the examples of each batch row, in the order of an epoch."""
         if self._mixture is not None:
             return [[i] for i in self._mixture.epoch(epoch).tolist()]
-        order = np.arange(len(self._items))
+        order = list(range(len(self._examples)))
         if self._seed is not None:
-            # NumPy guarantees the stream of this generator, whatever its version.
-            order = np.random.RandomState([self._seed, epoch]).permutation(len(self._items))
+            order = _permutation(len(order), self._seed, epoch).tolist()
         if not self._packs:
-            return [[i] for i in order.tolist()]
-        rows = pack(self._lengths, self._shape.max_tokens, order.tolist())
+            return [[i] for i in order]
+        rows = pack(self._lengths, self._shape.max_tokens, order)
         if self._seed is None:
             return rows
-        return [rows[i] for i in np.random.RandomState([self._seed, epoch, 1]).permutation(len(rows)).tolist()]
+        return [rows[i] for i in _permutation(len(rows), self._seed, epoch, 1).tolist()]
 
-    def _assemble(self, units: Sequence[Sequence[int]]) -> TrainingBatch:
-        shape, of_item = self._shape, self.rows_per_item
-        longest = max(sum(self._lengths[i] for i in unit) for unit in units)
+    def _assemble(self, examples: Sequence[Sequence[int]]) -> TrainingBatch:
+        """Returns the batch of these batch rows, each given by its examples."""
+        shape, num_sides = self._shape, self.num_sides
+        longest = max(sum(self._lengths[i] for i in row) for row in examples)
         num_tokens = shape.max_tokens if self._packs else _rounded_up(longest, MIN_ROW_TOKENS, shape.max_tokens)
-        num_sequences = _rounded_up(max(map(len, units)), 1, shape.max_tokens)
+        num_sequences = _rounded_up(max(map(len, examples)), 1, shape.max_tokens)
         # Fewer micro-batches for the last step of an epoch would need one more program.
-        of_micro_batch = shape.num_items * of_item
+        of_micro_batch = shape.num_rows * num_sides
         rows = [
             _Row(num_tokens, num_sequences, number)
             for _ in range(shape.num_micro_batches)
             for number in range(of_micro_batch)
         ]
-        for number, unit in enumerate(units):
-            micro_batch, item = divmod(number, shape.num_items)
-            for half in range(of_item):
-                row = rows[(micro_batch * of_item + half) * shape.num_items + item]
-                for i in unit:
-                    row.add(self._items[i][half])
+        for number, indices in enumerate(examples):
+            micro_batch, place = divmod(number, shape.num_rows)
+            for side in range(num_sides):
+                row = rows[(micro_batch * num_sides + side) * shape.num_rows + place]
+                for i in indices:
+                    row.add(self._examples[i][side])
         leading = (shape.num_micro_batches, of_micro_batch)
         arrays = {
             name: np.stack([getattr(row, name) for row in rows]).reshape(*leading, *np.shape(getattr(rows[0], name)))
@@ -174,3 +177,78 @@ def _rounded_up(size: int, least: int, most: int) -> int:
     while power < size:
         power *= 2
     return min(power, most)
+
+
+def pack(lengths: Sequence[int], capacity: int, order: Sequence[int]) -> list[list[int]]:
+    """Packs by best-fit decreasing: the longest example first, each into the fullest batch row that it fits into.
+
+    Returns the indices of the examples of each batch row of `capacity` tokens. The number of batch rows and their
+    lengths do not depend on `order`, a permutation that decides among equally long examples. Raises ValueError if an
+    example is longer than a batch row.
+    """
+    rows: list[list[int]] = []
+    of_room: dict[int, list[int]] = {}  # number of free tokens -> batch rows
+    rooms: list[int] = []  # keys of of_room, sorted
+    for index in sorted(order, key=lambda i: -lengths[i]):
+        length = lengths[index]
+        if length > capacity:
+            raise ValueError(f"an example of {length} tokens does not fit into a row of {capacity}")
+        place = bisect.bisect_left(rooms, length)
+        if place == len(rooms):
+            room, row = capacity, len(rows)
+            rows.append([])
+        else:
+            room = rooms[place]
+            row = of_room[room].pop()
+            if not of_room[room]:
+                del of_room[room], rooms[place]
+        rows[row].append(index)
+        left = room - length
+        if left not in of_room:
+            of_room[left] = []
+            bisect.insort(rooms, left)
+        of_room[left].append(row)
+    return rows
+
+
+class Mixture:
+    """Examples of several data sets, numbered one set after the other, in given proportions.
+
+    Every epoch, a pure function of its number, has the same number of examples of each data set. Those that were not
+    used in one epoch are used in the next: none is repeated before all others of its data set were used.
+
+    Args:
+      sizes: Number of examples of each data set.
+      proportions: Share of each data set in an epoch; they add up to 1.
+      stops_at_first: True if an epoch ends before the first data set is exhausted; False if it ends when the last one
+        is, where the others begin again.
+      seed: Seed of the order.
+    """
+
+    def __init__(self, sizes: Sequence[int], proportions: Sequence[float], *, stops_at_first: bool, seed: int) -> None:
+        self._sizes, self._seed = sizes, seed
+        totals = [size / share for size, share in zip(sizes, proportions, strict=True)]
+        total = max(1, math.floor(min(totals) + 1e-9)) if stops_at_first else math.ceil(max(totals) - 1e-9)
+        # Largest remainders: whole numbers that add up to the total.
+        exact = [total * share for share in proportions]
+        self.counts = [math.floor(each + 1e-9) for each in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda i: self.counts[i] - exact[i])
+        for i in by_remainder[: total - sum(self.counts)]:
+            self.counts[i] += 1
+
+    def epoch(self, number: int) -> np.ndarray:
+        """Returns the indices of an epoch's examples, in order: int64 [N]."""
+        drawn: list[np.ndarray] = []
+        first = 0
+        for dataset, (size, count) in enumerate(zip(self._sizes, self.counts, strict=True)):
+            begin, end = number * count, (number + 1) * count
+            for cycle in range(begin // size, -(-end // size)):
+                order = _permutation(size, self._seed, dataset, cycle)
+                drawn.append(first + order[max(begin - cycle * size, 0) : end - cycle * size])
+            first += size
+        return np.concatenate(drawn)[_permutation(sum(self.counts), self._seed, len(self._sizes), number)]
+
+
+def _permutation(size: int, *seed: int) -> np.ndarray:
+    # NumPy guarantees the stream of this generator, whatever its version.
+    return np.random.RandomState(list(seed)).permutation(size)

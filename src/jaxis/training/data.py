@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from jaxis.errors import ConfigError
 from jaxis.training.base_model import BaseModel
-from jaxis.training.batches import Batches, BatchShape, TrainingBatch
+from jaxis.training.batches import Batches, BatchShape, Mixture, TrainingBatch
 from jaxis.training.config import DPO, FIRST_EXHAUSTED, SplitParams, TrainConfig
 from jaxis.training.examples import Encoded, Example, ExampleEncoder, check_kind
-from jaxis.training.mixture import Mixture
 from jaxis.training.rows import DataRow, read_rows
 from jaxis.training.sharding import Devices
 
@@ -32,7 +31,7 @@ class Split:
     devices: Devices
 
     def placed(self, batch: TrainingBatch) -> TrainingBatch:
-        return self.devices.put_batch(batch, self.batches.rows_per_item)
+        return self.devices.put_batch(batch, self.batches.num_sides)
 
 
 def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_validation: bool = False) -> Split:
@@ -62,15 +61,15 @@ def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_v
     examples = encoded.examples
     longest = max(len(example.ids) for example in examples)
     row_tokens = max_tokens if split.pack and config.model.model_max_length else min(max_tokens, max(longest, 64))
-    items = list(zip(examples[::2], examples[1::2], strict=True)) if wants_pairs else [(each,) for each in examples]
+    sides = (examples[::2], examples[1::2]) if wants_pairs else (examples,)
     if is_validation:
         shape, seed = BatchShape(1, base.devices.num_devices * training.per_device_eval_batch_size, row_tokens), None
     else:
-        num_items = base.devices.num_devices * training.per_device_train_batch_size
-        shape = BatchShape(training.gradient_accumulation_steps, num_items, row_tokens)
+        num_rows = base.devices.num_devices * training.per_device_train_batch_size
+        shape = BatchShape(training.gradient_accumulation_steps, num_rows, row_tokens)
         seed = training.data_seed if split.seed is None else split.seed
     mixture = _mixture(split, sizes, 0 if seed is None else seed)
-    batches = Batches(items, shape, seed=seed, packs=split.pack, mixture=mixture)
+    batches = Batches(list(zip(*sides, strict=True)), shape, seed=seed, packs=split.pack, mixture=mixture)
     return Split(rows, examples, batches, digests, encoded.notes(max_tokens), base.devices)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of samples to token ids, each marked as learned or not.
+"""Conversion of data rows to examples: token ids, each marked as learned or not.
 
 In a conversation, learned tokens are those that the model would have to write: the assistant's text and the token that
 ends its turn (`turns.py`).
@@ -17,9 +17,8 @@ from jaxis.jsonl.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import check_tool_arguments, messages_for_template
 from jaxis.training.config import FINAL_TURN
-from jaxis.training.generation_tags import Span
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, raise_faults
-from jaxis.training.turns import TurnEncoder, check_template
+from jaxis.training.turns import Span, TurnEncoder, check_template
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Encoded:
 
 
 class ExampleEncoder:
-    """Encoder of samples as examples.
+    """Encoder of data rows as examples.
 
     Args:
       template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
@@ -120,14 +119,14 @@ class ExampleEncoder:
         return encoded
 
     def _of_row(self, row: DataRow, encoded: Encoded) -> list[Example]:
-        if isinstance(row.sample, Preference):
+        if isinstance(row.content, Preference):
             pair = []
-            for sample in (row.sample.chosen, row.sample.rejected):
+            for side in (row.content.chosen, row.content.rejected):
                 # The two may differ in the number of their messages: each is learned to its end.
-                [*_, last] = self._spans(sample, encoded)
+                [*_, last] = self._spans(side, encoded)
                 pair.append(self._cut(*last, row.where, encoded))
             return pair
-        spans = list(self._spans(row.sample, encoded))
+        spans = list(self._spans(row.content, encoded))
         encoded.num_divided += len(spans) > 1
         return [self._cut(ids, learned, row.where, encoded) for ids, learned in spans]
 
@@ -143,21 +142,21 @@ class ExampleEncoder:
             )
         return example
 
-    def _spans(self, sample: Dialogue | Text, encoded: Encoded) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yields token ids and their mask of learned tokens for each example that a sample becomes."""
-        if isinstance(sample, Text):
-            yield self._text(sample)
+    def _spans(self, content: Dialogue | Text, encoded: Encoded) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Yields token ids and their mask of learned tokens for each example that a data row becomes."""
+        if isinstance(content, Text):
+            yield self._text(content)
             return
         check_template(self._tokenizer)
-        check_tool_arguments(sample.messages)  # a server takes calls that were cut off, which nobody wants to learn
+        check_tool_arguments(content.messages)  # a server takes calls that were cut off, which nobody wants to learn
         messages = messages_for_template(
-            sample.messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=sample.tools
+            content.messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=content.tools
         )
-        turns = [i for i, m in enumerate(messages) if i >= sample.first and m["role"] == Role.ASSISTANT]
+        turns = [i for i, m in enumerate(messages) if i >= content.first and m["role"] == Role.ASSISTANT]
         ids: list[int] = []
         spans: list[Span] = []
         for turn in turns[-1:] if self._target == FINAL_TURN else turns:
-            found = self._turns.encode(messages[: turn + 1], sample.tools)
+            found = self._turns.encode(messages[: turn + 1], content.tools)
             encoded.num_unlike += found.is_unlike
             encoded.num_endless += found.is_endless
             encoded.num_opened += found.has_opening
@@ -168,15 +167,15 @@ class ExampleEncoder:
             spans += found.spans
         yield ids, _mask(len(ids), spans)
 
-    def _text(self, sample: Text) -> tuple[list[int], np.ndarray]:
+    def _text(self, text: Text) -> tuple[list[int], np.ndarray]:
         eos = self._tokenizer.eos_token_id
-        if sample.prompt is None:
-            ids, start = self._tokenizer.encode(sample.completion), 0
+        if text.prompt is None:
+            ids, start = self._tokenizer.encode(text.completion), 0
         else:
-            prompt_ids = self._tokenizer.encode(sample.prompt)
-            ids, start = self._tokenizer.encode(sample.prompt + sample.completion), len(prompt_ids)
+            prompt_ids = self._tokenizer.encode(text.prompt)
+            ids, start = self._tokenizer.encode(text.prompt + text.completion), len(prompt_ids)
             if ids[:start] != prompt_ids:
-                ids = prompt_ids + self._encode(sample.completion)
+                ids = prompt_ids + self._encode(text.completion)
         if eos is not None and ids[-1:] != [eos]:
             ids.append(eos)
         return ids, _mask(len(ids), [(start, len(ids))])
@@ -196,7 +195,7 @@ def _mask(length: int, spans: Sequence[Span]) -> np.ndarray:
 def check_kind(rows: Sequence[DataRow], trainer_type: str, *, wants_pairs: bool) -> None:
     """Raises ConfigError if data rows are preferences and should not be, or the reverse."""
     for row in rows:
-        if isinstance(row.sample, Preference) != wants_pairs:
+        if isinstance(row.content, Preference) != wants_pairs:
             needed = "chosen and rejected" if wants_pairs else "what is learned, not chosen and rejected"
             raise ConfigError(f"{row.where}: training.trainer_type={trainer_type} needs rows with {needed}")
 

@@ -97,14 +97,14 @@ class HeldOutPrompts:
 
     def _prompt(self, row: DataRow, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Any, list[int], str]:
         """Returns the prompt of a data row, its token ids, and the row's own answer."""
-        sample = row.sample.chosen if isinstance(row.sample, Preference) else row.sample
-        if not isinstance(sample, Dialogue):
-            if not sample.prompt:
+        content = row.content.chosen if isinstance(row.content, Preference) else row.content
+        if not isinstance(content, Dialogue):
+            if not content.prompt:
                 raise RequestError("has no prompt to answer: leave training.metrics_function out")
-            return sample.prompt, self._tokenizer.encode(sample.prompt), sample.completion
-        last = max(i for i, message in enumerate(sample.messages) if message["role"] == Role.ASSISTANT)
+            return content.prompt, self._tokenizer.encode(content.prompt), content.completion
+        last = max(i for i, message in enumerate(content.messages) if message["role"] == Role.ASSISTANT)
         if not last:
             raise RequestError("has no prompt to answer: it begins with the assistant")
-        prompt = [dict(message) for message in sample.messages[:last]]
-        ids = self.encode(prompt, sample.tools if tools is None else tools)
-        return prompt, ids, sample.messages[last].get("content") or ""
+        prompt = [dict(message) for message in content.messages[:last]]
+        ids = self.encode(prompt, content.tools if tools is None else tools)
+        return prompt, ids, content.messages[last].get("content") or ""

@@ -55,7 +55,7 @@ class Preference:
     rejected: Dialogue | Text
 
 
-Sample: TypeAlias = Dialogue | Text | Preference
+Content: TypeAlias = Dialogue | Text | Preference
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class DataRow:
     `where` is the file and line number, from 1, and `columns` the values under keys that belong to no format.
     """
 
-    sample: Sample
+    content: Content
     where: str
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,8 +75,8 @@ def read_rows(
 ) -> tuple[list[DataRow], str]:
     """Reads the selected data rows of a file; returns them and the digest of the file.
 
-    `seed` is that of a random selection; `prepare` is applied to each raw row first. Raises ConfigError, which names
-    the first such line, if the file cannot be read, or a row has no valid sample.
+    `seed` is that of a random selection; `prepare` is applied to each line's object first. Raises ConfigError, which
+    names the first such line, if the file cannot be read, or a row has no valid content.
     """
     source = JSONLSource(dataset.path, None)
     rows: list[DataRow] = []
@@ -87,7 +87,7 @@ def read_rows(
             if row.error is not None:
                 raise RequestError(str(row.error).removeprefix(f"line {row.line}: "))
             columns = {key: value for key, value in row.value.items() if key not in _KEYS}
-            rows.append(DataRow(read_sample(prepare(row.value)), where, columns))
+            rows.append(DataRow(read_content(prepare(row.value)), where, columns))
         except RequestError as error:
             faults.append(f"{where}: {error}")
     raise_faults(faults)
@@ -108,8 +108,8 @@ def raise_faults(faults: Sequence[str]) -> None:
         raise ConfigError(f"{faults[0]}{more}")
 
 
-def read_sample(row: Mapping[str, Any]) -> Sample:
-    """Returns the content of a raw row. Raises RequestError if the row has none of the known shapes."""
+def read_content(row: Mapping[str, Any]) -> Content:
+    """Returns the content of a line's object. Raises RequestError if it has none of the known shapes."""
     for keys, read in _READERS:
         if all(row.get(key) is not None for key in keys):
             return read(row)
@@ -188,7 +188,7 @@ def _answer(row: Mapping[str, Any], prompt_key: str, key: str) -> Dialogue | Tex
     raise RequestError(f"{prompt_key} and {key} must be two strings, or two lists of messages")
 
 
-_READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Sample]], ...] = (
+_READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Content]], ...] = (
     (("chosen", "rejected"), _preference),
     (("messages",), lambda row: _dialogue(row["messages"], row.get("tools"))),
     (("conversation",), _conversation),

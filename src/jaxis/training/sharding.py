@@ -95,15 +95,15 @@ class Devices:
     def sharding(self, axis: int) -> NamedSharding:
         return NamedSharding(self.mesh, _spec(axis))
 
-    def put_batch(self, batch: TrainingBatch, rows_per_item: int) -> TrainingBatch:
-        """Places batch rows on the devices; the rows of an item share a device."""
+    def put_batch(self, batch: TrainingBatch, num_sides: int) -> TrainingBatch:
+        """Places batch rows on the devices; the two sides of a pair share a device."""
         if self.num_devices == 1:
             return batch
 
         def arrange(array: Any) -> jax.Array:
             num_micro_batches, num_rows, *rest = np.shape(array)
-            items = num_rows // rows_per_item // self.num_devices
-            halves = np.reshape(array, (num_micro_batches, rows_per_item, self.num_devices, items, *rest))
+            of_device = num_rows // num_sides // self.num_devices
+            halves = np.reshape(array, (num_micro_batches, num_sides, self.num_devices, of_device, *rest))
             rows = np.swapaxes(halves, 1, 2).reshape(np.shape(array))
             return put(rows, NamedSharding(self.mesh, _ROWS))
 

@@ -7,14 +7,23 @@ If the template has `{% generation %}` blocks, their content is learned instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxis.errors import RequestError
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import turn_end_token_id
-from jaxis.training.generation_tags import MARKS, Span, has_generation_tags, tokens_of, without_marks
+from jaxis.tokenizer.template_worker import GENERATION_MARKS
+
+Span: TypeAlias = tuple[int, int]
+"""Start and end of a part of a sequence."""
+# Unicode's private use area: no exchanged text contains these characters.
+_BEGIN, _END = "\uf8f0", "\uf8f1"
+_MARKS = dict(zip(GENERATION_MARKS, (_BEGIN, _END), strict=True))
+"""Template variables that mark the start and end of generation blocks."""
+_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class TurnEncoder:
         source = self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
         whole, last = self._render(messages, tools, opens=False), f"messages[{len(messages) - 1}]"
         prompt = self._render(messages[:-1], tools, opens=True) if len(messages) > 1 else ""
-        if has_generation_tags(source):
+        if _TAG.search(source) is not None:
             return self._tagged(messages, tools, whole, prompt)
         if not prompt:
             raise RequestError(
@@ -86,7 +95,7 @@ class TurnEncoder:
         if len(messages) > 1:
             new = new[len(self._blocks(messages[:-1], tools)) :]
         ids, places = self._encode_both(prompt, whole)
-        spans = [tokens for each in new if (tokens := tokens_of(each, places)) is not None]
+        spans = [tokens for each in new if (tokens := _tokens_of(each, places)) is not None]
         if not spans:
             raise RequestError(f"the chat template's generation blocks hold nothing of {last}")
         has_opening = whole.startswith(prompt) and new[0][0] < len(prompt)
@@ -94,7 +103,7 @@ class TurnEncoder:
 
     def _blocks(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str | None = None) -> list[Span]:
         """Returns the spans of generation blocks, in characters of the conversation."""
-        text, found = without_marks(self._render(messages, tools, opens=False, **MARKS))
+        text, found = _without_marks(self._render(messages, tools, opens=False, **_MARKS))
         if whole is not None and text != whole:
             raise RequestError("the chat template changes what its generation blocks hold: put whole answers there")
         return found
@@ -136,3 +145,23 @@ class TurnEncoder:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _without_marks(marked: str) -> tuple[str, list[Span]]:
+    """Returns a rendered conversation without marks, and the spans of its generation blocks in characters."""
+    parts = re.split(f"([{_BEGIN}{_END}])", marked)
+    text, spans, begin = "", [], 0
+    for part in parts:
+        if part == _BEGIN:
+            begin = len(text)
+        elif part == _END:
+            spans.append((begin, len(text)))
+        else:
+            text += part
+    return text, spans
+
+
+def _tokens_of(span: Span, places: Sequence[Span]) -> Span | None:
+    """Returns the span of tokens, at `places`, that overlap a span of characters; None if there are none."""
+    inside = [i for i, (begin, end) in enumerate(places) if begin < span[1] and end > span[0]]
+    return (inside[0], inside[-1] + 1) if inside else None
