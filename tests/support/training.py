@@ -72,10 +72,13 @@ def run(config: TrainConfig) -> tuple[TrainingResult, list[str]]:
     return Trainer(config, lines.append).run(ProgressDisplay(enabled=False)), lines
 
 
+SPEED = ("tokens_per_second", "mfu", "peak_memory_bytes")
+
+
 def metrics(output: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, without what differs from run to run."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in SPEED} for line in lines]
 
 
 def gradients(

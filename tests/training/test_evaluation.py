@@ -105,7 +105,7 @@ def test_live_weights_answer_and_the_best_step_is_the_finished_model(config, tmp
     expected = {
         (line["step"], name): line[name] for line in training.metrics(output) for name in line if name != "step"
     }
-    found = {key: value for key, value in events(output / "runs").items() if key[1] != "tokens_per_second"}
+    found = {key: value for key, value in events(output / "runs").items() if key[1] not in training.SPEED}
     assert found == pytest.approx(expected, rel=1e-6)
 
     page = write_report(config, 17).read_text()

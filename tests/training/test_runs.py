@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.utils.flop_counter import FlopCounterMode
 
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
@@ -27,6 +28,7 @@ from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import TrainConfig
 from jaxis.training.run_log import MetricsFile
+from jaxis.training.speed import step_cost
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
 from tests.support import training
@@ -166,6 +168,17 @@ def test_the_finished_model_has_in_transformers_the_loss_that_was_measured(check
     with torch.no_grad():
         loss = training.torch_loss(base_model(whole), examples).item()
     assert abs(loss - measured[-1]) < 1e-5 * loss
+
+
+def test_operations_of_a_step_are_those_that_torch_counts(checkpoint, rows, tmp_path):
+    folder, num_tokens = checkpoint("qwen3"), 24
+    config = training.train_config(folder, rows, tmp_path)
+    cost = step_cost(config.training, open_base_model(config), {})
+    with FlopCounterMode(display=False) as counter:
+        base_model(folder)(torch.arange(num_tokens)[None]).logits.sum().backward()
+    counted = counter.get_flop_counts()["Global"]
+    products = {operation: count for operation, count in counted.items() if "bmm" not in str(operation)}
+    assert num_tokens * (cost.of_token + cost.of_target) == sum(products.values())
 
 
 def test_what_changes_a_run_that_goes_on_is_refused_by_name(checkpoint, rows, whole, tmp_path):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from jaxis.errors import CheckpointError
+from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
 from jaxis.training.config import TrainingParams
 from jaxis.training.optimizer import Schedule
+from jaxis.training.speed import Speedometer
 
 METRICS_FILE = "metrics.jsonl"
 ANSWERS_FILE = "answers.jsonl"
@@ -42,6 +43,7 @@ class RunLog:
         num_steps: int,
         schedule: Schedule,
         shown: Sequence[str],
+        speedometer: Speedometer,
         note: Callable[[str], None],
     ) -> None:
         output = Path(params.output_dir)
@@ -53,16 +55,15 @@ class RunLog:
         self._events = None
         if params.enable_tensorboard:
             self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
-        self._last = time.perf_counter()
+        self._speedometer = speedometer
         self._seconds: deque[float] = deque(maxlen=50)
 
     def write_step(self, step: int, values: Mapping[str, float], num_learned: int, num_tokens: int) -> None:
         """Writes the values of a step, from 1, on so many tokens; prints a line every `logging_steps` steps."""
-        now = time.perf_counter()
-        self._seconds.append(now - self._last)
-        self._last = now
         line = {"step": step, **values, "learned_tokens": num_learned, "lr": float(self._schedule(step - 1))}
-        self.write(line | {"tokens_per_second": round(num_tokens / self._seconds[-1], 1)})
+        line |= self._speedometer.measure(num_tokens, num_learned)
+        self._seconds.append(self._speedometer.seconds)
+        self.write(line)
         if step % self._every == 0 or step == self._num_steps:
             self.note(self._line(line))
 
@@ -89,11 +90,11 @@ class RunLog:
         """Returns a line about a step for the user. The remaining time assumes the median time of the last steps."""
         recent = sorted(self._seconds)
         left = recent[len(recent) // 2] * (self._num_steps - values["step"])
-        rate = values["learned_tokens"] / self._seconds[-1]
         shown = "".join(f"  {name} {values[name]:.4g}" for name in self._shown)
         return (
             f"step {values['step']}/{self._num_steps}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
-            f"grad norm {values['grad_norm']:.3f}  {rate:.0f} learned tokens/s  {_duration(left)} left{shown}"
+            f"grad norm {values['grad_norm']:.3f}  {values['tokens_per_second']:.0f} tokens/s  "
+            f"MFU {values['mfu']:.1%}  {human_bytes(values['peak_memory_bytes'])}  {_duration(left)} left{shown}"
         )
 
 

@@ -24,6 +24,7 @@ from jaxis.training.methods import TrainingData, load_data, make_objective
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.resume import Checkpoints, find_resumed, settings_of
 from jaxis.training.run_log import RunLog
+from jaxis.training.speed import Speedometer, product_rate, step_cost
 from jaxis.training.step import begin, make_step
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
 
@@ -108,9 +109,10 @@ class Trainer:
                 model.placement,
                 router_coefficient(self._config, self.base),
             )
-            log = open_parts.enter_context(
-                closing(RunLog(params, state.step, total, schedule, source.shown, self._note))
-            )
+            cost = step_cost(params, self.base, state.trained)
+            speedometer = Speedometer(cost, product_rate(self.base.compute_dtype, self.base.devices.num_devices))
+            log = RunLog(params, state.step, total, schedule, source.shown, speedometer, self._note)
+            open_parts.enter_context(closing(log))
             key = jax.random.key(params.seed)
             loop = TrainingLoop(model, source, step, log, evaluation, checkpoints, key, total)
             state, stop = loop.run(state, progress)

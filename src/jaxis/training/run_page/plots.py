@@ -19,6 +19,7 @@ _PLOTS = {
     "Learning rate": r"lr",
     "Norm of the gradient": r"grad_norm",
     "Tokens a second": r"tokens_per_second",
+    "Share of the products that the devices could compute (MFU)": r"mfu",
 }
 
 
@@ -26,7 +27,7 @@ def plots(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Plots the lines of metrics.jsonl; returns each SVG by its title. Raises ConfigError if matplotlib is missing."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     found: dict[str, str] = {}
-    drawn: set[str] = {"step", "learned_tokens"}
+    drawn: set[str] = {"step", "learned_tokens", "peak_memory_bytes"}
     for title, pattern in _PLOTS.items():
         of_plot = [name for name in names if re.fullmatch(pattern, name)]
         if of_plot:
