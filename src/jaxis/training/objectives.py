@@ -107,82 +107,139 @@ class Draws(NamedTuple):
         return jnp.where(fixed >= cutoff[:, None], divided, -jnp.inf)
 
 
-class Forward(Protocol):
-    """Forward pass of a model, for objectives."""
+@dataclass(frozen=True)
+class States:
+    """Hidden states of a micro-batch, whose logits are computed in chunks.
+
+    Attributes:
+      hidden: [B * L, E], of all batch rows one after the other.
+      head: Function of hidden states [N, E] that returns their logits, float32 [N, V].
+      head_is_frozen: True if only hidden states need derivatives; see `in_chunks`.
+      router_sums: Statistics of routers; None if they are not observed.
+    """
+
+    hidden: jax.Array
+    head: Callable[[jax.Array], jax.Array]
+    head_is_frozen: bool
+    router_sums: RouterSums | None
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Forward pass of a model, for objectives; `states` computes the hidden states of a micro-batch."""
+
+    states: Callable[[Values, TrainingBatch, jax.Array], States]
 
     def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
         """Scores a micro-batch by the model's own distribution, or by the changed distribution of `draws`."""
-        ...
+        states = self.states(values, batch, key)
+
+        def head(hidden: jax.Array) -> jax.Array:
+            logits = states.head(hidden)
+            return logits if draws is None else draws.logits(logits)
+
+        def vocab_logprobs(positions: jax.Array) -> jax.Array:
+            logits = head(states.hidden[positions])
+            return logits - logsumexp(logits)[:, None]
+
+        logprobs, hits = token_logprobs(
+            head,
+            states.hidden,
+            jnp.asarray(batch.targets).reshape(-1),
+            jnp.asarray(batch.learned).reshape(-1),
+            head_is_frozen=states.head_is_frozen,
+        )
+        shape = batch.ids.shape
+        return Scores(logprobs.reshape(shape), hits.reshape(shape), states.router_sums, vocab_logprobs)
 
 
-def token_logprobs(
-    compute_logits: Callable[[jax.Array], jax.Array],
+ChunkLoss = Callable[..., tuple[jax.Array, ...]]
+"""Function of a chunk's logits [C, V] and other arrays [C, ...]. It returns a value of each token, float32 [C], perhaps
+other results [C], and last the derivatives of each value by its token's logits, float32 [C, V]."""
+
+
+def in_chunks(
+    loss: ChunkLoss,
+    head: Callable[[jax.Array], jax.Array],
     hidden: jax.Array,
-    targets: jax.Array,
     learned: jax.Array,
-    *,
-    head_is_frozen: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Computes the log-probabilities of targets int32 [N], for hidden states [N, E].
+    *others: jax.Array,
+    head_is_frozen: bool,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[jax.Array, ...]:
+    """Computes the values and other results of a loss for the learned tokens, bool [N]; tokens not learned have zeros.
 
-    Returns float32 [N], log-probability of each target that is learned, bool [N], else 0; and bool [N], True where the
-    target has the largest logit. `compute_logits` maps hidden states [N, E] to float32 [N, V]. If the head is frozen,
-    only hidden states need derivatives. These are then computed along with the log-probabilities; otherwise later, by
-    computing logits again.
+    `head` maps hidden states [N, E] to float32 [N, V]; the loss is given `others` [N, ...]. If the head is frozen, only
+    hidden states need derivatives. These are then computed along with the values, by the loss; otherwise later, by
+    computing logits again and differentiating the values.
     """
-    size = len(targets)
-    chunk_size = min(CHUNK_TOKENS, size)
+    size = len(learned)
+    chunk_size = min(chunk_tokens, size)
     num_chunks = -(-size // chunk_size)
     # Learned tokens come first, so that as few chunks as possible contain any.
     order = jnp.argsort(~learned, stable=True)
     padded = jnp.concatenate([order, jnp.zeros(num_chunks * chunk_size - size, order.dtype)])
     is_real = jnp.arange(len(padded)) < size
 
-    def scores_of(logits: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
-        # As the sampler computes them.
-        normalizers = logsumexp(logits)
-        hits = (jnp.argmax(logits, axis=-1) == wanted) & counts
-        return jnp.where(counts, chosen - normalizers, 0.0), hits, normalizers
+    def value(rows: jax.Array, counts: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
+        *results, _ = loss(head(rows), *others)
+        return tuple(jnp.where(counts, each, jnp.zeros_like(each)) for each in results)
 
-    def score(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return scores_of(compute_logits(rows), wanted, counts)[:2]
+    def value_and_slope(rows: jax.Array, counts: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
+        logits, derive = jax.vjp(head, rows)
+        *results, slopes = loss(logits, *others)
+        results = [jnp.where(counts, each, jnp.zeros_like(each)) for each in results]
+        return *results, derive(jnp.where(counts[:, None], slopes, 0.0))[0]
 
-    def score_and_derive(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
-        logits, derive = jax.vjp(compute_logits, rows)
-        logprobs, hits, normalizers = scores_of(logits, wanted, counts)
-        # The derivative by logits in one pass, which can overwrite them.
-        probabilities = jnp.exp(logits - normalizers[:, None])
-        by_logits = (jnp.arange(logits.shape[-1]) == wanted[:, None]) - probabilities
-        return logprobs, hits, derive(jnp.where(counts[:, None], by_logits, 0.0))[0]
-
-    def of_chunk(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
-        function = score_and_derive if head_is_frozen else score
+    def of_chunk(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        function = value_and_slope if head_is_frozen else value
 
         def skip(*arguments: jax.Array) -> tuple[jax.Array, ...]:
             return jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(function, *arguments))
 
-        return jax.lax.cond(jnp.any(counts), function, skip, rows, wanted, counts)
+        return jax.lax.cond(jnp.any(arguments[1]), function, skip, *arguments)
 
-    chunks = (num_chunks, chunk_size)
-    counted = (learned[padded] & is_real).reshape(chunks)
-    rows = hidden[padded].reshape(*chunks, -1)
+    def chunked(array: jax.Array) -> jax.Array:
+        return array.reshape(num_chunks, chunk_size, *array.shape[1:])
+
+    counted = chunked(learned[padded] & is_real)
+    rows, *others_of_chunks = (chunked(each[padded]) for each in (hidden, *others))
     if head_is_frozen:
         fixed = jax.lax.stop_gradient(rows)
-        logprobs, hits, slopes = jax.lax.map(
-            lambda each: of_chunk(*each), (fixed, targets[padded].reshape(chunks), counted)
-        )
-        # Adds zeros with the derivatives of the log-probabilities: each depends on its own token's hidden state only.
-        logprobs += jnp.sum(slopes.astype(jnp.float32) * (rows - fixed).astype(jnp.float32), axis=-1)
+        values, *more, slopes = jax.lax.map(of_chunk, (fixed, counted, *others_of_chunks))
+        # Adds zeros with the derivatives of the values: each depends on its own token's hidden state only.
+        values += jnp.sum(slopes.astype(jnp.float32) * (rows - fixed).astype(jnp.float32), axis=-1)
     else:
-        again = jax.checkpoint(of_chunk)
-        logprobs, hits = jax.lax.map(lambda each: again(*each), (rows, targets[padded].reshape(chunks), counted))
+        values, *more = jax.lax.map(jax.checkpoint(of_chunk), (rows, counted, *others_of_chunks))
     # Back to the order of the tokens.
     places = jnp.where(is_real, padded, size)
-    return (
-        jnp.zeros(size, jnp.float32).at[places].set(logprobs.reshape(-1), mode="drop"),
-        jnp.zeros(size, bool).at[places].set(hits.reshape(-1), mode="drop"),
-    )
+    return tuple(jnp.zeros(size, each.dtype).at[places].set(each.reshape(-1), mode="drop") for each in (values, *more))
+
+
+def token_logprobs(
+    head: Callable[[jax.Array], jax.Array],
+    hidden: jax.Array,
+    targets: jax.Array,
+    learned: jax.Array,
+    *,
+    head_is_frozen: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the log-probabilities of targets int32 [N], for hidden states [N, E]; arguments as of `in_chunks`.
+
+    Returns float32 [N], log-probability of each target that is learned, else 0; and bool [N], True where the target has
+    the largest logit.
+    """
+
+    def loss(logits: jax.Array, wanted: jax.Array) -> tuple[jax.Array, ...]:
+        chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
+        # As the sampler computes them.
+        normalizers = logsumexp(logits)
+        # In one pass, which can overwrite the logits.
+        slopes = (jnp.arange(logits.shape[-1]) == wanted[:, None]) - jnp.exp(logits - normalizers[:, None])
+        return chosen - normalizers, jnp.argmax(logits, axis=-1) == wanted, slopes
+
+    logprobs, hits = in_chunks(loss, head, hidden, learned, targets, head_is_frozen=head_is_frozen)
+    return logprobs, hits
 
 
 def make_forward(
@@ -200,14 +257,14 @@ def make_forward(
       model: The model.
       bound: Function of weights and the random key of a batch row that returns the model with them.
       recompute: True to recompute layers for their derivatives.
-      observes_routers: True to compute `Scores.router_sums`.
-      head_is_frozen: True if only hidden states need derivatives; see `token_logprobs`.
+      observes_routers: True to compute `States.router_sums`.
+      head_is_frozen: True if only hidden states need derivatives; see `in_chunks`.
       scratch: Cache of the engine's forward pass; None for the plain forward pass.
     """
 
     is_mapped = not model.has_experts and scratch is None
 
-    def forward(values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
+    def states(values: Values, batch: TrainingBatch, key: jax.Array) -> States:
         values = model.gathered(values)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(batch.number)
 
@@ -224,29 +281,14 @@ def make_forward(
         else:
             hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
         compute_logits = bind(key).compute_logits
-
-        def head(hidden: jax.Array) -> jax.Array:
-            logits = compute_logits(hidden).astype(jnp.float32)
-            return logits if draws is None else draws.logits(logits)
-
-        shape = batch.ids.shape
-        rows = hidden.reshape(-1, hidden.shape[-1])
-
-        def vocab_logprobs(positions: jax.Array) -> jax.Array:
-            logits = head(rows[positions])
-            return logits - logsumexp(logits)[:, None]
-
-        logprobs, hits = token_logprobs(
-            head,
-            rows,
-            jnp.asarray(batch.targets).reshape(-1),
-            jnp.asarray(batch.learned).reshape(-1),
-            head_is_frozen=head_is_frozen,
+        return States(
+            hidden.reshape(-1, hidden.shape[-1]),
+            lambda hidden: compute_logits(hidden).astype(jnp.float32),
+            head_is_frozen,
+            jax.tree.map(lambda each: jnp.sum(each, axis=0), router_sums),
         )
-        router_sums = jax.tree.map(lambda each: jnp.sum(each, axis=0), router_sums)
-        return Scores(logprobs.reshape(shape), hits.reshape(shape), router_sums, vocab_logprobs)
 
-    return forward
+    return Forward(states)
 
 
 class Objective(Protocol):
