@@ -1,5 +1,8 @@
 """Distillation's losses, gradients and steps are TRL's, and equal models have none."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from jaxis.errors import ConfigError
+from jaxis.kernels import native
 from jaxis.training.distillation.divergence import TILE, divergence
 from jaxis.training.objectives import in_chunks
+from jaxis.training.trainer import Trainer
+from tests.support import training
+from tests.support.adapters import base_model
+from tests.support.tiny_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.training.gradients import largest_error
 
+needs_kernels = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
@@ -76,3 +86,136 @@ def test_in_chunks_only_learned_tokens_count(head_is_frozen):
     np.testing.assert_allclose(total, expected.item(), rtol=1e-5)
     for mine, wanted in zip(found, (torch_hidden.grad.numpy(), torch_head.grad.numpy()), strict=False):
         np.testing.assert_allclose(mine, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+ROWS = [
+    training.dialogue("Where is the cat?", "On the mat.", "And now?", "Under it, I think."),
+    training.dialogue("Count.", "One, two, three."),
+    training.dialogue("Say hello.", "Hello!"),
+]
+
+
+def config_of(model, rows, output, *, peft=None, distillation=None, **settings):
+    given = {"lmbda": 0, **(distillation or {})}
+    return training.train_config(
+        model, rows, output, peft=peft, trainer_type="TRL_DISTILLATION", distillation=given, **settings
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return training.write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A larger model of another family, with more logits than tokens."""
+    folder = tmp_path_factory.mktemp("teacher")
+    return write_checkpoint(folder, "llama", hidden_size=96, num_hidden_layers=3, vocab_size=VOCAB_SIZE + 8)
+
+
+@needs_kernels
+@pytest.mark.production_xla
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("beta", [0.5, 0.0, 1.0])
+@pytest.mark.parametrize("peft", [{"lora_r": 4, "lora_dropout": 0.0}, None], ids=["adapters", "all weights"])
+@pytest.mark.parametrize("forward_pass", ["plain", "engine"])
+def test_a_model_that_is_its_own_teacher_has_no_loss_and_no_gradient(forward_pass, peft, beta, rows, tmp_path):
+    settings = {"distillation": {"beta": beta}, "forward_pass": forward_pass, "weight_decay": 0.0}
+    training.run(config_of(None, rows, tmp_path / "out", peft=peft, **settings))
+    assert [(line["loss"], line["grad_norm"]) for line in training.metrics(tmp_path / "out")] == [(0.0, 0.0)] * 3
+
+
+def steps_of_torch(student, teacher, examples, beta, temperature):
+    """Three steps of SGD by torch: the losses, and the student."""
+    optimizer, losses = torch.optim.SGD(student.parameters(), lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        total, count = torch.zeros(()), 0
+        for example in examples:
+            ids = torch.tensor(example.ids[None]).long()
+            with torch.no_grad():
+                theirs = teacher(ids, use_cache=False).logits[0, :-1, :VOCAB_SIZE]
+            ours = student(ids, use_cache=False).logits[0, :-1]
+            learned = torch.tensor(example.learned[1:])
+            total = total + torch_divergence(ours / temperature, theirs / temperature, beta)[learned].sum()
+            count += int(learned.sum())
+        (total / count).backward()
+        optimizer.step()
+        losses.append((total / count).item())
+    return losses, student
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("beta", "temperature"), [(0.1, 0.7), (0.0, 1.0), (0.5, 2.0), (1.0, 1.3)])
+def test_steps_are_those_of_a_loop_of_torch(beta, temperature, checkpoint, teacher, rows, tmp_path):
+    given = {"teacher_model_name_or_path": str(teacher), "beta": beta, "temperature": temperature}
+    sgd = {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0, "per_device_train_batch_size": 3}
+    config = config_of(checkpoint("qwen3"), rows, tmp_path / "out", distillation=given, **sgd)
+    examples = Trainer(config, lambda _: None).data.examples
+    training.run(config)
+    losses, student = steps_of_torch(base_model(checkpoint("qwen3")), base_model(teacher), examples, beta, temperature)
+    np.testing.assert_allclose([line["loss"] for line in training.metrics(tmp_path / "out")], losses, rtol=1e-5)
+    found = base_model(tmp_path / "out").state_dict()
+    for name, expected in student.state_dict().items():
+        assert largest_error(found[name].numpy(), expected.numpy()) < 1e-5, name
+
+
+def test_a_packed_batch_has_the_loss_of_its_rows(checkpoint, teacher, rows, tmp_path):
+    given, lines = {"distillation": {"teacher_model_name_or_path": str(teacher)}, "max_steps": 1}, []
+    for name, packs in (("rows", False), ("packed", True)):
+        size = {"per_device_train_batch_size": 2 if packs else 3}
+        training.run(config_of(checkpoint("qwen3"), rows, tmp_path / name, data={"pack": packs}, **given, **size))
+        lines += training.metrics(tmp_path / name)
+    assert lines[0] == pytest.approx(lines[1], rel=1e-5)
+
+
+def another_vocabulary(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def few_logits(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (another_vocabulary, r"another vocabulary than .*qwen3: the id of token 'a' is \d+ for the teacher"),
+        (few_logits, r"has 300 logits, and .*qwen3 512, of a tokenizer with ids up to \d+"),
+        (lambda folder: (folder / "config.json").unlink(), r"teacher_model_name_or_path=.*config\.json"),
+        (shutil.rmtree, r"training\.distillation\.teacher_model_name_or_path=.*teacher"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_refused(change, message, checkpoint, teacher, rows, tmp_path):
+    folder = shutil.copytree(teacher, tmp_path / "teacher")
+    change(folder)
+    given = {"teacher_model_name_or_path": str(folder)}
+    with pytest.raises(ConfigError, match=message):
+        Trainer(config_of(checkpoint("qwen3"), rows, tmp_path / "out", distillation=given), lambda _: None)
+
+
+def test_a_teacher_larger_than_memory_is_refused(checkpoint, teacher, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxis.training.distillation.teacher.free_host_bytes", lambda: 2**18)
+    given = {"teacher_model_name_or_path": str(teacher)}
+    with pytest.raises(ConfigError, match=r"needs .*iB for its weights, and 256.0 KiB are free: give a smaller"):
+        Trainer(config_of(checkpoint("qwen3"), rows, tmp_path / "out", distillation=given), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beta": 1.5}, r"training\.distillation\.beta=1\.5 must be a number from 0 to 1"),
+        ({"lmbda": -0.1}, r"training\.distillation\.lmbda=-0\.1 must be a number from 0 to 1"),
+        ({"temperature": 0}, r"training\.distillation\.temperature=0 must be a number from 0\.001"),
+        ({"max_completion_length": 0}, r"max_completion_length=0 must be an integer from 1"),
+        ({"lambda": 0}, r"training\.distillation\.lambda is not a known field: did you mean"),
+    ],
+)
+def test_values_out_of_range_are_refused(given, message, rows, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        config_of(None, rows, tmp_path / "out", distillation=given)

@@ -6,14 +6,18 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import BatchSource, GivenBatches
+from jaxis.training.config import DISTILLATION, TrainConfig, TrainingParams
 from jaxis.training.config import DPO as DPO_TYPE
 from jaxis.training.config import GRPO as GRPO_TYPE
 from jaxis.training.config import SFT as SFT_TYPE
-from jaxis.training.config import TrainConfig, TrainingParams
 from jaxis.training.data import load_split
+from jaxis.training.distillation.objective import distillation_of
+from jaxis.training.distillation.teacher import open_teacher
 from jaxis.training.examples import Example
+from jaxis.training.functional_model import Values
 from jaxis.training.grpo.data import load_rollouts
 from jaxis.training.grpo.objective import grpo_of
 from jaxis.training.objectives import DPO, CrossEntropy, Objective
@@ -45,11 +49,23 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
     if config.training.trainer_type == GRPO_TYPE:
         rollouts, digests = load_rollouts(config, base)
         return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
+    if config.training.trainer_type == DISTILLATION:
+        if config.training.distillation.lmbda:
+            config.training.distillation.refuse("lmbda", "rows are learned as they are given; give 0")
+        open_teacher(config, base)
     split = load_split(config, config.data.train, base)
     return TrainingData(GivenBatches(split), split.examples, len(split.rows), split.digests, split.notes)
 
 
+def load_objective(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> tuple[Objective, Values]:
+    """Returns the objective, and weights of its own that a step must find in `frozen`."""
+    if config.training.trainer_type == DISTILLATION:
+        return distillation_of(config, base, progress)
+    return make_objective(config.training), {}
+
+
 def make_objective(params: TrainingParams) -> Objective:
+    """Returns an objective that has no weights of its own."""
     return _OBJECTIVES[params.trainer_type](params)
 
 

@@ -6,6 +6,7 @@ learned tokens, so that the logits of all tokens are never in memory together.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
@@ -132,8 +133,15 @@ class Forward:
 
     def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
         """Scores a micro-batch by the model's own distribution, or by the changed distribution of `draws`."""
-        states = self.states(values, batch, key)
+        return self._scores(self.states(values, batch, key), batch, draws)
 
+    def fixed(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
+        """Scores a micro-batch as a call does, by weights that are not trained: computes nothing for derivatives."""
+        states = self.states(values, batch, key)
+        fixed = dataclasses.replace(states, hidden=jax.lax.stop_gradient(states.hidden), head_is_frozen=False)
+        return self._scores(fixed, batch, draws)
+
+    def _scores(self, states: States, batch: TrainingBatch, draws: Draws | None) -> Scores:
         def head(hidden: jax.Array) -> jax.Array:
             logits = states.head(hidden)
             return logits if draws is None else draws.logits(logits)
@@ -341,7 +349,7 @@ class DPO:
         return jnp.sum(batch.num_sequences, dtype=jnp.float32) / 2
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
-        reference = jax.lax.stop_gradient(forward(frozen, batch, key).logprobs)
+        reference = forward.fixed(frozen, batch, key).logprobs
         scores = forward(values, batch, key)
         changes = jnp.sum(scores.logprobs - reference, axis=-1)
         num_pairs = len(changes) // 2

@@ -27,8 +27,8 @@ _FREE_TO_CHANGE = frozenset(
         *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
-        # grpo is here because its fields are a section of their own.
-        *("grpo", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
+        # The fields of grpo and distillation are sections of their own.
+        *("grpo", "distillation", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
     }
 )
 
@@ -108,7 +108,10 @@ def settings_of(config: TrainConfig, num_devices: int, num_steps: int, digests: 
     """
     training, train = config.training, config.data.train
     found: dict[str, Any] = {}
-    sections = {"training": training, "training.grpo": training.grpo, "peft": config.peft, "model": config.model}
+    sections = {
+        **{"training": training, "training.grpo": training.grpo, "training.distillation": training.distillation},
+        **{"peft": config.peft, "model": config.model},
+    }
     for section, group in sections.items():
         found |= {
             f"{section}.{field.name}": getattr(group, field.name)

@@ -76,7 +76,7 @@ class Trainable(ABC):
         return make_forward(
             self._pass.model,
             lambda values, key: self._pass.bind(self._dropping(values, key) if is_training else values),
-            recompute=is_training and self._config.training.enable_gradient_checkpointing,
+            recompute=is_training and self._config.training.recomputes_layers,
             observes_routers=is_training and has_experts and router_coefficient(self._config, self._base) > 0,
             head_is_frozen=is_training and self._head_is_frozen,
             scratch=self._pass.scratch,
@@ -170,10 +170,7 @@ class Adapters(Trainable):
         with open_checkpoint(base.path) as checkpoint:
             modules = {name.rpartition(".")[0] for name in checkpoint.names()}
         self._layers: AdaptedLayers = choose_layers(model, config.peft, modules)
-        # A reference needs no derivatives, which would be computed along with its log-probabilities.
-        self._head_is_frozen = (
-            isinstance(model, CausalLM) and not self._layers.changes_head and not config.training.has_reference
-        )
+        self._head_is_frozen = isinstance(model, CausalLM) and not self._layers.changes_head
         self._merges = config.peft.peft_save_mode == "merged"
         if self._merges and gguf_file(base.path) is not None:
             raise ConfigError("peft.peft_save_mode='merged' cannot be honoured for a GGUF file: give adapter_only")

@@ -20,7 +20,7 @@ from jaxis.training.data import Split, load_split, num_steps
 from jaxis.training.evaluation import AnswerScores, BestStep, HeldOutEvaluation
 from jaxis.training.export import placed_into
 from jaxis.training.loop import TrainingLoop
-from jaxis.training.methods import TrainingData, load_data, make_objective
+from jaxis.training.methods import TrainingData, load_data, load_objective
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.resume import Checkpoints, find_resumed, settings_of
 from jaxis.training.run_log import RunLog
@@ -88,7 +88,9 @@ class Trainer:
                 scores = AnswerScores(self._config, self.base, self.validation, progress)
                 open_parts.callback(scores.close)
             model = make_trainable(self._config, self.base, progress)
-            objective, schedule = make_objective(params), make_schedule(params, total)
+            objective, weights = load_objective(self._config, self.base, progress)
+            model.frozen = {**model.frozen, **weights}
+            schedule = make_schedule(params, total)
             evaluation = HeldOutEvaluation(
                 params, model, objective, self.validation, scores, source.steps_per_epoch, total
             )

@@ -14,6 +14,7 @@ from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
 from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, ValidationParams
+from jaxis.training.config.distillation import DistillationParams
 from jaxis.training.config.grpo import GrpoParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.training import TrainingParams
@@ -90,7 +91,7 @@ class TrainConfig(ParameterGroup):
     @classmethod
     def groups(cls) -> tuple[type[ParameterGroup], ...]:
         data = (DataParams, SplitParams, ValidationParams, DatasetParams)
-        return (cls, TrainedModelParams, *data, TrainingParams, GrpoParams, PeftParams, FSDPParams)
+        return (cls, TrainedModelParams, *data, TrainingParams, GrpoParams, DistillationParams, PeftParams, FSDPParams)
 
     def __post_init__(self) -> None:
         for name, group in {

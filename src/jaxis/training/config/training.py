@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.errors import ConfigError
+from jaxis.training.config.distillation import DistillationParams
 from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
 from jaxis.training.config.unused import TRAINING
 
-SFT, DPO, GRPO = "TRL_SFT", "TRL_DPO", "TRL_GRPO"
+SFT, DPO, GRPO, DISTILLATION = "TRL_SFT", "TRL_DPO", "TRL_GRPO", "TRL_DISTILLATION"
 PLAIN, ENGINE = "plain", "engine"
 OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "muon": "muon"}
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
@@ -30,9 +31,10 @@ class TrainingParams(ParameterGroup):
 
     Attributes:
       trainer_type: TRL_SFT learns the texts of data rows; TRL_DPO learns preferences; TRL_GRPO learns from rewards of
-        sampled answers.
+        sampled answers; TRL_DISTILLATION learns a teacher's distributions of next tokens.
       reward_functions: Reward functions for TRL_GRPO, such as rewards:exact, with TRL's arguments.
       grpo: Sampling of answers for TRL_GRPO.
+      distillation: Teacher and divergence for TRL_DISTILLATION.
       use_peft: True to train adapters instead of all weights.
       output_dir: Folder of the finished model, checkpoints and metrics.jsonl.
       per_device_train_batch_size: Batch rows that are computed together; for TRL_DPO, pairs of batch rows.
@@ -105,6 +107,7 @@ class TrainingParams(ParameterGroup):
     reward_functions: list[str] = field(default_factory=list)
     metrics_function: str | None = None
     grpo: GrpoParams = field(default_factory=GrpoParams)
+    distillation: DistillationParams = field(default_factory=DistillationParams)
 
     UNUSED: ClassVar[Mapping[str, Unused]] = TRAINING
 
@@ -114,9 +117,10 @@ class TrainingParams(ParameterGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trainer_type not in (SFT, DPO, GRPO):
-            self.refuse("trainer_type", f"supported are {SFT}, {DPO} and {GRPO}")
+        if self.trainer_type not in (SFT, DPO, GRPO, DISTILLATION):
+            self.refuse("trainer_type", f"supported are {SFT}, {DPO}, {GRPO} and {DISTILLATION}")
         object.__setattr__(self, "grpo", GrpoParams.of(self.grpo or {}))
+        object.__setattr__(self, "distillation", DistillationParams.of(self.distillation or {}))
         self._check_rewards()
         for name in ("use_peft", "save_final_model", "enable_gradient_checkpointing"):
             self.check(name, bool, "true or false")
@@ -221,7 +225,17 @@ class TrainingParams(ParameterGroup):
     @property
     def has_reference(self) -> bool:
         """True if the objective compares the model with itself before training."""
-        return self.trainer_type == DPO
+        is_own_teacher = self.distillation.teacher_model_name_or_path is None
+        return self.trainer_type == DPO or (self.trainer_type == DISTILLATION and is_own_teacher)
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """True to recompute layers for their derivatives: as asked for, or where a model is its own teacher.
+
+        XLA rounds otherwise where it keeps activations, and the divergence of equal models would not be 0.
+        """
+        is_own_teacher = self.trainer_type == DISTILLATION and self.has_reference
+        return self.enable_gradient_checkpointing or (is_own_teacher and self.forward_pass == PLAIN)
 
     @property
     def best_metric(self) -> str | None:

@@ -39,7 +39,7 @@ TRAINING: Mapping[str, Unused] = {
     "enable_mlflow": refused(_SENDS_NOTHING),
     "include_alternative_mfu_metrics": refused("metrics.jsonl has tokens a second"),
     "reward_function_kwargs": refused("give a function of its own"),
-    "gkd": refused("only TRL_SFT, TRL_DPO and TRL_GRPO are supported"),
+    "gkd": refused("give TRL_DISTILLATION and training.distillation"),
     "profiler": refused("use JAX's profiler"),
     "save_epoch": refused("give save_steps"),
 }

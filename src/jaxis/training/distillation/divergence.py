@@ -22,8 +22,13 @@ def divergence(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[jax
     logits have exactly 0, and so have their derivatives.
 
     Returns the divergence, float32 [C], which is differentiable by the student's logits, and these derivatives
-    themselves, float32 [C, V]. Goes through the vocabulary in tiles, and writes the derivatives over the logits.
+    themselves, float32 [C, V].
     """
+    return _divergence(student, teacher, beta)
+
+
+def _divergence(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[jax.Array, jax.Array]:
+    """Goes through the vocabulary in tiles, and writes the derivatives over the logits."""
     # A normalizer near 0 rounds little.
     student, teacher = (logits - jnp.max(logits, axis=1, keepdims=True) for logits in (student, teacher))
     normalizers = logsumexp(student)[:, None], logsumexp(teacher)[:, None]
@@ -117,7 +122,7 @@ def _product(probabilities: jax.Array, ratio: jax.Array) -> jax.Array:
 
 
 def _forward(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    values, slopes = divergence(student, teacher, beta)
+    values, slopes = _divergence(student, teacher, beta)
     return (values, slopes), slopes
 
 

@@ -1,0 +1,45 @@
+"""The section `training.distillation`: teacher, student's answers and their divergence, under TRL's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxis.config.parameter_group import ParameterGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationParams(ParameterGroup):
+    """Settings of distillation.
+
+    Attributes:
+      teacher_model_name_or_path: Folder or Hub id of the teacher; None: the model itself, as it was before training.
+      teacher_model_revision: Branch, tag or commit of a Hub id.
+      lmbda: Share of rows whose answers the student samples; the others are learned as they are given.
+      beta: Divergence of the student from the teacher: 0 for the forward Kullback-Leibler divergence, 1 for the reverse
+        one, and between them the generalized Jensen-Shannon divergence.
+      temperature: Temperature of sampling, and of both distributions that are compared.
+      max_completion_length: Limit of a sampled answer's tokens.
+      log_completions: True to write every sampled answer to answers.jsonl.
+    """
+
+    teacher_model_name_or_path: str | None = None
+    teacher_model_revision: str | None = None
+    lmbda: float = 1.0
+    beta: float = 1.0
+    temperature: float = 1.0
+    max_completion_length: int = 512
+    log_completions: bool = False
+
+    @classmethod
+    def section(cls) -> str:
+        return "training.distillation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("teacher_model_name_or_path", str, "a folder or a Hub id", optional=True)
+        self.check("teacher_model_revision", str, "a branch, tag or commit", optional=True)
+        self.check_number("lmbda", 0, 1)
+        self.check_number("beta", 0, 1)
+        self.check_number("temperature", 1e-3)
+        self.check_number("max_completion_length", 1, whole=True)
+        self.check("log_completions", bool, "true or false")
