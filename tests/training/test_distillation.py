@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from jaxis.errors import ConfigError
+from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
+from jaxis.training.batch_source import StepContext
 from jaxis.training.distillation.divergence import TILE, divergence
 from jaxis.training.objectives import in_chunks
+from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
 from tests.support import training
 from tests.support.adapters import base_model
@@ -219,3 +222,72 @@ def test_a_teacher_larger_than_memory_is_refused(checkpoint, teacher, rows, tmp_
 def test_values_out_of_range_are_refused(given, message, rows, tmp_path):
     with pytest.raises(ConfigError, match=message):
         config_of(None, rows, tmp_path / "out", distillation=given)
+
+
+def sampling_config(model, teacher, rows, output, lmbda=0.5, **settings):
+    given = {"teacher_model_name_or_path": str(teacher), "lmbda": lmbda, "max_completion_length": 8}
+    given |= settings.pop("distillation", {})
+    size = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
+    return config_of(model, rows, output, distillation=given, **{**size, **settings})
+
+
+def test_a_share_of_the_rows_has_answers_of_the_student(checkpoint, teacher, tmp_path):
+    rows = training.write_rows(tmp_path / "rows.jsonl", ROWS * 4)
+    config = sampling_config(checkpoint("qwen3"), teacher, rows, tmp_path / "out", gradient_accumulation_steps=6)
+    trainer = Trainer(config, lambda _: None)
+    model = make_trainable(config, trainer.base, ProgressDisplay(enabled=False))
+    source, given = trainer.data.source, {example.ids.tobytes() for example in trainer.data.examples}
+    context = StepContext(0, lambda: model.bind(model.initial), lambda _: None, ProgressDisplay(enabled=False))
+    batch, drawn = source.draw(context)
+    again, _ = source.draw(context)
+    source.close()
+    jax.tree.map(np.testing.assert_array_equal, batch, again)
+    sampled = []
+    for ids, learned, length in zip(
+        *(each.reshape(12, -1) for each in (batch.ids, batch.learned, batch.seq_lens)), strict=True
+    ):
+        row = ids[: length[0]]
+        if row.tobytes() in given:
+            continue
+        [start, end] = np.flatnonzero(learned)[[0, -1]] + 1
+        assert learned[start - 1 : end].all()
+        assert end == length[0] - 1
+        assert trainer.base.tokenizer.decode(row[:start].tolist()).endswith("assistant\n")
+        sampled.append(length[0] - start)
+    assert len(sampled) == drawn["sampled"] * 12
+    assert 3 <= len(sampled) <= 9
+    assert np.mean(sampled) == drawn["completion_length"] <= 8
+
+
+@pytest.mark.parametrize("lmbda", [0.5, 1])
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(lmbda, checkpoint, teacher, rows, tmp_path):
+    if lmbda == 1:
+        asked = [{"prompt": [row["messages"][0]]} for row in ROWS]
+        rows = training.write_rows(tmp_path / "prompts.jsonl", asked)
+    given = {"lmbda": lmbda, "save_steps": 2, "peft": {"lora_r": 2, "lora_dropout": 0.0}}
+    arguments = checkpoint("qwen3"), teacher, rows
+    training.run(sampling_config(*arguments, tmp_path / "whole", **given, distillation={"log_completions": True}))
+    resumed = {"resume_from_checkpoint": str(tmp_path / "whole" / "checkpoint-2")}
+    training.run(sampling_config(*arguments, tmp_path / "rest", **given, **resumed))
+    whole, rest = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "rest"))
+    assert whole == rest
+    lines = training.metrics(tmp_path / "whole")
+    assert lines[2:] == training.metrics(tmp_path / "rest")
+    assert all(line["loss"] > 0 for line in lines)
+    answers = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines()
+    assert len(answers) == pytest.approx(len(ROWS) * sum(line["sampled"] for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lmbda": 0.5}, r"prompts\.jsonl, line 1: has a prompt alone: set training\.distillation\.lmbda to 1"),
+        ({"lmbda": 0}, r"prompts\.jsonl, line 1: has a prompt alone"),
+        ({"data": {"pack": True}, "lmbda": 1}, r"data\.train\.pack cannot be honoured where answers are sampled"),
+        ({"distillation": {"max_completion_length": 1020}, "lmbda": 1}, r"line 1: its prompt of \d+ tokens leaves no"),
+    ],
+)
+def test_prompts_that_cannot_be_answered_are_refused(settings, message, checkpoint, teacher, tmp_path):
+    rows = training.write_rows(tmp_path / "prompts.jsonl", [{"prompt": [{"role": "user", "content": "Count."}]}])
+    with pytest.raises(ConfigError, match=message):
+        Trainer(sampling_config(checkpoint("qwen3"), teacher, rows, tmp_path / "out", **settings), lambda _: None)

@@ -95,9 +95,13 @@ class Batches:
 
     def batch(self, step: int) -> TrainingBatch:
         """Returns the batch of a step, from 0."""
+        return self._assemble(self.rows(step))
+
+    def rows(self, step: int) -> list[list[int]]:
+        """Returns the indices of the examples of each batch row of a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size = self._rows_per_step
-        return self._assemble(self._rows(epoch)[place * size : (place + 1) * size])
+        return self._rows(epoch)[place * size : (place + 1) * size]
 
     def longest(self) -> TrainingBatch:
         """Returns a batch of the longest batch row and padding."""

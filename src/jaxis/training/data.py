@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from jaxis.errors import ConfigError
 from jaxis.training.base_model import BaseModel
@@ -34,23 +35,39 @@ class Split:
         return self.devices.put_batch(batch, self.batches.num_sides)
 
 
-def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_validation: bool = False) -> Split:
+class RowEncoder(Protocol):
+    """Encoder of data rows as examples, such as `ExampleEncoder`."""
+
+    def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded: ...
+
+
+def load_split(
+    config: TrainConfig,
+    split: SplitParams,
+    base: BaseModel,
+    *,
+    is_validation: bool = False,
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    encoder: RowEncoder | None = None,
+) -> Split:
     """Reads files for a model and checks all of their data rows.
 
-    For validation, batches have one micro-batch, in the order of the files. Raises ConfigError, which names the file
+    For validation, batches have one micro-batch, in the order of the files. `prepare` is applied to each raw row;
+    `encoder` is by default an `ExampleEncoder`. Raises ConfigError, which names the file
     and line, if a file cannot be read, or a data row cannot be learned.
     """
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:
         raise ConfigError(f"{split.section()}.pack: preferences are not packed; leave it out")
     max_tokens = config.model.model_max_length or base.context
-    encoder = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens)
+    if encoder is None:
+        encoder = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens)
     rows: list[DataRow] = []
     digests: dict[str, str] = {}
     encoded, sizes = Encoded([]), []
     for dataset in split.datasets:
         seed = next(s for s in (dataset.seed, split.seed, training.data_seed) if s is not None)
-        of_file, digests[str(dataset.path)] = read_rows(dataset, seed)
+        of_file, digests[str(dataset.path)] = read_rows(dataset, seed, prepare)
         check_kind(of_file, training.trainer_type, wants_pairs=wants_pairs)
         rows += of_file
         before = len(encoded.examples)

@@ -100,7 +100,7 @@ class HeldOutPrompts:
         content = row.content.chosen if isinstance(row.content, Preference) else row.content
         if not isinstance(content, Dialogue):
             if not content.prompt:
-                raise RequestError("has no prompt to answer: leave training.metrics_function out")
+                raise RequestError("has no prompt to answer")
             return content.prompt, self._tokenizer.encode(content.prompt), content.completion
         last = max(i for i, message in enumerate(content.messages) if message["role"] == Role.ASSISTANT)
         if not last:

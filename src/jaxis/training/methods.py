@@ -14,8 +14,8 @@ from jaxis.training.config import DPO as DPO_TYPE
 from jaxis.training.config import GRPO as GRPO_TYPE
 from jaxis.training.config import SFT as SFT_TYPE
 from jaxis.training.data import load_split
+from jaxis.training.distillation.data import load_distillation
 from jaxis.training.distillation.objective import distillation_of
-from jaxis.training.distillation.teacher import open_teacher
 from jaxis.training.examples import Example
 from jaxis.training.functional_model import Values
 from jaxis.training.grpo.data import load_rollouts
@@ -50,11 +50,11 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
         rollouts, digests = load_rollouts(config, base)
         return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
     if config.training.trainer_type == DISTILLATION:
-        if config.training.distillation.lmbda:
-            config.training.distillation.refuse("lmbda", "rows are learned as they are given; give 0")
-        open_teacher(config, base)
-    split = load_split(config, config.data.train, base)
-    return TrainingData(GivenBatches(split), split.examples, len(split.rows), split.digests, split.notes)
+        source, split = load_distillation(config, base)
+    else:
+        split = load_split(config, config.data.train, base)
+        source = GivenBatches(split)
+    return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
 
 
 def load_objective(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> tuple[Objective, Values]:

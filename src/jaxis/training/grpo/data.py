@@ -24,12 +24,13 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
     digests: dict[str, str] = {}
     for dataset in split.datasets:
         seed = next(s for s in (dataset.seed, split.seed, config.training.data_seed) if s is not None)
-        found, digests[str(dataset.path)] = read_rows(dataset, seed, _answered)
+        found, digests[str(dataset.path)] = read_rows(dataset, seed, with_answer)
         rows += found
     return Rollouts(config, base, rows), digests
 
 
-def _answered(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a raw row with an empty answer if it is a prompt alone."""
     prompt, messages = row.get("prompt"), row.get("messages")
     nothing = {"role": "assistant", "content": ""}
     if prompt is not None and row.get("completion") is None:
