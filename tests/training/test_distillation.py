@@ -291,3 +291,71 @@ def test_prompts_that_cannot_be_answered_are_refused(settings, message, checkpoi
     rows = training.write_rows(tmp_path / "prompts.jsonl", [{"prompt": [{"role": "user", "content": "Count."}]}])
     with pytest.raises(ConfigError, match=message):
         Trainer(sampling_config(checkpoint("qwen3"), teacher, rows, tmp_path / "out", **settings), lambda _: None)
+
+
+HINTED = [
+    {"messages": row["messages"][-2:], "privileged_context": f"The answer is {row['messages'][-1]['content']}"}
+    for row in ROWS
+]
+
+
+@pytest.mark.parametrize("template", [None, "Be brief. {prompt}"], ids=["a hint", "a template"])
+def test_a_model_teaches_itself_by_a_better_prompt(template, checkpoint, tmp_path):
+    """A step of SGD by torch, in which the teacher is the model before training, and reads the hints."""
+    rows = training.write_rows(tmp_path / "rows.jsonl", HINTED)
+    given = {"beta": 0.5, **({} if template is None else {"teacher_prompt_template": template})}
+    sgd = {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0, "max_steps": 2}
+    size = {"per_device_train_batch_size": 3, "eval_strategy": "steps", "eval_steps": 2}
+    config = config_of(checkpoint("qwen3"), rows, tmp_path / "out", distillation=given, validation=rows, **sgd, **size)
+    trainer = Trainer(config, lambda _: None)
+    training.run(config)
+    student, teacher = (base_model(checkpoint("qwen3")) for _ in range(2))
+    optimizer, losses, tokenizer = torch.optim.SGD(student.parameters(), lr=0.1), [], trainer.base.tokenizer
+    for _ in range(3):
+        optimizer.zero_grad()
+        total, count = torch.zeros(()), 0
+        for row in HINTED:
+            [asked, answer], hint = row["messages"], row["privileged_context"]
+            told = f"{asked['content']}\n\n{hint}" if template is None else f"Be brief. {asked['content']}"
+            ids = [tokenizer.encode_chat([asked, answer], add_generation_prompt=False)]
+            ids.append(tokenizer.encode_chat([{**asked, "content": told}, answer], add_generation_prompt=False))
+            start = len(tokenizer.encode_chat([asked], add_generation_prompt=True))
+            num_learned = len(ids[0]) - start - 1  # the template ends with a line break, which is not learned
+            ours, theirs = (
+                model(torch.tensor([each]), use_cache=False).logits[0][-num_learned - 2 : -2]
+                for model, each in zip((student, teacher), ids, strict=True)
+            )
+            total = total + torch_divergence(ours, theirs.detach(), 0.5).sum()
+            count += num_learned
+        losses.append((total / count).item())
+        (total / count).backward()
+        optimizer.step()
+    lines = training.metrics(tmp_path / "out")
+    found = [*(line["loss"] for line in lines if "loss" in line), lines[-1]["eval_loss"]]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+
+
+def test_the_student_answers_and_the_teacher_reads_more(checkpoint, tmp_path):
+    rows = training.write_rows(tmp_path / "rows.jsonl", HINTED * 2)
+    given = {"lmbda": 0.5, "max_completion_length": 8, "log_completions": True}
+    settings = {"gradient_accumulation_steps": 3, "peft": {"lora_r": 2, "lora_dropout": 0.0}}
+    training.run(config_of(checkpoint("qwen3"), rows, tmp_path / "out", distillation=given, **settings))
+    lines = training.metrics(tmp_path / "out")
+    assert all(0 < line["sampled"] < 1 and line["loss"] > 0 and line["grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "message"),
+    [
+        ({"messages": HINTED[0]["messages"]}, None, r"line 4: has no string privileged_context"),
+        ({"text": "All of it.", "privileged_context": "b"}, None, r"line 4: has a prompt that is no string"),
+        (HINTED[0], "{privileged_context}", r"teacher_prompt_template=.* must have {prompt}"),
+    ],
+)
+def test_prompts_that_the_teacher_cannot_have_are_refused(row, template, message, checkpoint, tmp_path):
+    rows = training.write_rows(tmp_path / "rows.jsonl", [*HINTED, row])
+    with pytest.raises(ConfigError, match=message):
+        Trainer(
+            config_of(checkpoint("qwen3"), rows, tmp_path, distillation={"teacher_prompt_template": template}),
+            lambda _: None,
+        )

@@ -13,8 +13,8 @@ from jaxis.training.config import DISTILLATION, TrainConfig, TrainingParams
 from jaxis.training.config import DPO as DPO_TYPE
 from jaxis.training.config import GRPO as GRPO_TYPE
 from jaxis.training.config import SFT as SFT_TYPE
-from jaxis.training.data import load_split
-from jaxis.training.distillation.data import load_distillation
+from jaxis.training.data import Split, load_split
+from jaxis.training.distillation.data import load_distillation, load_held_out
 from jaxis.training.distillation.objective import distillation_of
 from jaxis.training.examples import Example
 from jaxis.training.functional_model import Values
@@ -55,6 +55,13 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
         split = load_split(config, config.data.train, base)
         source = GivenBatches(split)
     return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
+
+
+def load_validation(config: TrainConfig, base: BaseModel) -> Split:
+    """Reads the files of held-out rows; raises ConfigError as `load_data` does."""
+    if config.training.trainer_type == DISTILLATION:
+        return load_held_out(config, base)
+    return load_split(config, config.data.validation, base, is_validation=True)
 
 
 def load_objective(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> tuple[Objective, Values]:

@@ -16,11 +16,11 @@ from jaxis.models.written_template import write_template
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.checkpoint import TrainState, checkpoint_folder, load_checkpoint
 from jaxis.training.config import TrainConfig
-from jaxis.training.data import Split, load_split, num_steps
+from jaxis.training.data import Split, num_steps
 from jaxis.training.evaluation import AnswerScores, BestStep, HeldOutEvaluation
 from jaxis.training.export import placed_into
 from jaxis.training.loop import TrainingLoop
-from jaxis.training.methods import TrainingData, load_data, load_objective
+from jaxis.training.methods import TrainingData, load_data, load_objective, load_validation
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.resume import Checkpoints, find_resumed, settings_of
 from jaxis.training.run_log import RunLog
@@ -67,7 +67,7 @@ class Trainer:
         self.data: TrainingData = load_data(config, self.base)
         self.validation: Split | None = None
         if config.training.eval_strategy != "no":
-            self.validation = load_split(config, config.data.validation, self.base, is_validation=True)
+            self.validation = load_validation(config, self.base)
         for line in self.data.notes:
             note(line)
         self._num_steps = num_steps(config, self.data.source.steps_per_epoch)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from jaxis.config.parameter_group import ParameterGroup
 
+TEACHER_PROMPT = "{prompt}\n\n{privileged_context}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationParams(ParameterGroup):
@@ -19,6 +21,9 @@ class DistillationParams(ParameterGroup):
         one, and between them the generalized Jensen-Shannon divergence.
       temperature: Temperature of sampling, and of both distributions that are compared.
       max_completion_length: Limit of a sampled answer's tokens.
+      teacher_prompt_template: The teacher's last message of the user, with {prompt} for the student's and
+        {privileged_context} for the column of that name, which the student does not read. None:
+        "{prompt}\n\n{privileged_context}" if rows have that column, else the student's prompt.
       log_completions: True to write every sampled answer to answers.jsonl.
     """
 
@@ -28,6 +33,7 @@ class DistillationParams(ParameterGroup):
     beta: float = 1.0
     temperature: float = 1.0
     max_completion_length: int = 512
+    teacher_prompt_template: str | None = None
     log_completions: bool = False
 
     @classmethod
@@ -42,4 +48,7 @@ class DistillationParams(ParameterGroup):
         self.check_number("beta", 0, 1)
         self.check_number("temperature", 1e-3)
         self.check_number("max_completion_length", 1, whole=True)
+        self.check("teacher_prompt_template", str, "a string", optional=True)
+        if "{prompt}" not in (self.teacher_prompt_template or TEACHER_PROMPT):
+            self.refuse("teacher_prompt_template", "it must have {prompt}, where the student's prompt stands")
         self.check("log_completions", bool, "true or false")

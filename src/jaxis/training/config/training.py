@@ -235,6 +235,7 @@ class TrainingParams(ParameterGroup):
         XLA rounds otherwise where it keeps activations, and the divergence of equal models would not be 0.
         """
         is_own_teacher = self.trainer_type == DISTILLATION and self.has_reference
+        is_own_teacher &= self.distillation.teacher_prompt_template is None
         return self.enable_gradient_checkpointing or (is_own_teacher and self.forward_pass == PLAIN)
 
     @property

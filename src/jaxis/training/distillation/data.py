@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,16 @@ import numpy as np
 from jaxis.errors import ConfigError, RequestError
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import BatchSource, GivenBatches
+from jaxis.training.batches import BatchShape
 from jaxis.training.config import TrainConfig
 from jaxis.training.data import Split, load_split
 from jaxis.training.distillation.student_answers import StudentAnswers
 from jaxis.training.distillation.teacher import open_teacher
+from jaxis.training.distillation.teacher_prompts import TaughtBatches, rows_of_teacher, taught
 from jaxis.training.examples import Encoded, Example
 from jaxis.training.grpo.data import with_answer
 from jaxis.training.held_out_prompts import HeldOutPrompts
-from jaxis.training.rows import DataRow
+from jaxis.training.rows import DataRow, raise_faults
 
 
 def load_distillation(config: TrainConfig, base: BaseModel) -> tuple[BatchSource, Split]:
@@ -28,40 +32,92 @@ def load_distillation(config: TrainConfig, base: BaseModel) -> tuple[BatchSource
     """
     open_teacher(config, base)
     params, data = config.training.distillation, config.data.train
-    if not params.lmbda:
-        return GivenBatches(split := load_split(config, data, base, prepare=_with_given_answer)), split
-    for name, is_set in {"fsdp.enable_fsdp": config.fsdp.enable_fsdp, "data.train.pack": data.pack}.items():
-        if is_set:
-            raise ConfigError(f"{name} cannot be honoured where answers are sampled: leave it out, or set lmbda to 0")
-    encoder = PromptEncoder(config, base)
     if params.lmbda == 1:
+        encoder = _PromptEncoder(_Prompts(config, base))
         split = load_split(config, data, base, prepare=with_answer, encoder=encoder)
         prompts = [example.ids.tolist() for example in split.examples]
+        teachers = _Prompts(config, base).of_teacher(split)
     else:
         split = load_split(config, data, base, prepare=_with_given_answer)
-        of_rows = dict(zip((row.where for row in split.rows), encoder.prompts(split.rows).ids, strict=True))
-        prompts = [of_rows[example.where] for example in split.examples]
-    return StudentAnswers(config, base, split, prompts), split
+        teachers = _Prompts(config, base).of_teacher(split)
+        if not params.lmbda and teachers is None:
+            return GivenBatches(split), split
+        prompts = _Prompts(config, base).of_student(split)
+        if teachers is not None:
+            _pairs(split, prompts, teachers)
+    for name, is_set in {"fsdp.enable_fsdp": config.fsdp.enable_fsdp, "data.train.pack": data.pack}.items():
+        if is_set:
+            raise ConfigError(
+                f"{name} cannot be honoured where answers are sampled or the teacher has prompts of its own: leave it "
+                "out"
+            )
+    return StudentAnswers(config, base, split, prompts, teachers), split
 
 
-class PromptEncoder:
-    """Encoder of what is before a data row's last answer, leaving room for an answer of the student."""
+def load_held_out(config: TrainConfig, base: BaseModel) -> Split:
+    """Returns the validation data, with the teacher's prompts. Raises ConfigError as `load_distillation` does."""
+    split = load_split(config, config.data.validation, base, is_validation=True)
+    prompts = _Prompts(config, base)
+    if (teachers := prompts.of_teacher(split)) is None:
+        return split
+    examples, theirs = zip(*_pairs(split, prompts.of_student(split), teachers), strict=True)
+    shape = BatchShape(1, config.training.per_device_eval_batch_size, max(len(each.ids) for each in examples + theirs))
+    return dataclasses.replace(split, batches=TaughtBatches(examples, theirs, shape))
+
+
+class _Prompts:
+    """Prompts of the student and the teacher, which leave room for an answer of the student.
+
+    Raises ConfigError if a row has no prompt, or one that is too long.
+    """
 
     def __init__(self, config: TrainConfig, base: BaseModel) -> None:
-        self._base = base
+        self._base, self._params = base, config.training.distillation
         context = config.model.model_max_length or base.context
-        self._longest = context - config.training.distillation.max_completion_length
+        self._longest = context - (self._params.max_completion_length if self._params.lmbda else 1)
 
-    def prompts(self, rows: Sequence[DataRow]) -> HeldOutPrompts:
-        """Raises ConfigError if a row has no prompt, or one that is too long."""
-        return HeldOutPrompts(rows, self._base.tokenizer, self._base.template, self._longest)
+    def encode(self, rows: Sequence[DataRow]) -> list[list[int]]:
+        """Returns the token ids of what is before the last answer of each row."""
+        return HeldOutPrompts(rows, self._base.tokenizer, self._base.template, self._longest).ids
+
+    def of_student(self, split: Split) -> list[list[int]]:
+        """Returns the prompt of each example."""
+        return self._of_examples(split, split.rows)
+
+    def of_teacher(self, split: Split) -> list[list[int]] | None:
+        """Returns the teacher's prompt of each example; None: the student's."""
+        rows = rows_of_teacher(split.rows, self._params.teacher_prompt_template)
+        return None if rows is None else self._of_examples(split, rows)
+
+    def _of_examples(self, split: Split, rows: Sequence[DataRow]) -> list[list[int]]:
+        of_rows = dict(zip((row.where for row in rows), self.encode(rows), strict=True))
+        return [of_rows[example.where] for example in split.examples]
+
+
+@dataclass(frozen=True)
+class _PromptEncoder:
+    """Encoder of rows as examples of their prompts, of which nothing is learned."""
+
+    prompts: _Prompts
 
     def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded:
-        """Adds an example of each prompt, of which nothing is learned."""
         encoded = Encoded([]) if encoded is None else encoded
-        for ids, row in zip(self.prompts(rows).ids, rows, strict=True):
+        for ids, row in zip(self.prompts.encode(rows), rows, strict=True):
             encoded.examples.append(Example(np.asarray(ids, np.int32), np.zeros(len(ids), bool), row.where))
         return encoded
+
+
+def _pairs(split: Split, prompts: Sequence[list[int]], teachers: Sequence[list[int]]) -> list[tuple[Example, Example]]:
+    """Returns each example and that of the teacher. Raises ConfigError, which names the row, if there is none."""
+    found: list[tuple[Example, Example]] = []
+    faults: list[str] = []
+    for example, *both in zip(split.examples, prompts, teachers, strict=True):
+        try:
+            found.append(taught(example, *both))
+        except RequestError as error:
+            faults.append(f"{example.where}: {error}")
+    raise_faults(faults)
+    return found
 
 
 def _with_given_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.distillation.divergence import divergence
 from jaxis.training.distillation.teacher import load_teacher, open_teacher, vocabulary_size
+from jaxis.training.distillation.teacher_prompts import TaughtBatch
 from jaxis.training.functional_model import Values
 from jaxis.training.objectives import CHUNK_TOKENS, Forward, Losses, Reported, in_chunks
 
@@ -53,18 +54,22 @@ class Distillation:
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
         student = forward.states(values, batch, key)
+        rows = batch.teacher if isinstance(batch, TaughtBatch) else batch
         if self.teacher is None:
-            teacher = forward.states(frozen, batch, key)
+            teacher = forward.states(frozen, rows, key)
         else:
             weights = {name.removeprefix(_TEACHER): v for name, v in frozen.items() if name.startswith(_TEACHER)}
-            teacher = self.teacher.states(weights, batch, key)
+            teacher = self.teacher.states(weights, rows, key)
+        theirs = jax.lax.stop_gradient(teacher.hidden)
+        if isinstance(batch, TaughtBatch):
+            theirs = theirs[batch.places()]
 
         def of_chunk(logits: jax.Array, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
             return divergence(logits, self._scaled(teacher.head(hidden)), self.beta)
 
         [divergences] = in_chunks(
             *(of_chunk, lambda hidden: self._scaled(student.head(hidden)), student.hidden),
-            *(jnp.asarray(batch.learned).reshape(-1), jax.lax.stop_gradient(teacher.hidden)),
+            *(jnp.asarray(batch.learned).reshape(-1), theirs),
             head_is_frozen=student.head_is_frozen,
             # Two models' logits need no more memory than one's in fine-tuning.
             chunk_tokens=CHUNK_TOKENS // 4,

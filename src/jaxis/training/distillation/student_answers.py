@@ -12,6 +12,7 @@ from jaxis.training.batch_source import StepContext
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.data import Split
+from jaxis.training.distillation.teacher_prompts import TaughtBatches, taught
 from jaxis.training.examples import Example
 from jaxis.training.grpo.rollouts import LARGEST_SEED
 from jaxis.training.live_engine import LiveEngine
@@ -24,18 +25,30 @@ class StudentAnswers:
 
     Args:
       prompts: Token ids of the prompt of each example.
+      teachers: Token ids of the teacher's prompts; None: the same.
     """
 
     shown: Sequence[str] = ()
 
-    def __init__(self, config: TrainConfig, base: BaseModel, split: Split, prompts: Sequence[list[int]]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        base: BaseModel,
+        split: Split,
+        prompts: Sequence[list[int]],
+        teachers: Sequence[list[int]] | None,
+    ) -> None:
         training, self._params = config.training, config.training.distillation
         self._base, self._split, self._prompts, self._seed = base, split, prompts, training.data_seed
-        longest_prompt = max(map(len, prompts))
-        self._max_tokens = longest_prompt + self._params.max_completion_length
-        for ids, example in zip(prompts, split.examples, strict=True):
+        self._teachers = teachers
+        self._max_tokens = max(map(len, prompts)) + self._params.max_completion_length
+        more = 0
+        for number, (ids, example) in enumerate(zip(prompts, split.examples, strict=True)):
             base.check_ids(ids, example.where)
-        longest = max(self._max_tokens, *(len(example.ids) for example in split.examples))
+            if teachers is not None:
+                base.check_ids(teachers[number], example.where)
+                more = max(more, len(teachers[number]) - len(ids))
+        longest = more + max(self._max_tokens, *(len(example.ids) for example in split.examples))
         self._shape = BatchShape(training.gradient_accumulation_steps, training.per_device_train_batch_size, longest)
         self._engine: LiveEngine | None = None
 
@@ -59,7 +72,7 @@ class StudentAnswers:
         if answers:
             measured["completion_length"] = float(np.mean([len(each.token_ids) for each in answers.values()]))
             measured["completions_cut"] = float(np.mean([each.finish_reason == "length" for each in answers.values()]))
-        return Batches([(example,) for example in examples], self._shape, seed=None).batch(0), measured
+        return self._batch(places, examples), measured
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Accepts every step."""
@@ -70,6 +83,13 @@ class StudentAnswers:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
+
+    def _batch(self, places: Sequence[int], examples: Sequence[Example]) -> TrainingBatch:
+        if (teachers := self._teachers) is None:
+            return Batches([(example,) for example in examples], self._shape, seed=None).batch(0)
+        pairs = [taught(each, self._prompts[i], teachers[i]) for i, each in zip(places, examples, strict=True)]
+        own, theirs = zip(*pairs, strict=True)
+        return TaughtBatches(own, theirs, self._shape).batch(0)
 
     def _answers(self, context: StepContext, prompts: Mapping[int, list[int]]) -> dict[int, CompletionOutput]:
         """Answers prompts, given by their number in the step, with the current weights."""
