@@ -24,6 +24,7 @@ from jaxis.models.common.kda_hybrid import (
     kimi_delta_attention,
     listed_as_linear,
 )
+from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
 
 
@@ -110,7 +111,7 @@ class BailingHybridForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
+        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config))
 
 
 def _expect_what_all_have(config: HFConfig) -> None:

@@ -10,7 +10,13 @@ from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
+from jaxis.models.common.prediction_layers import num_prediction_layers
+from jaxis.models.common.sparse_layers import (
+    dense_or_sparse,
+    ignore_sizes_of_other_layers,
+    num_dense_layers,
+    sigmoid_routing,
+)
 
 
 class BailingMoeV2DecoderLayer(PreNormDecoderLayer):
@@ -36,7 +42,7 @@ class BailingMoeV2DecoderLayer(PreNormDecoderLayer):
             mlp=dense_or_sparse(
                 scope,
                 routing,
-                is_sparse=scope.layer_index >= config.get("first_k_dense_replace", 1),
+                is_sparse=scope.layer_index >= num_dense_layers(config, 1),
                 num_shared_experts=config.get("num_shared_experts", 1),
             ),
         )
@@ -69,7 +75,7 @@ class BailingMoeV2ForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
+        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config))
 
 
 FAMILY = Family(

@@ -17,7 +17,7 @@ from jaxis.models.common.cohere import Cohere2CausalLM
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import unbiased_layer_norm
-from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.sparse_layers import is_sparse_layer, num_dense_layers
 
 
 class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
@@ -69,12 +69,13 @@ def _norm(scope: LayerScope) -> Norm:
 
 def _layer_type(config: HFConfig, layer_index: int) -> str:
     """Returns the layer's type by `layer_types`, or by two patterns, for the first dense layers and for the others."""
-    keys = ("prefix_dense_sliding_window_pattern", "sliding_window_pattern", "first_k_dense_replace")
+    keys = ("prefix_dense_sliding_window_pattern", "sliding_window_pattern")
     if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
         for key in keys:
             config.ignore(key, because="layer_types names each layer's type")
         return kind
-    dense_pattern, pattern, num_dense = (config.get(key, default) for key, default in zip(keys, (1, 4, 0), strict=True))
+    dense_pattern, pattern = (config.get(key, default) for key, default in zip(keys, (1, 4), strict=True))
+    num_dense = num_dense_layers(config, 0)
     number, every = (layer_index, dense_pattern) if layer_index < num_dense else (layer_index - num_dense, pattern)
     if type(every) is not int or every < 1:
         raise ConfigError(f"{config.source} has a pattern of windows of {every!r}, expected an integer of at least 1")

@@ -8,6 +8,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek import DeepseekDecoderLayer
 from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_layers import num_dense_layers
 
 
 class DeepseekV2DecoderLayer(DeepseekDecoderLayer):
@@ -16,7 +17,7 @@ class DeepseekV2DecoderLayer(DeepseekDecoderLayer):
         super().__init__(
             scope,
             routing=_routing(config),
-            is_sparse=scope.layer_index >= config["first_k_dense_replace"],
+            is_sparse=scope.layer_index >= num_dense_layers(config),
             mlp_bias=config.get("mlp_bias", False),
         )
 

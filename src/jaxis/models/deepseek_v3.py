@@ -7,6 +7,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
 from jaxis.models.common.family import Family
 from jaxis.models.common.kimi_vision import KimiVision
+from jaxis.models.common.sparse_layers import num_dense_layers
 from jaxis.models.common.text_part import TextPart
 
 
@@ -16,7 +17,7 @@ class DeepseekV3DecoderLayer(DeepseekDecoderLayer):
         super().__init__(
             scope,
             routing=deepseek_v3_routing(config),
-            is_sparse=scope.layer_index >= config["first_k_dense_replace"],
+            is_sparse=scope.layer_index >= num_dense_layers(config),
             use_selection_bias=True,
             interleaved_rope=config.get("rope_interleave", True),
         )

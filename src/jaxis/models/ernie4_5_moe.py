@@ -41,7 +41,6 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
         config.expect("moe_gate", "topk", "top2_fused")
         config.expect("moe_gate_act", "softmax")
         config.ignore("moe_capacity", because="no token is dropped")
-        config.ignore("num_nextn_predict_layers", because="layers that predict later tokens are not loaded")
         config.ignore("intermediate_size", because="sparse layers do not have it")
         for key in ("moe_intermediate_size", "moe_num_shared_experts"):
             config.ignore(key, because="dense layers do not have it")

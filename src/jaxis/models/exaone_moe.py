@@ -52,9 +52,8 @@ class ExaoneMoeForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         ignore_sizes_of_other_layers(config)
-        config.ignore("num_nextn_predict_layers", because="layers that predict later tokens are not loaded")
         for key in ("is_moe_layer", "first_last_k_dense_replace"):
-            config.ignore(key, because="mlp_layer_types or first_k_dense_replace says it, as in the reference")
+            config.ignore(key, because="mlp_layer_types or the number of dense layers says it, as in the reference")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -9,8 +9,13 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.glm_vision import GlmVision
-from jaxis.models.common.prediction_layers import PredictionNames
-from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.sparse_layers import (
+    dense_or_sparse,
+    ignore_sizes_of_other_layers,
+    num_dense_layers,
+    sigmoid_routing,
+)
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -30,7 +35,7 @@ class Glm4MoeDecoderLayer(PreNormDecoderLayer):
             mlp=dense_or_sparse(
                 scope,
                 routing,
-                is_sparse=scope.layer_index >= config.get("first_k_dense_replace", 1),
+                is_sparse=scope.layer_index >= num_dense_layers(config, 1),
                 num_shared_experts=config.get("n_shared_experts", 1),
             ),
         )
@@ -45,7 +50,7 @@ class Glm4MoeForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        number = scope.config.get("num_nextn_predict_layers", 1)
+        number = num_prediction_layers(scope.config, 1)
         names = PredictionNames.numbered(scope.config["num_hidden_layers"])
         return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
 

@@ -9,6 +9,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
@@ -68,7 +69,7 @@ class HYV3ForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 1))
+        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config, 1))
 
 
 FAMILY = Family(

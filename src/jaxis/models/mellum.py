@@ -47,7 +47,7 @@ class MellumForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         ignore_sizes_of_other_layers(config)
         config.expect("use_sliding_window", True)
-        for key in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
+        for key in ("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
             config.ignore(key, because="layers that predict later tokens do not change logits")
 
     @classmethod

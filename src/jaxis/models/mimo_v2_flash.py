@@ -19,7 +19,7 @@ from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
 
 
@@ -65,7 +65,7 @@ class MiMoV2FlashForCausalLM(CausalLM):
 
 def _prediction(config: HFConfig) -> PredictionNames | None:
     """Returns the first of three prediction layers: with a window, and dense, as in SGLang's `MiMoV2MTP`."""
-    if config.get("num_nextn_predict_layers", 3) == 0:
+    if num_prediction_layers(config, 3) == 0:
         return None
     return PredictionNames(
         module="model.mtp.layers.0",

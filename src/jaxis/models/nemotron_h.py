@@ -21,7 +21,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope
-from jaxis.models.common.prediction_layers import PredictionNames
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, sigmoid_routing
 
 
@@ -69,7 +69,7 @@ class NemotronHForCausalLM(CausalLM):
             config.ignore(key, because="layers of another kind do not have it")
         config.ignore("expand", because="Mamba2's heads and their size are given")
         config.ignore("moe_shared_expert_overlap", because="it says what runs at the same time")
-        for key in ("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"):
+        for key in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
             config.ignore(key, because="layers that predict later tokens do not change logits")
 
     @classmethod
@@ -88,7 +88,7 @@ def _prediction(config: HFConfig) -> PredictionNames | None:
     None unless there is exactly one such block, with one layer of attention and no recurrent state.
     """
     kinds = _prediction_kinds(config)
-    if config.get("num_nextn_predict_layers", 0) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
+    if num_prediction_layers(config) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
         return None
     return PredictionNames(
         module="mtp",

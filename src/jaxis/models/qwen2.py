@@ -6,7 +6,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.qwen_vision import Qwen2_5VLVision, Qwen2VLVision
 from jaxis.models.common.text_part import TextPart
@@ -37,7 +37,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        predicts = scope.config.get("num_nextn_predict_layers", 0) > 0
+        predicts = num_prediction_layers(scope.config) > 0
         return DecoderOptions(
             prediction_modules=("model.mtp_layers.",), prediction=_MIMO_PREDICTION if predicts else None
         )

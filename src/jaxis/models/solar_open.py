@@ -9,7 +9,12 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
+from jaxis.models.common.sparse_layers import (
+    dense_or_sparse,
+    expect_no_dense_layers,
+    ignore_sizes_of_other_layers,
+    sigmoid_routing,
+)
 
 
 class SolarOpenDecoderLayer(PreNormDecoderLayer):
@@ -39,7 +44,7 @@ class SolarOpenForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         ignore_sizes_of_other_layers(config)
-        config.expect("first_k_dense_replace", 0)
+        expect_no_dense_layers(config)
         config.expect("use_qk_norm", False)
 
 

@@ -28,7 +28,7 @@ from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import is_sparse_layer
 from jaxis.models.common.text_part import TextPart
 
@@ -90,7 +90,7 @@ class Step3p5ForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
             norm=_norm(scope),
-            num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0),
+            num_prediction_layers=num_prediction_layers(scope.config),
             prediction=_prediction(scope.config),
         )
 
@@ -112,7 +112,7 @@ def _prediction(config: HFConfig) -> PredictionNames | None:
     As in SGLang's and vLLM's `Step3p5MTP`, the model hands on hidden states before the final norm; transformers does so
     after it. The head, `shared_head.output`, is a copy of the model's.
     """
-    num_layers, number = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    num_layers, number = config["num_hidden_layers"], num_prediction_layers(config)
     kinds = config.get("layer_types")
     if number == 0 or (isinstance(kinds, list) and len(kinds) < num_layers + number):
         return None  # the second is as transformers writes config.json

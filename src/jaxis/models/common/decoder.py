@@ -32,7 +32,12 @@ from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import HasState
 from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAdditions, LoadableWithIterator
-from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
+from jaxis.models.common.prediction_layers import (
+    PredictionLayer,
+    PredictionNames,
+    ignore_prediction_layers,
+    without_layers,
+)
 from jaxis.models.common.tables import EMBEDDINGS, HEAD, lasting, same_bytes
 from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
@@ -307,6 +312,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
         self.logits_soft_cap = options.logits_soft_cap
         self.num_prediction_layers = options.num_prediction_layers
         self.prediction_modules = options.prediction_modules
+        if self.prediction_modules:
+            ignore_prediction_layers(config)
         self.model = self.model_class(scope / "model", type(self).layer_class, options)
         is_tied = self.is_tied(scope.config, options.tied_by_default)
         self.lm_head = None if is_tied else lm_head(scope / "lm_head", use_bias=options.head_bias)

@@ -17,7 +17,7 @@ from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.prediction_layers import PredictionNames
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import dense_or_sparse
 
 
@@ -71,7 +71,7 @@ class DeepseekCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        number = scope.config.get("num_nextn_predict_layers", 0)
+        number = num_prediction_layers(scope.config)
         names = PredictionNames.numbered(scope.config["num_hidden_layers"])
         return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
 

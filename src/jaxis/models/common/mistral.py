@@ -13,6 +13,7 @@ from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekDecoderLayer, latent_attention
+from jaxis.models.common.sparse_layers import num_dense_layers
 
 
 class MistralDecoderLayer(PreNormDecoderLayer):
@@ -65,7 +66,7 @@ class Mistral4DecoderLayer(DeepseekDecoderLayer):
         super().__init__(
             scope,
             routing=routing,
-            is_sparse=scope.layer_index >= config.get("first_k_dense_replace", 0),
+            is_sparse=scope.layer_index >= num_dense_layers(config, 0),
             stack_layout=StackLayout(transposed=False),
             self_attn=self_attn,
         )

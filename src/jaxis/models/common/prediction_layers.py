@@ -14,12 +14,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.interfaces import DraftTarget
+
+_NUM_LAYERS = "num_nextn_predict_layers"
+
+
+def num_prediction_layers(config: HFConfig, default: int = 0) -> int:
+    """Returns the number of layers that predict later tokens."""
+    return config.get(_NUM_LAYERS, default)
+
+
+def ignore_prediction_layers(config: HFConfig) -> None:
+    """Declares that the number of layers that predict later tokens may be unread."""
+    config.ignore(_NUM_LAYERS, because="layers that predict later tokens do not change logits")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,28 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
+_NUM_DENSE = "first_k_dense_replace"
+
+
+def num_dense_layers(config: HFConfig, default: int | None = None) -> int:
+    """Returns the number of dense layers before the sparse ones; None as default means that config.json must say it."""
+    return config[_NUM_DENSE] if default is None else config.get(_NUM_DENSE, default)
+
+
+def expect_no_dense_layers(config: HFConfig) -> None:
+    """Raises ConfigError if config.json has dense layers, for families whose layers are all sparse."""
+    config.expect(_NUM_DENSE, 0)
+
 
 def is_sparse_layer(config: HFConfig, layer_index: int, *, default_first_sparse: int) -> bool:
-    """True if the layer, from 0, is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
+    """True if the layer, from 0, is sparse by `mlp_layer_types` or, without it, by `num_dense_layers`.
 
-    Without both, layers from `default_first_sparse` on are sparse. Raises ConfigError if `mlp_layer_types` has an
-    unknown type, or not one entry per layer.
+    Raises ConfigError if `mlp_layer_types` has an unknown type, or not one entry per layer.
     """
     kinds = config.get("mlp_layer_types")
     if kinds is None:
-        return layer_index >= config.get("first_k_dense_replace", default_first_sparse)
-    config.ignore("first_k_dense_replace", because="mlp_layer_types names each layer's kind")
+        return layer_index >= num_dense_layers(config, default_first_sparse)
+    config.ignore(_NUM_DENSE, because="mlp_layer_types names each layer's kind")
     if len(kinds) != config["num_hidden_layers"] or not {"dense", "sparse"}.issuperset(kinds):
         raise ConfigError(f"mlp_layer_types={kinds!r} in {config.source} must say 'dense' or 'sparse' of each layer")
     return kinds[layer_index] == "sparse"
@@ -29,7 +40,7 @@ def is_sparse_layer(config: HFConfig, layer_index: int, *, default_first_sparse:
 def ignore_sizes_of_other_layers(config: HFConfig) -> None:
     """Declares keys that only dense or only sparse layers read, since a model may lack one of the two."""
     config.ignore("intermediate_size", because="sparse layers do not have it")
-    for key in ("moe_intermediate_size", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"):
+    for key in ("moe_intermediate_size", "n_shared_experts", "num_shared_experts", _NUM_DENSE):
         config.ignore(key, because="dense layers do not have it")
 
 
