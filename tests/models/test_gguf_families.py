@@ -13,8 +13,6 @@ import pytest
 import torch
 from flax import nnx
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from jaxis.bringup.convert.from_gguf import convert_from_gguf
 from jaxis.bringup.verify.compare import GATES, relative_error
@@ -28,7 +26,7 @@ from tests.support import parity
 from tests.support.gguf_blocks import random_rows
 from tests.support.gguf_models import ARCHITECTURES, write_gguf
 from tests.support.llama_cpp_runs import run_llama_cpp
-from tests.support.parity import FAMILIES, SLOW_NAMES, Family
+from tests.support.parity import FAMILIES, SLOW_NAMES, Family, architecture_of
 from tests.support.quick_rows import quick_rows
 
 MAX_RELATIVE_ERROR = GATES["float32"].relative_error
@@ -93,16 +91,6 @@ LEFT_OUT = {
 LOADED_AS_ANOTHER = {"Qwen3-Next", "InternLM 2"}
 # Whose file has weights that are multiplied by what config.json has beside them.
 MULTIPLIED = {"Falcon-H1", "Falcon-H1, norm"}
-
-
-# By name: to import the classes takes seconds, in each worker.
-MODEL_TYPES = {config_class: model_type for model_type, config_class in CONFIG_MAPPING_NAMES.items()}
-
-
-def architecture_of(family: Family) -> str:
-    """Name of its model in config.json; ARCHITECTURES has those that jaxis reads from GGUF files."""
-    model_type = MODEL_TYPES.get(family.config_class, "")
-    return family.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, "")
 
 
 LLAMA_3_1 = Family(

@@ -22,7 +22,8 @@ from jaxis.models.registry import (
     supported_architectures,
 )
 from tests.support.places import REPOSITORY
-from tools.supported_models.table import table
+from tools.supported_models.__main__ import PLAIN, TABLE
+from tools.supported_models.table import plain_ggufs, table
 
 EXTERNAL_MODEL = REPOSITORY / "examples" / "external_model"
 
@@ -46,9 +47,9 @@ def test_every_file_of_a_family_declares_its_classes_and_each_name_is_declared_o
         assert get_model_class([architecture]) is model_class
 
 
-def test_the_table_has_the_names_that_the_files_declare():
-    written = Path(registry.__file__).with_name("architectures.json").read_text()
-    assert written == table(), "run python -m tools.supported_models"
+def test_the_tables_have_what_the_files_declare():
+    for file, text in ((TABLE, table()), (PLAIN, plain_ggufs())):
+        assert file.read_text() == text, "run python -m tools.supported_models"
     assert sorted(declared_architectures()) == supported_architectures()
 
 

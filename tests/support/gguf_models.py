@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from tests.support.parity import FAMILIES, architecture_of
+
 Tensors = dict[str, np.ndarray]
 
 # `architectures` -> llama.cpp's name of it.
@@ -49,7 +51,6 @@ ARCHITECTURES = {
     "Llama4ForCausalLM": "llama4",
     "Ministral3ForCausalLM": "mistral3",
     "SmolLM3ForCausalLM": "smollm3",
-    "SeedOssForCausalLM": "seed_oss",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
@@ -68,8 +69,6 @@ ARCHITECTURES = {
     "ExaoneForCausalLM": "exaone",
     "NemotronForCausalLM": "nemotron",
     "GlmForCausalLM": "chatglm",
-    "ArceeForCausalLM": "arcee",
-    "Ernie4_5ForCausalLM": "ernie4_5",
     "Exaone4ForCausalLM": "exaone4",
     "OlmoeForCausalLM": "olmoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
@@ -94,6 +93,7 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "FalconH1ForCausalLM": "falcon-h1",
     "NemotronHForCausalLM": "nemotron_h_moe",
+    **{architecture_of(family): family.gguf for family in FAMILIES if family.gguf},
 }
 # Whose rows of queries and keys `LlamaModel.permute` changes.
 _PERMUTED = ("llama", "granite", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "granitemoe", "granitehybrid")
@@ -225,7 +225,7 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
     if full_rope.get("rope_type") == "longrope":
         values |= {"rope.scaling.type": "longrope"}
     head_dim = config.get("head_dim") or hidden // heads
-    return values | _SPECIAL_KEYS[architecture](config, head_dim, full_rope, separate_latent_heads)
+    return values | _SPECIAL_KEYS.get(architecture, _llama_keys)(config, head_dim, full_rope, separate_latent_heads)
 
 
 def _llama_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
@@ -745,14 +745,11 @@ _SPECIAL_KEYS = {
     "llama4": _llama4_keys,
     "mistral3": _mistral3_keys,
     "smollm3": _llama_keys,
-    "seed_oss": _no_keys,
     "minimax-m2": _minimax_m2_keys,
     "qwen35": _qwen35_keys,
     "qwen35moe": _qwen35_keys,
     "lfm2": _lfm2_keys,
     "lfm2moe": _lfm2_keys,
-    "arcee": _llama_keys,
-    "ernie4_5": _no_keys,
     "exaone4": _exaone4_keys,
     "olmoe": _no_keys,
     "qwen2moe": _qwen2moe_keys,

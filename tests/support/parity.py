@@ -25,6 +25,8 @@ import transformers
 import yaml
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from jaxis.bringup.verify.compare import relative_error
 from jaxis.config import ModelConfig, VllmConfig
@@ -69,6 +71,17 @@ class Family:
     other_parts: dict[str, Any] | None = field(default=None, hash=False)
     slow: bool = False
     every_path: bool = False
+    gguf: str | None = None
+
+
+# By name: to import the classes takes seconds, in each worker.
+MODEL_TYPES = {config_class: model_type for model_type, config_class in CONFIG_MAPPING_NAMES.items()}
+
+
+def architecture_of(family: Family) -> str:
+    """Name of its model in config.json."""
+    model_type = MODEL_TYPES.get(family.config_class, "")
+    return family.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, "")
 
 
 def rope(rope_type: str = "default", theta: float = 10_000.0, **settings: Any) -> dict[str, Any]:

@@ -94,14 +94,13 @@ def _place(family: Family) -> int:
 
 
 def _row(family: Family) -> str:
+    files = ", ".join(f"`{name}`" for name in family.gguf_architectures)
     cells = (
         family.models,
         ", ".join(f"`{model.__name__}`" for model in family.classes),
         family.parts,
         ", ".join(_checked(family)),
-        ", ".join(
-            (*family.formats, *(["GGUF " + ", ".join(f"`{name}`" for name in family.gguf)] if family.gguf else []))
-        ),
+        ", ".join((*family.formats, *([f"GGUF {files}"] if files else []))),
     )
     return f"| {' | '.join(cells)} |"
 

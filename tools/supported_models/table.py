@@ -1,12 +1,15 @@
-"""The table of src/jaxis/models/architectures.json: the module of each architecture."""
+"""The tables of what the families' files declare: the module of each architecture, and their plain GGUF files."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+from collections.abc import Iterator
 
 import jaxis.models
-from jaxis.models.common.family import Family
+from jaxis.config.reference import model_types_of
+from jaxis.models.common.family import Family, PlainGGUF
 from tests.support.places import REPOSITORY
 
 MODELS = REPOSITORY / "src" / "jaxis" / "models"
@@ -14,11 +17,25 @@ MODELS = REPOSITORY / "src" / "jaxis" / "models"
 
 def table() -> str:
     """Returns the architectures that the files of the folder declare, as the file's text; imports all files."""
-    modules = {
-        name: path.stem
-        for path in MODELS.glob("*.py")
-        for family in vars(importlib.import_module(f"{jaxis.models.__name__}.{path.stem}")).values()
-        if isinstance(family, Family)
-        for name in family.architectures
-    }
+    modules = {name: module for module, family in _declared() for name in family.architectures}
     return json.dumps(modules, indent=2, sort_keys=True) + "\n"
+
+
+def plain_ggufs() -> str:
+    """Returns the plain GGUF files that the files of the folder declare, as the text of plain.json there."""
+    rows = [
+        (model_types_of(name)[0], name, dataclasses.asdict(file))
+        for _, family in _declared()
+        for name in (family.classes[0].__name__,)
+        for file in family.gguf
+        if isinstance(file, PlainGGUF)
+    ]
+    return json.dumps(rows, indent=2, sort_keys=True) + "\n"
+
+
+def _declared() -> Iterator[tuple[str, Family]]:
+    """Yields (module, family) in the order of the modules."""
+    for path in sorted(MODELS.glob("*.py")):
+        for value in vars(importlib.import_module(f"{jaxis.models.__name__}.{path.stem}")).values():
+            if isinstance(value, Family):
+                yield path.stem, value

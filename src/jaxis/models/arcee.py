@@ -7,7 +7,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import Family, PlainGGUF
 
 
 class ArceeDecoderLayer(PreNormDecoderLayer):
@@ -30,5 +30,15 @@ class ArceeForCausalLM(CausalLM):
 
 
 FAMILY = Family(
-    "Arcee AFM-4.5B", (ArceeForCausalLM,), "a feed-forward block without a gate, squared ReLU", gguf=("arcee",)
+    "Arcee AFM-4.5B",
+    (ArceeForCausalLM,),
+    "a feed-forward block without a gate, squared ReLU",
+    gguf=(
+        PlainGGUF(
+            "arcee",
+            switches={"attention_bias": ["attn_q.bias"], "mlp_bias": ["ffn_up.bias"]},
+            constants={"hidden_act": "relu2"},
+            permutes_rope=True,
+        ),
+    ),
 )

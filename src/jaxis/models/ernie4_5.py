@@ -12,7 +12,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.models.common.paddleocr_vision import PaddleOcrVision
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.vision_tower import VisionTower
@@ -67,6 +67,6 @@ FAMILY = Family(
     "ERNIE 4.5 (dense); PaddleOCR-VL",
     (Ernie4_5ForCausalLM, PaddleOCRVLForConditionalGeneration),
     "interleaved RoPE; PaddleOCR-VL: RoPE of halves, M-RoPE, and SigLIP's tower",
-    gguf=("ernie4_5",),
+    gguf=(PlainGGUF("ernie4_5", switches={"use_bias": ["attn_output.bias"]}, theta=500_000.0),),
     other_names={"Ernie4_5_ForCausalLM": Ernie4_5ForCausalLM},
 )

@@ -9,7 +9,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.models.common.hunyuan import HUNYUAN_RENAMES, check_hunyuan_keys
 
 
@@ -45,5 +45,12 @@ FAMILY = Family(
     "Hunyuan 0.5B to 7B",
     (HunYuanDenseV1ForCausalLM,),
     "norms on heads after RoPE, whose base is larger by a fixed alpha",
-    gguf=("hunyuan-dense",),
+    # Whose rope's base is the larger one.
+    gguf=(
+        PlainGGUF(
+            "hunyuan-dense",
+            switches={"attention_bias": ["attn_q.bias"]},
+            tensors={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        ),
+    ),
 )

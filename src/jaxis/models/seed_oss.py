@@ -7,7 +7,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import Family, PlainGGUF
 
 
 class SeedOssDecoderLayer(PreNormDecoderLayer):
@@ -29,4 +29,19 @@ class SeedOssForCausalLM(CausalLM):
     layer_class = SeedOssDecoderLayer
 
 
-FAMILY = Family("Seed-OSS", (SeedOssForCausalLM,), "biases on queries, keys and values", gguf=("seed_oss",))
+FAMILY = Family(
+    "Seed-OSS",
+    (SeedOssForCausalLM,),
+    "biases on queries, keys and values",
+    gguf=(
+        PlainGGUF(
+            "seed_oss",
+            switches={
+                "attention_bias": ["attn_q.bias", "attn_qkv.bias"],
+                "attention_out_bias": ["attn_output.bias"],
+                "mlp_bias": ["ffn_up.bias"],
+            },
+            tensors={"post_attention_norm": "post_attention_layernorm"},
+        ),
+    ),
+)

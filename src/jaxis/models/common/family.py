@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 TinySizes = Mapping[str, Any | Callable[[Mapping[str, Any]], Any]]
+
+
+@dataclass(frozen=True)
+class PlainGGUF:
+    """GGUF files whose keys and tensors mean what those of Llama's files do; `loading/gguf/families` has all others.
+
+    Attributes:
+      architecture: Value of `general.architecture`.
+      switches: Key of config.json -> tensors, of which a file has one if the key is true.
+      constants: Key of config.json -> its value in all models of the family, which files do not have.
+      tensors: Names in the layer that are not Llama's, as `block` of `GGUFNames`.
+      has_layer_norms: True for layer norms, False for RMS norms.
+      permutes_rope: True if rows of queries and keys are stored so that rotated dimensions are neighbours.
+      theta: Base of the rope for files that have none.
+    """
+
+    architecture: str
+    switches: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tensors: Mapping[str, str] = field(default_factory=dict[str, str])
+    has_layer_norms: bool = False
+    permutes_rope: bool = False
+    theta: float = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -18,7 +41,7 @@ class Family:
       classes: Model classes. Each is named as the entry of config.json's `architectures` that selects it.
       parts: Special features of the family: attention, states, routing, norms.
       formats: Quantized formats in which the makers publish it and which load as they are.
-      gguf: Values of `general.architecture` of the GGUF files that load.
+      gguf: GGUF files that load; a string is the `general.architecture` of one that `loading/gguf/families` declares.
       other_names: Further entries of `architectures` in published checkpoints -> the class.
       tiny: Sizes in a tiny twin's config.json that only this family has or that follow from others: key -> the size, or
         a function of the twin. A key that is null, 0, or a word such as "auto" stays as it is.
@@ -28,9 +51,14 @@ class Family:
     classes: tuple[type[Any], ...]
     parts: str
     formats: tuple[str, ...] = ()
-    gguf: tuple[str, ...] = ()
+    gguf: tuple[str | PlainGGUF, ...] = ()
     other_names: Mapping[str, type[Any]] = field(default_factory=dict[str, type[Any]])
     tiny: TinySizes = field(default_factory=dict[str, Any])
+
+    @property
+    def gguf_architectures(self) -> tuple[str, ...]:
+        """Returns the values of `general.architecture` of the GGUF files that load."""
+        return tuple(file if isinstance(file, str) else file.architecture for file in self.gguf)
 
     @property
     def architectures(self) -> dict[str, type[Any]]:

@@ -1,17 +1,44 @@
-"""The GGUF files of all families: each file here declares some in `GGUFS`."""
+"""The GGUF files of all families: each file here declares some in `GGUFS`.
+
+Those without quirks are declared with their models, as `PlainGGUF`. `plain.json` has these declarations, so that a
+header is read without JAX; `python -m tools.supported_models` writes it.
+"""
 
 from __future__ import annotations
 
+import json
 import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from jaxis.loading.gguf.table import GGUF
+from jaxis.loading.gguf.common_facts import BASE, DENSE, LAYER_NORM, RMS
+from jaxis.loading.gguf.rope_keys import rope
+from jaxis.loading.gguf.table import GGUF, constant, has
+from jaxis.loading.gguf.tensor_names import LLAMA, GGUFNames
 
-_DECLARED: tuple[GGUF, ...] = tuple(
-    declared
-    for module in pkgutil.iter_modules(__path__)
-    for declared in import_module(f"{__name__}.{module.name}").GGUFS
+
+def _plain(model_type: str, model_class: str, declared: dict[str, Any]) -> GGUF:
+    """Returns the declaration that a `PlainGGUF`, as a dict, stands for."""
+    return GGUF(
+        (declared["architecture"], model_type, model_class),
+        (
+            [BASE, DENSE, LAYER_NORM if declared["has_layer_norms"] else RMS, rope(declared["theta"])],
+            [has(name, *tensors) for name, tensors in declared["switches"].items()],
+            [constant(name, value) for name, value in declared["constants"].items()],
+        ),
+        GGUFNames(LLAMA | declared["tensors"], permutes_rope=declared["permutes_rope"]),
+    )
+
+
+_DECLARED: tuple[GGUF, ...] = (
+    *(
+        declared
+        for module in pkgutil.iter_modules(__path__)
+        for declared in import_module(f"{__name__}.{module.name}").GGUFS
+    ),
+    *(_plain(*row) for row in json.loads(Path(__file__).with_name("plain.json").read_text("utf-8"))),
 )
 
 READ: Mapping[str, tuple[GGUF, ...]] = {

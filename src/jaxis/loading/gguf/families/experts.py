@@ -36,7 +36,6 @@ _ALL_LAYERS_ARE_SPARSE = (
     key("intermediate_size", "expert_feed_forward_length"),
 )
 _LLAMA4_KINDS = ("chunked_attention", "chunked_attention", "chunked_attention", FULL)
-_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 
 def _read_llama4(reader: ConfigReader) -> Values:
@@ -151,11 +150,6 @@ GGUFS = (
     ),
     # The files of Hunyuan have the rope's base with alpha.
     GGUF(
-        ("hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
-        (usual(), ATTENTION_BIAS),
-        GGUFNames(LLAMA | _HUNYUAN_NORMS),
-    ),
-    GGUF(
         ("hunyuan-moe", "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
         (
             [usual(), ATTENTION_BIAS, experts("num_experts", "moe_topk"), Fact(_one_width)],
@@ -164,7 +158,8 @@ GGUFS = (
         ),
         GGUFNames(
             {
-                **(LLAMA | _HUNYUAN_NORMS),
+                **LLAMA,
+                **{"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
                 "ffn_gate_inp": "mlp.gate.wg",
                 **each("gate up down", "ffn_{}_shexp", "mlp.shared_mlp.{}_proj"),
             }

@@ -9,7 +9,7 @@ from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, MLP_BIAS, WINDOW, ex
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import long_factors
 from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only
-from jaxis.loading.gguf.tensor_names import ATTENTION, HEAD_NORMS, LLAMA, MLP, W1_W3_W2, GGUFNames, each
+from jaxis.loading.gguf.tensor_names import HEAD_NORMS, LLAMA, MLP, W1_W3_W2, GGUFNames, each
 
 _NAMES = GGUFNames(LLAMA, permutes_rope=True)
 _MIXTRAL_NAMES = GGUFNames(
@@ -29,7 +29,6 @@ _EXAONE_NAMES = GGUFNames(
     top_level={"token_embd": "transformer.wte"},
 )
 _BIASES = (has("attention_bias", "attn_q.bias", "attn_qkv.bias"), MLP_BIAS)
-_QKV_AND_MLP_BIASES = (ATTENTION_BIAS, MLP_BIAS)
 
 
 def _whole_heads(reader: ConfigReader) -> Values:
@@ -124,19 +123,9 @@ GGUFS = (
     GGUF(("mistral3", "mistral", "MistralForCausalLM"), _MISTRAL3, _NAMES),
     GGUF(("internlm2", "llama", "LlamaForCausalLM"), usual(), _NAMES),
     GGUF(
-        ("arcee", "arcee", "ArceeForCausalLM"),
-        (usual(), _QKV_AND_MLP_BIASES, constant("hidden_act", "relu2")),
-        _NAMES,
-    ),
-    GGUF(
         ("smollm3", "smollm3", "SmolLM3ForCausalLM"),
         (usual(), _BIASES, constant("no_rope_layer_interval", 4, is_assumed=True)),
         _NAMES,
-    ),
-    GGUF(
-        ("seed_oss", "seed_oss", "SeedOssForCausalLM"),
-        (usual(), _BIASES, has("attention_out_bias", "attn_output.bias")),
-        GGUFNames({**ATTENTION, **MLP, "post_attention_norm": "post_attention_layernorm"}),
     ),
     GGUF(
         ("apertus", "apertus", "ApertusForCausalLM"),
@@ -147,11 +136,6 @@ GGUFS = (
         ("minicpm", "minicpm", "MiniCPMForCausalLM"),
         (usual(), key("scale_emb", "embedding_scale", 12.0, float, is_assumed=True), Fact(_minicpm_scales)),
         _NAMES,
-    ),
-    GGUF(
-        ("ernie4_5", "ernie4_5", "Ernie4_5ForCausalLM"),
-        (usual(500_000.0), has("use_bias", "attn_output.bias")),
-        GGUFNames(LLAMA),
     ),
     GGUF(("exaone", "exaone", "ExaoneForCausalLM"), usual(), _EXAONE_NAMES),
     GGUF(
