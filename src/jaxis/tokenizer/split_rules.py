@@ -15,6 +15,12 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _AFTER_WORDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_WORDS
 QWEN2_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_WORDS
+# Runs of white space in powers of two.
+_JAIS2_PATTERN = (
+    LLAMA3_PATTERN.removesuffix(r"|\s+(?!\S)|\s+")
+    + "".join(rf"|\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
+    + r"|\s{1,2}(?!\S)|\s{1}"
+)
 _BAILING_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
@@ -87,6 +93,7 @@ SPLIT_RULES = {
     **dict.fromkeys(("gpt-2", "phi-2", "exaone4"), _GPT2),
     **dict.fromkeys(("olmo", "mpt"), SplitRules(nfc=True, gpt2_pattern=True)),
     **dict.fromkeys(("stablelm2", "hunyuan"), SplitRules(patterns=(QWEN2_PATTERN,))),
+    "jais-2": SplitRules(patterns=(_JAIS2_PATTERN,)),
     "bloom": SplitRules(patterns=(r" ?[^(\s|.,!?…。，、।۔،)]+",)),
 }
 
