@@ -7,7 +7,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.models.common.layer_norms import biased_layer_norm
 
 
@@ -35,4 +35,15 @@ class Jais2ForCausalLM(CausalLM):
         return DecoderOptions(norm=biased_layer_norm(scope))
 
 
-FAMILY = Family("Jais 2", (Jais2ForCausalLM,), "LayerNorm, squared ReLU without a gate, biases everywhere")
+FAMILY = Family(
+    "Jais 2",
+    (Jais2ForCausalLM,),
+    "LayerNorm, squared ReLU without a gate, biases everywhere",
+    gguf=(
+        PlainGGUF(
+            "jais2",
+            switches={"attention_bias": ["attn_q.bias"], "mlp_bias": ["ffn_up.bias"]},
+            has_layer_norms=True,
+        ),
+    ),
+)
