@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxis.vision.processors.gemma import Gemma3Processor, Gemma4Processor
-from jaxis.vision.processors.idefics3 import Idefics3Processor
-from jaxis.vision.processors.lfm2_vl import Lfm2VLProcessor
 from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
-from jaxis.vision.processors.minicpm_v import MiniCPMVProcessor
 from jaxis.vision.processors.preprocessor_config import ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.processors.resizing import enlarged_in_turn
-from jaxis.vision.processors.tiles import AyaVisionProcessor, Cohere2VisionProcessor, Llama4Processor, TileProcessor
+from jaxis.vision.processors.tile_families import (
+    read_aya_vision,
+    read_cohere2_vision,
+    read_idefics3,
+    read_internvl,
+    read_lfm2_vl,
+    read_llama4,
+    read_minicpm_v,
+)
 from jaxis.vision.processors.whole import (
     LlavaProcessor,
     read_glm,
@@ -37,16 +42,16 @@ _PADDLEOCR = partial(
     enlarged=enlarged_in_turn,
 )
 _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcessor]] = {
-    "MiniCPMV4_6": MiniCPMVProcessor.read,
+    "MiniCPMV4_6": read_minicpm_v,
     "MuseGlimmer": read_muse_glimmer,
     "PaddleOCRVL": _PADDLEOCR,
     "Pixtral": read_pixtral,
     "LightOnOcr": read_lighton_ocr,
-    "Idefics3": Idefics3Processor.read,
-    "SmolVLM": Idefics3Processor.read,
-    "InternVL": TileProcessor.read,
-    "AyaVision": AyaVisionProcessor.read,
-    "Cohere2Vision": Cohere2VisionProcessor.read,
+    "Idefics3": read_idefics3,
+    "SmolVLM": read_idefics3,
+    "InternVL": read_internvl,
+    "AyaVision": read_aya_vision,
+    "Cohere2Vision": read_cohere2_vision,
     "Exaone4_5": _PLAIN_ROPE,
     "Gemma3": Gemma3Processor.read,
     "Gemma4Unified": partial(Gemma4Processor.read, is_unified=True),
@@ -55,9 +60,9 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "Glm46V": read_glm,
     "KimiK25": read_kimi,
     "Kimi_K25": read_kimi,
-    "Lfm2Vl": Lfm2VLProcessor.read,
+    "Lfm2Vl": read_lfm2_vl,
     "Lfm3Vl": _PLAIN_ROPE,
-    "Llama4": Llama4Processor.read,
+    "Llama4": read_llama4,
     "LlavaProcessor": LlavaProcessor.read,
     "LlavaNext": LlavaNextProcessor.read,
     "LlavaOnevision": LlavaOnevisionProcessor.read,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxis.errors import ConfigError
 from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
-from jaxis.vision.processors.processor import PixelScale, placed
+from jaxis.vision.processors.processor import Encode, PixelScale, placed, rewritten
 from jaxis.vision.processors.resizing import most_merged
 from jaxis.vision.processors.whole import WholeProcessor
 
@@ -73,7 +73,7 @@ class Gemma3Processor(WholeProcessor):
     """
 
     image_ids: list[int]
-    encode: Callable[[str, bool], list[int]]
+    encode: Encode
     is_bidirectional: bool = True
 
     @classmethod
@@ -98,10 +98,8 @@ class Gemma3Processor(WholeProcessor):
 
     def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
         line = f"\n\n{self.placeholder}<image_soft_token><end_of_image>\n\n"
+        spelled = rewritten(self.encode, token_ids, text, self.placeholder, line)
         if text is None:
             own = self.encode(line, False)
             spelled = [each for i in token_ids for each in (own if i == self.placeholder_id else [i])]
-        else:
-            adds_special = self.encode(text, False) != list(token_ids)
-            spelled = self.encode(text.replace(self.placeholder, line), adds_special)
         return placed(spelled, self.image_ids[0])

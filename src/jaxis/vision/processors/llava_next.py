@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ _IMAGE = "<image>"
 _MOST_SQUARES = "anyres_max_"
 # Lines are shrunk only if they have more than this many times as many patches as allowed.
 _LEAST_RATIO = 1.1
+_ALONE = (1.0, 0.0, 0.0, 0.0)  # weights of a row that takes one embedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +109,8 @@ class LlavaNextProcessor(ImageProcessor):
     def order(self, width: int, height: int) -> tuple[list[int], list[float] | None]:
         """Returns order and weights of an image's embeddings, as in `ViewGroup`."""
         lines, columns = self._seen(width, height)
-        places = self._places(width, height)
-        order = list(range(self.side**2))
-        for line in lines:
-            order += [*places[line, columns.start : columns.stop].tolist(), -1]
-        return order, None
+        places = self._places(width, height)[lines.start : lines.stop, columns.start : columns.stop]
+        return [*range(self.side**2), *np.pad(places, ((0, 0), (0, 1)), constant_values=-1).ravel().tolist()], None
 
     def _places(self, width: int, height: int) -> np.ndarray:
         """Returns [lines, columns]: the index among all embeddings of each of the canvas' patches."""
@@ -188,19 +186,13 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
         seen, shrunk = self._seen(width, height), self._shrunk(width, height)
         if shrunk == tuple(map(len, seen)):
             return super().order(width, height)
-        lines, columns = (_nearest_two(*each) for each in zip(seen, shrunk, strict=True))
-        places = self._places(width, height)
-        order = [i for place in range(self.side**2) for i in [place] * 4]
-        weights = [1.0, 0.0, 0.0, 0.0] * self.side**2
-        for of_line in lines:
-            for of_column in columns:
-                for line, above in of_line:
-                    for column, beside in of_column:
-                        order.append(int(places[line, column]))
-                        weights.append(above * beside)
-            order += [-1] * 4
-            weights += [1.0, 0.0, 0.0, 0.0]
-        return order, weights
+        order, weights = _nearest_four(self._places(width, height), *zip(seen, shrunk, strict=True))
+        # A row of its own takes one embedding: each of the whole, and the end of each line.
+        ends = np.full((len(order), 1, 4), -1)
+        order = np.append(np.repeat(np.arange(self.side**2), 4), np.concatenate([order, ends], axis=1))
+        ends = np.broadcast_to(_ALONE, (len(weights), 1, 4))
+        weights = np.append(np.tile(_ALONE, self.side**2), np.concatenate([weights, ends], axis=1))
+        return order.tolist(), weights.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,13 +220,10 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
     def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
         """Returns views of the frames; the model is not told their times."""
         del seconds
-        side, count = self.size // self.patch_size, self._left**2
-        kept = _nearest_two(range(side), self._left)
-        taken = [
-            (of_line, of_column) for lines in kept for columns in kept for of_line in lines for of_column in columns
-        ]
-        order = [line * side + column for (line, _), (column, _) in taken]
-        weights = [above * beside for (_, above), (_, beside) in taken]
+        side, kept = self.size // self.patch_size, (range(self.size // self.patch_size), self._left)
+        found = _nearest_four(np.arange(side**2).reshape(side, side), kept, kept)
+        order, weights = (each.ravel().tolist() for each in found)
+        count = self._left**2
         parts: list[ViewGroup | list[int]] = []
         for frame in frames:
             view = np.asarray(frame.resize(size, resample=self.resample))[None]
@@ -246,7 +235,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
             token_ids=[*last.token_ids, self.placeholder_id],
             rows=list(range(count + 1)),
             order=[*order, *[-1] * 4],
-            weights=[*weights, 1.0, 0.0, 0.0, 0.0],
+            weights=[*weights, *_ALONE],
         )
         return parts
 
@@ -256,16 +245,30 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         return math.ceil(self.size // self.patch_size / 2)
 
 
-def _nearest_two(places: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
-    """Returns for each of `count` evenly spread positions the two nearest of `places`, with their weights."""
+def _nearest_two(places: range, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the two nearest of `places` to each of `count` evenly spread positions, and their weights: [count, 2]."""
     # float32, as in the reference.
     at = np.float32(len(places) / count) * (np.arange(count, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
-    nearest = []
-    for each in np.maximum(at, 0).tolist():
-        first = int(each)
-        second = min(first + 1, len(places) - 1)
-        nearest.append([(places[first], 1 - (each - first)), (places[second], each - first)])
-    return nearest
+    at = np.maximum(at, 0).astype(np.float64)
+    first = at.astype(np.int64)
+    nearest = np.asarray(places)[np.stack([first, np.minimum(first + 1, len(places) - 1)], axis=1)]
+    return nearest, np.stack([1 - (at - first), at - first], axis=1)
+
+
+def _nearest_four(
+    places: np.ndarray, lines: tuple[range, int], columns: tuple[range, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the four nearest of `places` to each of a grid's positions, and their weights: [lines, columns, 4].
+
+    Args:
+      places: Indices of embeddings by line and column.
+      lines: Lines that are read, and the number of those that are left.
+      columns: Columns likewise.
+    """
+    (line, above), (column, beside) = _nearest_two(*lines), _nearest_two(*columns)
+    shape = len(line), len(column), 4
+    nearest = places[line[:, None, :, None], column[:, None]]
+    return nearest.reshape(shape), (above[:, None, :, None] * beside[:, None]).reshape(shape)
 
 
 def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dict[str, Any]:

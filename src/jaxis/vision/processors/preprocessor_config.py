@@ -178,6 +178,10 @@ class ProcessorSettings:
             raise ConfigError(f"{self.source}: {token!r} is not in the tokenizer: correct processor_config.json")
         return token_id
 
+    def tokens(self, tokenizer: Tokenizer, *texts: str) -> list[str]:
+        """Returns the texts of special tokens. Raises ConfigError if the tokenizer lacks one."""
+        return [text for text in texts if self.token_id(text, tokenizer) is not None]
+
 
 def _read(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.exists() else {}

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+Encode = Callable[[str, bool], list[int]]
+"""Function that tokenizes text, with or without the tokenizer's special tokens."""
+
+
 @dataclass(frozen=True)
 class PixelScale:
     """Scaling of pixels to a tower's input: `(pixel * factor - mean) / std`, by channel.
@@ -188,35 +192,21 @@ class ImageProcessor:
         return image.resize((width, height), resample=self.resample)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpelledProcessor(ImageProcessor):
-    """A processor whose prompts spell out an image: text around and between placeholders.
-
-    Attributes:
-      encode: Tokenizes text, without the tokenizer's special tokens.
-    """
-
-    encode: Callable[[str], list[int]]
-
-    def texts(self, width: int, height: int) -> list[str]:
-        """Returns the text that stands for each group of views of an upright image of a size."""
-        raise NotImplementedError
-
-    def groups(self, image: Image) -> list[np.ndarray]:
-        """Returns the groups of views of an upright RGB image."""
-        raise NotImplementedError
-
-    def parts(self, image: Image) -> list[ViewGroup]:
-        of_groups = map(self._tokens, self.texts(*image.size))
-        return [ViewGroup(views, *tokens) for views, tokens in zip(self.groups(image), of_groups, strict=True)]
-
-    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
-        return self._tokens("".join(self.texts(width, height)))
-
-    def _tokens(self, text: str) -> tuple[list[int], list[int]]:
-        return placed(self.encode(text), self.placeholder_id)
-
-
 def placed(token_ids: Sequence[int], placeholder_id: int) -> tuple[list[int], list[int]]:
     """Returns tokens, and the positions of placeholders among them."""
     return list(token_ids), [i for i, token_id in enumerate(token_ids) if token_id == placeholder_id]
+
+
+def rewritten(encode: Encode, token_ids: Sequence[int], text: str | None, old: str, new: str) -> list[int]:
+    """Returns the tokens of a prompt's text with `new` for `old`, or else its own tokens.
+
+    Args:
+      encode: Tokenizes text.
+      token_ids: Tokens of the prompt, which tell if the tokenizer added special tokens.
+      text: Text of the prompt; None if it has none.
+      old: Text to replace.
+      new: Text in its place.
+    """
+    if text is None:
+        return list(token_ids)
+    return encode(text.replace(old, new), encode(text, False) != list(token_ids))

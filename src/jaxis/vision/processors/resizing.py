@@ -47,6 +47,99 @@ def nearest_grid(size: Size, tile: int, least: int, most: int) -> Size:
     return best
 
 
+def least_enlarged_grid(size: Size, tile: int, most: int) -> Size:
+    """Returns columns and rows of at most `most` squares: the grid that enlarges it least, or shrinks it least.
+
+    Args:
+      size: Width and height of the image.
+      tile: Pixels of a side of a square.
+      most: Largest number of squares.
+    """
+    (width, height), sides = size, range(1, most + 1)
+    grids = sorted(((c, r) for c in sides for r in sides if c * r <= most), key=math.prod)
+    scales = [min(tile * c / width, tile * r / height) for c, r in grids]
+    enlarging = [scale for scale in scales if scale >= 1]
+    return grids[scales.index(min(enlarging) if enlarging else max(scales))]
+
+
+def filled_grid(size: Size, tile: int, most: int, *, is_enlarged: bool) -> Size:
+    """Returns a grid as `least_enlarged_grid`; with `is_enlarged`, the one that enlarges the image most."""
+    width, height = size
+    by_ratio: dict[float, list[Size]] = {}
+    for count in range(most, 0, -1):
+        for rows in (each for each in range(1, count + 1) if count % each == 0):
+            by_ratio.setdefault(rows / (count // rows), []).append((rows, count // rows))
+    grids = np.asarray([grid for grids in by_ratio.values() for grid in grids])
+    # The reference rounds to float32, which decides between grids.
+    sides = (grids * tile).astype(np.float32)
+    scales = np.minimum(sides[:, 0] / np.float32(height), sides[:, 1] / np.float32(width))
+    larger = scales[scales >= 1]
+    chosen = grids[scales == (scales.max() if larger.size == 0 or is_enlarged else larger.min())]
+    rows, columns = chosen[np.argmin(chosen.prod(axis=1))]
+    return int(columns), int(rows)
+
+
+def fitted(size: Size, canvas: Size, tile: int | None = None) -> Size:
+    """Returns width and height in proportion that fill a canvas in one direction.
+
+    Args:
+      size: Width and height of the image.
+      canvas: Width and height of the canvas.
+      tile: Pixels to which a side of a smaller image may grow, at most; None for any growth.
+    """
+    (width, height), (most_width, most_height) = size, canvas
+    if tile is not None:
+        most_width, most_height = min(max(width, tile), most_width), min(max(height, tile), most_height)
+    by_width, by_height = most_width / width, most_height / height
+    if by_width < by_height:
+        return most_width, max(min(math.floor(height * by_width), most_height), 1)
+    return max(min(math.floor(width * by_height), most_width), 1), most_height
+
+
+def rectangles(size: Size, most: int, area: int) -> Size:
+    """Returns columns and rows of about as many rectangles of an area as an image has, nearest to its aspect ratio."""
+    width, height = size
+    fitting = min(math.ceil(width * height / area), most)
+    if fitting <= 1:
+        return 1, 1
+    counts = [count for count in (fitting - 1, fitting, fitting + 1) if 1 < count <= most]
+    grids = [(rows, count // rows) for count in counts for rows in range(1, count + 1) if count % rows == 0]
+    ratio = math.log(width / height)
+    rows, columns = min(grids, key=lambda grid: (abs(ratio - math.log(grid[1] / grid[0])), -grid[0]))
+    return columns, rows
+
+
+def edge_then_multiples(size: Size, longest: int, most: int, tile: int) -> tuple[Size, Size]:
+    """Returns sizes whose longer side is `longest`, at most `most`, and then as multiples of `tile`."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        width, height = longest, _even(int(longest / ratio))
+    else:
+        width, height = _even(int(longest * ratio)), longest
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height and width > most:
+        width, height = most, max(int(most / ratio), 1)
+    elif height > width and height > most:
+        width, height = max(int(most * ratio), 1), most
+    first, ratio = (width, height), width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        return first, (width, math.ceil(int(width / ratio) / tile) * tile)
+    height = math.ceil(height / tile) * tile
+    return first, (math.ceil(int(height * ratio) / tile) * tile, height)
+
+
+def _even(side: int) -> int:
+    return side + side % 2
+
+
+def multiple(length: float, of: int) -> int:
+    """Returns the nearest multiple, at least one."""
+    return max(round(length / of) * of, of)
+
+
 def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
     """Returns views without pixels at the right and lower edges that fill no whole patch."""
     height, width = (each // patch_size * patch_size for each in views.shape[1:3])
