@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
+from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings, Reader
 from jaxis.vision.processors.processor import Encode, PixelScale, placed, rewritten
 from jaxis.vision.processors.resizing import most_merged
 from jaxis.vision.processors.whole import WholeProcessor
@@ -103,3 +103,10 @@ class Gemma3Processor(WholeProcessor):
             own = self.encode(line, False)
             spelled = [each for i in token_ids for each in (own if i == self.placeholder_id else [i])]
         return placed(spelled, self.image_ids[0])
+
+
+READERS: Mapping[str, Reader] = {
+    "Gemma3": Gemma3Processor.read,
+    "Gemma4": Gemma4Processor.read,
+    "Gemma4Unified": functools.partial(Gemma4Processor.read, is_unified=True),
+}

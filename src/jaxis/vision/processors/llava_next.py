@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings, Reader
 from jaxis.vision.processors.processor import (
     ImageProcessor,
     Seconds,
@@ -281,11 +281,16 @@ def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dic
     canvases = tuple(tuple(each) for each in pinpoints or ())
     if not canvases or any(len(each) != 2 or each[0] % size or each[1] % size for each in canvases):
         raise ConfigError(f"{settings.source} has image_grid_pinpoints={pinpoints!r}; expected multiples of {size}")
-    vision = settings.model.get("vision_config") or {}
     token = settings.processor.get("image_token", _IMAGE)
     return {
         **settings.shared(tokenizer, token, CLIP_SCALE),
         "size": size,
-        "patch_size": settings.processor.get("patch_size") or vision.get("patch_size", 14),
+        "patch_size": settings.processor.get("patch_size") or settings.vision("patch_size", 14),
         "canvases": canvases,
     }
+
+
+READERS: Mapping[str, Reader] = {
+    "LlavaNext": LlavaNextProcessor.read,
+    "LlavaOnevision": LlavaOnevisionProcessor.read,
+}

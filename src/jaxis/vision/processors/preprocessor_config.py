@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import ConfigError
 from jaxis.host.json_object import read_json_object
 from jaxis.rooms import room_module
-from jaxis.vision.processors.processor import PixelScale
+from jaxis.vision.processors.processor import ImageProcessor, PixelScale
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
@@ -120,6 +120,10 @@ class ProcessorSettings:
         value = self._image.get(key)
         return default if value is None else value
 
+    def vision(self, key: str, default: Any) -> Any:
+        """Returns a setting of config.json's `vision_config`."""
+        return (self.model.get("vision_config") or {}).get(key, default)
+
     def size(self, key: str, name: str, default: int) -> int:
         """Returns a size in pixels, stored in an object: `name` in the setting `key`.
 
@@ -185,3 +189,11 @@ class ProcessorSettings:
 
 def _read(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.exists() else {}
+
+
+Reader = Callable[[ProcessorSettings, "Tokenizer"], ImageProcessor]
+"""Function that makes a family's processor of its settings and the model's tokenizer.
+
+It raises a ConfigError if a setting is missing or not supported. `READERS` of a module are by prefix of the processor's
+name in the files; the longest that fits is used.
+"""

@@ -163,5 +163,5 @@ def read_video(
         return Qwen3VideoProcessor(**shared, start_id=start_id, end_id=end_id, encode=encode)
     times_per_second = None
     if any(name.lower().startswith("qwen2_5") for name in names):
-        times_per_second = (settings.model.get("vision_config") or {}).get("tokens_per_second", 4)
+        times_per_second = settings.vision("tokens_per_second", 4)
     return QwenVideoProcessor(**shared, times_per_second=times_per_second)

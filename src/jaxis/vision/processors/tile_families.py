@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, HALF_SCALE, ProcessorSettings
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, HALF_SCALE, ProcessorSettings, Reader
 from jaxis.vision.processors.processor import PixelScale
 from jaxis.vision.processors.resizing import (
     Size,
@@ -225,3 +225,15 @@ def read_minicpm_v(settings: ProcessorSettings, tokenizer: Tokenizer) -> TilePro
         is_apart=True,
         is_whole_first=True,
     )
+
+
+READERS: Mapping[str, Reader] = {
+    "AyaVision": read_aya_vision,
+    "Cohere2Vision": read_cohere2_vision,
+    "Idefics3": read_idefics3,
+    "InternVL": read_internvl,
+    "Lfm2Vl": read_lfm2_vl,
+    "Llama4": read_llama4,
+    "MiniCPMV4_6": read_minicpm_v,
+    "SmolVLM": read_idefics3,
+}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, HALF_SCALE, PixelScale, ProcessorSettings
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, HALF_SCALE, PixelScale, ProcessorSettings, Reader
 from jaxis.vision.processors.processor import ImageProcessor, placed
 from jaxis.vision.processors.qwen_videos import Qwen3VideoProcessor, read_video
 from jaxis.vision.processors.resizing import (
     Size,
+    enlarged_in_turn,
     enlarged_to,
     nearest_merged,
     shrunk_to_edge,
@@ -204,8 +205,7 @@ class LlavaProcessor(WholeProcessor):
             raise ConfigError(f"{settings.source} cuts {crop!r} out of images of {size} pixels; expected that size")
         if settings.image("do_pad", False):
             raise ConfigError(f"{settings.source}: the image processor has do_pad, which is not supported")
-        vision = settings.model.get("vision_config") or {}
-        patch = settings.processor.get("patch_size") or vision.get("patch_size", 14)
+        patch = settings.processor.get("patch_size") or settings.vision("patch_size", 14)
         side = size // patch * patch
         shared = settings.shared(tokenizer, settings.processor.get("image_token", "<image>"), CLIP_SCALE)
         return cls(**shared, side=patch, resize=lambda _: (side, side), size=size, is_cropped=is_cropped)
@@ -219,3 +219,27 @@ class LlavaProcessor(WholeProcessor):
         left, top = (width - self.size) // 2, (height - self.size) // 2
         pixels = np.asarray(self.resized(image, width, height))
         return whole_patches(pixels[None, top : top + self.size, left : left + self.size], self.side)
+
+
+_PLAIN_ROPE = functools.partial(read_qwen, has_grid=False)
+READERS: Mapping[str, Reader] = {
+    "Exaone4_5": _PLAIN_ROPE,
+    "Glm4v": read_glm,
+    "Glm46V": read_glm,
+    "KimiK25": read_kimi,
+    "Kimi_K25": read_kimi,
+    "Lfm3Vl": _PLAIN_ROPE,
+    "LightOnOcr": read_lighton_ocr,
+    "LlavaProcessor": LlavaProcessor.read,
+    "MuseGlimmer": read_muse_glimmer,
+    "PaddleOCRVL": functools.partial(
+        read_qwen,
+        token="<|IMAGE_PLACEHOLDER|>",
+        default_pixels=(384 * 384, 1536 * 1536),
+        enlarged=enlarged_in_turn,
+    ),
+    "Pixtral": read_pixtral,
+    "Qwen2VL": read_qwen,
+    "Qwen2_5_VL": read_qwen,
+    "Qwen3VL": read_qwen,
+}
