@@ -22,6 +22,8 @@ from transformers.image_utils import SizeDict
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.cohere2_vision.processing_cohere2_vision import Cohere2VisionProcessor
+from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import DeepseekVLImageProcessorPil
+from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -448,6 +450,16 @@ _GLM_OCR = dataclasses.replace(
     slow=True,
 )
 
+_DEEPSEEK_VL = VisionFamily(
+    "DeepSeek-VL",
+    DeepseekVLImageProcessorPil(size={"height": TILE, "width": TILE}, min_size=3),
+    lambda processor, images: dict(processor(images, return_tensors="np")),
+    {"processor_class": "DeepseekVLProcessor", "num_image_tokens": 64},
+    _replaced(DeepseekVLProcessor, image_token="<image_placeholder>", num_image_tokens=64),
+    ("<image_placeholder>",),
+    "<image_placeholder>",
+    lambda inputs, index: inputs["pixel_values"][index][None],
+)
 _LLAVA_TOKENS = {
     **{"image_token": "<image>", "patch_size": PATCH, "num_additional_image_tokens": 1},
     **{"vision_feature_select_strategy": "default"},
@@ -917,7 +929,7 @@ FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
-    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
+    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _DEEPSEEK_VL, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
     *(
         _LLAVA_NEXT_VIDEO,
         _PADDLEOCR_VL,

@@ -221,8 +221,50 @@ class LlavaProcessor(WholeProcessor):
         return whole_patches(pixels[None, top : top + self.size, left : left + self.size], self.side)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaddedProcessor(WholeProcessor):
+    """An image lies in the middle of a square of one color, without patches that are filled in part.
+
+    Attributes:
+      size: Pixels of a side of the square.
+      color: Red, green and blue around the image.
+    """
+
+    size: int
+    color: tuple[int, ...]
+
+    def views(self, image: Image) -> np.ndarray:
+        width, height = self.resize(image.size)
+        square = np.full((1, self.size, self.size, 3), self.color, np.uint8)
+        left, top = (self.size - width) // 2, (self.size - height) // 2
+        square[0, top : top + height, left : left + width] = np.asarray(self.resized(image, width, height))
+        return whole_patches(square, self.side)
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        del width, height
+        return self.size // self.side, self.size // self.side
+
+
+def read_deepseek_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> PaddedProcessor:
+    """Reads the settings of DeepSeek-VL."""
+    settings.check("min_size", "background_color")
+    size, least, patch = settings.square(384), settings.image("min_size", 14), settings.vision("patch_size", 16)
+    if (count := settings.processor.get("num_image_tokens", 576)) != (size // patch) ** 2:
+        raise ConfigError(f"{settings.source} has num_image_tokens={count}; the tower makes {(size // patch) ** 2}")
+    token = tokenizer.token_text(settings.model.get("image_token_id", 100_015))
+    shared = settings.shared(tokenizer, token, CLIP_SCALE)
+    color = tuple(int(255 * each) for each in shared["pixel_scale"].mean)
+
+    def resize(of: Size) -> Size:
+        width, height = (max(round(each * (size / max(of))), least) for each in of)
+        return width, height
+
+    return PaddedProcessor(**shared, side=patch, resize=resize, size=size, color=color)
+
+
 _PLAIN_ROPE = functools.partial(read_qwen, has_grid=False)
 READERS: Mapping[str, Reader] = {
+    "DeepseekVLProcessor": read_deepseek_vl,
     "Exaone4_5": _PLAIN_ROPE,
     "Glm4v": read_glm,
     "Glm46V": read_glm,

@@ -1,0 +1,47 @@
+"""DeepSeek-VL (arXiv:2403.05525): Llama's layer, with SigLIP's tower and two products."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
+from jaxis.models.common.llama import LlamaDecoderLayer
+from jaxis.models.common.siglip import siglip_names, siglip_options
+from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.vision_projector import VisionProjector
+from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+
+if TYPE_CHECKING:
+    from jaxis.config.hf_config import HFConfig
+
+
+class DeepseekVLVision(TransformerTower):
+    config_keys = ("vision_config", "text_config.hidden_size")
+    unused = ("tower.head.",)
+    names = siglip_names("vision_model", ("aligner", "projector"), ("linear1", "linear_1"), ("linear2", "linear_2"))
+
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
+        return siglip_options(config["vision_config"])
+
+    @staticmethod
+    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
+        return VisionProjector(scope, options, activation="gelu")
+
+
+class DeepseekVLForConditionalGeneration(InnerTextPart, CausalLM):
+    is_tied_outside = True
+    tower = DeepseekVLVision
+    layer_class = LlamaDecoderLayer
+    text_model_types = ("llama",)
+    other_parts = ("model.vision_model", "model.aligner")
+    other_keys = ("vision_config", "image_token_id")
+
+
+FAMILY = Family(
+    "DeepSeek-VL",
+    (DeepseekVLForConditionalGeneration,),
+    "the text is a Llama; SigLIP's tower",
+)
