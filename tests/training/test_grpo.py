@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from jaxis.engine.arguments import EngineArgs
@@ -75,10 +76,11 @@ def test_advantages_are_those_of_the_group():
     rewards = np.random.default_rng(0).random(12)
     groups = rewards.reshape(3, 4)
     expected = [(each - np.mean(group)) / (np.std(group, ddof=1) + 1e-4) for group in groups for each in group]
-    np.testing.assert_allclose(advantages(rewards, 4, scaled=True), expected, rtol=1e-12)
-    plain = groups - groups.mean(1, keepdims=True)
-    np.testing.assert_allclose(advantages(rewards, 4, scaled=False), plain.ravel(), rtol=1e-12)
-    assert not advantages(np.ones(4), 4, scaled=True).any()
+    np.testing.assert_allclose(advantages(rewards, 4), expected, rtol=1e-12)
+    plain = (groups - groups.mean(1, keepdims=True)).ravel()
+    np.testing.assert_allclose(advantages(rewards, 4, "none"), plain, rtol=1e-12)
+    np.testing.assert_allclose(advantages(rewards, 4, "batch"), plain / (np.std(rewards, ddof=1) + 1e-4), rtol=1e-12)
+    assert not advantages(np.ones(4), 4).any()
 
 
 @pytest.mark.parametrize("corrects", [False, True])
@@ -90,10 +92,12 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     sampled = logprobs - jnp.asarray(rng.normal(0, 1, shape))
     learned = jnp.asarray(rng.random(shape) < 0.6)
     fields = {field.name: jnp.zeros(1) for field in dataclasses.fields(RolloutBatch)}
-    of_vocabulary = {"vocab_positions": jnp.zeros(0, jnp.int32), "vocab_logprobs": jnp.zeros((0, 0))}
-    batch = RolloutBatch(
-        **{**fields, **of_vocabulary, "learned": learned, "sampled_logprobs": sampled, "advantages": gains}
-    )
+    fields |= {
+        "vocab_positions": jnp.zeros(0, jnp.int32),
+        "vocab_logprobs": jnp.zeros((0, 0)),
+        "is_first": jnp.float32(1),
+    }
+    batch = RolloutBatch(**{**fields, "learned": learned, "sampled_logprobs": sampled, "advantages": gains})
 
     def loss(logprobs):
         losses = GRPO(corrects, has_filters=False).loss(
@@ -105,6 +109,81 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     weights = np.minimum(np.exp(np.asarray(logprobs - sampled)), 2.0) if corrects else 1.0
     np.testing.assert_allclose(gradient, np.where(learned, -weights * gains, 0.0), rtol=1e-5, atol=1e-7)
     assert maxima[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
+
+
+def loss_of_trl(logprobs, before, reference, gains, mask, params):
+    """The loss of TRL's GRPOTrainer for one micro-batch, and its reported values; all arguments are [B, L]."""
+    log_ratios, sizes = (logprobs - before) * mask, mask.sum(-1).clamp(min=1)
+    if params.is_of_answers:
+        log_ratios = (log_ratios.sum(-1) / sizes).unsqueeze(-1)
+    ratios, (low, high) = log_ratios.exp(), params.clips_at
+    losses = -torch.minimum(ratios * gains, ratios.clamp(low, high) * gains)
+    divergence = (reference - logprobs).exp() - (reference - logprobs) - 1
+    losses = losses + params.beta * divergence
+    total = {
+        "grpo": ((losses * mask).sum(-1) / sizes).mean(),
+        "bnpo": (losses * mask).sum() / mask.sum(),
+        "dr_grpo": (losses * mask).sum() / (len(mask) * params.max_completion_length),
+        "dapo": (losses * mask).sum(),
+    }[params.loss_type]
+    clipped = ((ratios < low) & (gains < 0)) | ((ratios > high) & (gains > 0))
+    shares = ((clipped * mask).sum(), (divergence * mask).sum())
+    return total, [share.detach().numpy() for share in shares]
+
+
+@pytest.mark.parametrize("is_of_answers", [False, True], ids=["token", "sequence"])
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo", "grpo", "dr_grpo"])
+def test_losses_of_later_steps_are_those_of_trl(loss_type, is_of_answers):
+    rng, shape = np.random.default_rng(0), (2, 3, 7)
+    logprobs, gains = rng.normal(-2, 1, shape).astype(np.float32), rng.normal(0, 1, (2, 3, 1)).astype(np.float32)
+    before, reference = (logprobs + rng.normal(0, 0.3, shape).astype(np.float32) for _ in range(2))
+    learned = rng.random(shape) < 0.6
+    gains = np.broadcast_to(gains, shape)
+    params = GRPO(
+        corrects=True,
+        has_filters=False,
+        loss_type=loss_type,
+        max_completion_length=9,
+        has_several_steps=True,
+        clips_at=(0.8, 1.28),
+        is_of_answers=is_of_answers,
+        beta=0.04,
+    )
+    unused = {field.name: np.zeros(2, np.float32) for field in dataclasses.fields(RolloutBatch)}
+    unused |= {"vocab_positions": np.zeros((2, 0), np.int32), "num_sequences": np.ones((2, 3), np.int32)}
+    batch = RolloutBatch(
+        **{**unused, "ids": learned, "learned": learned, "sampled_logprobs": before, "advantages": gains}
+    )
+
+    @jax.value_and_grad
+    def loss(logprobs):
+        def scores(found):
+            return Scores(found, learned, None, lambda _: found)
+
+        total, reported = 0.0, Reported()
+        for i in range(2):
+            forward = type("Fixed", (), {"fixed": lambda *_, i=i: scores(reference[i])})
+            forward.__call__ = lambda *_, i=i: scores(logprobs[i])
+            micro_batch = jax.tree.map(lambda array, i=i: array[i], batch)
+            losses = params.loss(forward(), {}, {}, micro_batch, jax.random.key(0))
+            reported = losses.reported if i == 0 else reported.joined(losses.reported)
+            total += losses.total
+        weight = params.weight(batch)
+        values.append(
+            jax.lax.stop_gradient([reported.divided(weight)[name] for name in ("clip_ratio/region_mean", "kl")])
+        )
+        return total / weight
+
+    values = []
+    found, slopes = loss(jnp.asarray(logprobs))
+    given = torch.tensor(logprobs, requires_grad=True)
+    arrays = [torch.tensor(np.array(each)) for each in (before, reference, gains, learned)]
+    totals, shares = zip(*(loss_of_trl(given[i], *(each[i] for each in arrays), params) for i in range(2)), strict=True)
+    expected = sum(totals) / (learned.sum() if loss_type == "dapo" else 2)
+    expected.backward()
+    np.testing.assert_allclose(found, expected.item(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(slopes, given.grad, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose([float(each) for each in values[0]], np.sum(shares, axis=0) / learned.sum(), rtol=1e-5)
 
 
 def test_of_all_micro_batches_and_devices_sums_are_divided_and_the_largest_maximum_stays():
@@ -215,6 +294,26 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(here):
 @needs_kernels
 @pytest.mark.slow
 @pytest.mark.production_xla
+@pytest.mark.parametrize("peft", [None, {"lora_r": 4, "lora_dropout": 0.0}], ids=["all weights", "adapters"])
+def test_several_steps_learn_from_the_same_answers_and_checkpoints_are_between_batches(peft, here):
+    grpo = {"num_iterations": 2, "beta": 0.1, "epsilon": 0.01, "loss_type": "grpo"}
+    settings = {"peft": peft, "grpo": grpo, "save_steps": 1, "max_steps": 4, "learning_rate": 1e-3, "warmup_steps": 0}
+    run(grpo_config(here, here / "whole", forward_pass=None, **settings))
+    assert [each.name for each in sorted((here / "whole").glob("checkpoint-*"))] == ["checkpoint-2", "checkpoint-4"]
+    lines = metrics(here / "whole")
+    assert [line[MISMATCH] for line in lines] == [0.0] * 4
+    assert lines[0]["reward"] == lines[1]["reward"] != lines[2]["reward"]
+    # Before the first update the model is its own reference.
+    assert [line["kl"] > 0 for line in lines] == [False, True, True, True]
+    assert [line["clip_ratio/region_mean"] > 0 for line in lines] == [False, True, False, True]
+    run(grpo_config(here, here / "rest", resume_from_checkpoint=str(here / "whole" / "checkpoint-2"), **settings))
+    name = "adapter_model.safetensors" if peft else "model.safetensors"
+    assert (here / "whole" / name).read_bytes() == (here / "rest" / name).read_bytes()
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.production_xla
 def test_the_plain_forward_pass_is_noticed_or_corrected(here):
     wanted = {"forward_pass": "plain", "max_steps": 2}
     with pytest.raises(Exception, match=r"set training\.grpo.on_mismatch to correct or ignore"):
@@ -232,6 +331,12 @@ def test_the_plain_forward_pass_is_noticed_or_corrected(here):
         ({"grpo": {"temperature": 0}}, "temperature=0 makes all answers of a group alike"),
         ({"grpo": {"top_p": 0}}, "training.grpo.top_p=0 makes all answers of a group alike"),
         ({"grpo": {"top_k": 5}, "forward_pass": "plain"}, "need training.forward_pass=engine"),
+        (
+            {"grpo": {"num_iterations": 2}, "forward_pass": "plain"},
+            "num_iterations above 1 needs training.forward_pass",
+        ),
+        ({"grpo": {"top_k": 5, "beta": 0.1}}, "beta cannot be honoured with top_p"),
+        ({"grpo": {"loss_type": "cispo"}}, "loss_type='cispo' must be one of dapo, bnpo, grpo, dr_grpo"),
         ({"grpo": {"repetition_penalty": 1.1}}, "repetition_penalty"),
         ({"grpo": {"on_mismatch": "shrug"}}, "on_mismatch='shrug' must be one of error, correct, ignore"),
         ({"grpo": {"max_prompt_length": 2}}, "prompts.jsonl, line 1: its prompt of .* leaves no room"),

@@ -29,11 +29,13 @@ from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.lora.adaptable import table_type
 from jaxis.training.adapters import AdaptedLayers
-from jaxis.training.config import ENGINE, TrainConfig
+from jaxis.training.base_model import BaseModel
+from jaxis.training.config import DISTILLATION, ENGINE, GRPO, PLAIN, TrainConfig
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats
 
 BLOCK_SIZE = 16
 _PACKED = "packed "
+_ADVICE = "; or give plain"
 
 
 class ForwardPass(Protocol):
@@ -84,6 +86,32 @@ def forward_pass_of(config: TrainConfig) -> type[ForwardPass]:
     """Returns the pass that the user chose. Raises ConfigError if the engine's is not for this configuration."""
     if config.training.forward_pass != ENGINE:
         return PlainPass
+    _check_configuration(config)
+    return EnginePass
+
+
+def choose_forward_pass(config: TrainConfig, base: BaseModel) -> tuple[TrainConfig, str | None]:
+    """Chooses the pass where the user did not: the engine's if the run samples answers, where it is supported.
+
+    Returns the configuration and, if such a run gets the plain pass, a line that says why.
+    """
+    params = config.training
+    if params.forward_pass is not None:
+        return config, None
+    chosen, said = PLAIN, None
+    if params.trainer_type in (GRPO, DISTILLATION):
+        try:
+            _check_configuration(config)
+            _check_derivatives(base.construct(base.compute_dtype, packed=True))
+            chosen = ENGINE
+        except ConfigError as error:
+            reason = str(error).partition(": ")[2].removesuffix(_ADVICE)
+            said = f"the forward pass of training is plain, with other last bits than that of sampling: {reason}"
+    return dataclasses.replace(config, training=dataclasses.replace(params, forward_pass=chosen)), said
+
+
+def _check_configuration(config: TrainConfig) -> None:
+    """Raises ConfigError if the engine's pass is not for this machine or configuration."""
     reasons = {
         "the native kernels do not run here": not native.usable(),
         "it runs on one device: leave out fsdp": config.fsdp.enable_fsdp,
@@ -91,8 +119,7 @@ def forward_pass_of(config: TrainConfig) -> type[ForwardPass]:
     }
     for reason, holds in reasons.items():
         if holds:
-            raise _refusal(f"{reason}; or give plain")
-    return EnginePass
+            raise _refusal(reason)
 
 
 class PlainPass:
@@ -205,7 +232,7 @@ def _check_derivatives(model: JaxModule) -> None:
     for name, module in named_modules(model):
         is_known = not isinstance(module, HasCache) or isinstance(module.kv_cache_spec, KVCacheSpec | LatentCacheSpec)
         if not is_known or isinstance(module, HandsOnSelection):
-            raise _refusal(f"the kernels of {name} ({type(module).__name__}) have no derivatives; give plain")
+            raise _refusal(f"the kernels of {name} ({type(module).__name__}) have no derivatives")
 
 
 def _added_to(
@@ -216,9 +243,7 @@ def _added_to(
     for name, (size_in, size_out) in layers.sizes.items():
         layer = cast(JaxLinear, modules[name])
         if isinstance(layer, JaxLmHead):
-            raise _refusal(
-                f"requests have no adapters of {name!r}; give plain, or leave it out of peft.lora_target_modules"
-            )
+            raise _refusal(f"requests have no adapters of {name!r}: leave it out of peft.lora_target_modules")
         if isinstance(layer, LatentUpProjection):
             sizes = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
             layer.head_addition = HeadwiseAddition(1, rank, *sizes, rows, dtype)
@@ -235,4 +260,4 @@ def _parts_of_heads(name: str) -> tuple[str, str]:
 
 
 def _refusal(why: str) -> ConfigError:
-    return ConfigError(f"training.forward_pass='engine' cannot be honoured: {why}")
+    return ConfigError(f"training.forward_pass='engine' cannot be honoured: {why}{_ADVICE}")

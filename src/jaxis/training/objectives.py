@@ -30,31 +30,47 @@ Scalars = dict[str, jax.Array]
 """float32 scalars by name."""
 
 
+class Mean(NamedTuple):
+    """Sum and number of values, float32 scalars."""
+
+    total: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def of(cls, values: jax.Array, counted: jax.Array) -> Mean:
+        """Makes the mean of those values, bool or float32 [...], that are counted, bool [...]."""
+        return cls(jnp.sum(jnp.where(counted, values, 0), dtype=jnp.float32), jnp.sum(counted, dtype=jnp.float32))
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Reported:
     """Values of a micro-batch that are reported, beside its loss.
 
     `sums` are added up over micro-batches and devices, to be divided by the weight. Of `maxima`, which are at least 0,
-    the largest is kept.
+    the largest is kept. `means` have divisors of their own.
     """
 
     sums: Scalars = field(default_factory=dict[str, jax.Array])
     maxima: Scalars = field(default_factory=dict[str, jax.Array])
+    means: dict[str, Mean] = field(default_factory=dict[str, Mean])
 
     def joined(self, other: Reported) -> Reported:
         """Returns the values of both."""
         return Reported(
-            jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima)
+            jax.tree.map(jnp.add, self.sums, other.sums),
+            jax.tree.map(jnp.maximum, self.maxima, other.maxima),
+            jax.tree.map(jnp.add, self.means, other.means),
         )
 
     def of_all(self, devices: Devices) -> Reported:
         """Returns the values of all devices, within a function of `Devices.on_each`."""
-        return Reported(devices.sum(self.sums), devices.maximum(self.maxima))
+        return Reported(devices.sum(self.sums), devices.maximum(self.maxima), devices.sum(self.means))
 
     def divided(self, weight: jax.Array) -> Scalars:
-        """Returns the sums divided by the weight of the batch, and the maxima."""
-        return {name: value / weight for name, value in self.sums.items()} | self.maxima
+        """Returns the sums divided by the weight of the batch, the maxima and the means."""
+        means = {name: mean.total / jnp.maximum(mean.count, 1.0) for name, mean in self.means.items()}
+        return {name: value / weight for name, value in self.sums.items()} | self.maxima | means
 
 
 class Scores(NamedTuple):

@@ -61,9 +61,14 @@ class Checkpoints:
         self._params, self._settings, self._best = params, settings, best
         self._output = Path(params.output_dir)
 
+    def can_resume_at(self, step: int) -> bool:
+        """Returns whether a run can resume after so many steps: not between steps that share a batch."""
+        return step % self._params.steps_per_batch == 0
+
     def is_due(self, step: int) -> bool:
-        """Returns whether a checkpoint is saved after so many steps."""
-        return bool(self._params.save_steps) and step % self._params.save_steps == 0
+        """Returns whether a checkpoint is saved after so many steps, the first where a run can resume."""
+        every, last = self._params.save_steps, step - self._params.steps_per_batch
+        return bool(every) and self.can_resume_at(step) and step // every > last // every
 
     def save(self, state: TrainState) -> Path:
         """Writes a checkpoint and returns its folder. Raises CheckpointError if it cannot be written."""

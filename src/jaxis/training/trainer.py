@@ -19,6 +19,7 @@ from jaxis.training.config import TrainConfig
 from jaxis.training.data import Split, num_steps
 from jaxis.training.evaluation import AnswerScores, BestStep, HeldOutEvaluation
 from jaxis.training.export import placed_into
+from jaxis.training.forward_pass import choose_forward_pass
 from jaxis.training.loop import TrainingLoop
 from jaxis.training.methods import TrainingData, load_data, load_objective, load_validation
 from jaxis.training.optimizer import make_optimizer, make_schedule
@@ -60,10 +61,14 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig, note: Callable[[str], None]) -> None:
-        self._config, self._note = config, note
+        self._note = note
         for line in config.notes():
             note(line)
         self.base: BaseModel = open_base_model(config)
+        config, said = choose_forward_pass(config, self.base)
+        if said is not None:
+            note(said)
+        self._config = config
         self.data: TrainingData = load_data(config, self.base)
         self.validation: Split | None = None
         if config.training.eval_strategy != "no":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
-from jaxis.training.config.unused import TORCH_ONLY
+from jaxis.training.config.unused import GRPO
 
 ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
 
@@ -22,7 +22,17 @@ class GrpoParams(ParameterGroup):
       num_generations: Number of answers to a prompt, which form a group.
       max_prompt_length: Limit of a prompt's tokens; a longer prompt is an error. None: as the context allows.
       max_completion_length: Limit of an answer's tokens.
-      scale_rewards: True to divide advantages by the standard deviation of their group's rewards.
+      scale_rewards: Rewards whose standard deviation divides advantages: those of a group ("group", or True), of all
+        answers of a step ("batch"), or none ("none", or False).
+      loss_type: Mean that the loss is: of all tokens of a step (dapo); of the tokens of a micro-batch (bnpo); of
+        answers, each the mean of its tokens (grpo); or of answers, each the sum of its tokens over
+        `max_completion_length` (dr_grpo).
+      num_iterations: Number of steps that learn from the same answers.
+      epsilon: Distance below 1 at which the ratio of a token's probabilities, now and when it was sampled, is clipped.
+      epsilon_high: The same above 1; None: `epsilon`.
+      importance_sampling_level: token, with a ratio for each token; or sequence, with the geometric mean of an answer's
+        ratios (GSPO, arXiv:2507.18071).
+      beta: Factor of the KL divergence from the model before training; 0: none.
       log_completions: True to write every answer to answers.jsonl.
       on_mismatch: Action if a token's log-probability differs between training and the engine that sampled it: error;
         correct, which weighs each token by the ratio, up to 2; or ignore. None: error with `forward_pass: engine`, else
@@ -41,7 +51,13 @@ class GrpoParams(ParameterGroup):
     num_generations: int = 8
     max_prompt_length: int | None = None
     max_completion_length: int = 256
-    scale_rewards: bool = True
+    scale_rewards: bool | str = "group"
+    loss_type: str = "dapo"
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    importance_sampling_level: str = "token"
+    beta: float = 0.0
     log_completions: bool = False
     on_mismatch: str | None = None
     vocab_mismatch_positions: int = 2
@@ -51,31 +67,8 @@ class GrpoParams(ParameterGroup):
     min_p: float | None = None
     environment_factory: str | None = None
     max_tool_calling_iterations: int | None = None
-    epsilon: float = 0.2
-    num_iterations: int = 1
-    beta: float = 0.0
-    loss_type: str = "dapo"
-    repetition_penalty: float = 1.0
-    model_init_kwargs: Any = None
-    remove_unused_columns: bool = False
-    use_vllm: bool = False
-    vllm_mode: str | None = None
-    vllm_gpu_memory_utilization: float = 0.9
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
-        "epsilon": "a batch has one update, in which no ratio is clipped",
-        "remove_unused_columns": "reward functions get all columns",
-        "use_vllm": "the engine of this process samples",
-        "vllm_mode": "the engine of this process samples",
-        "vllm_gpu_memory_utilization": "the engine of this process samples",
-        "model_init_kwargs": TORCH_ONLY,
-    }
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "repetition_penalty": "answers are sampled from the distribution that is trained; leave it out",
-        "num_iterations": "a batch has one update; leave it out",
-        "beta": "there is no reference model; leave it out",
-        "loss_type": "the loss is dapo, a mean over all tokens of a batch; leave it out",
-    }
+    UNUSED: ClassVar[Mapping[str, Unused]] = GRPO
 
     @classmethod
     def section(cls) -> str:
@@ -92,11 +85,32 @@ class GrpoParams(ParameterGroup):
             self.check_number("max_tool_calling_iterations", 0, whole=True)
         self.check("environment_factory", str, "module:Class", optional=True)
         self._check_sampling()
-        for name in ("scale_rewards", "log_completions"):
-            self.check(name, bool, "true or false")
+        self.check("log_completions", bool, "true or false")
+        self._check_loss()
         if self.on_mismatch not in (None, ERROR, CORRECT, IGNORE):
             raise ConfigError(
                 f"training.grpo.on_mismatch={self.on_mismatch!r} must be one of {ERROR}, {CORRECT}, {IGNORE}"
+            )
+
+    def _check_loss(self) -> None:
+        if isinstance(self.scale_rewards, bool):
+            object.__setattr__(self, "scale_rewards", "group" if self.scale_rewards else "none")
+        for name, choices in {
+            "scale_rewards": ("group", "batch", "none"),
+            "loss_type": ("dapo", "bnpo", "grpo", "dr_grpo"),
+            "importance_sampling_level": ("token", "sequence"),
+        }.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"training.grpo.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
+        self.check_number("num_iterations", 1, whole=True)
+        self.check_number("epsilon", 0, 1)
+        self.check_number("beta", 0)
+        if self.epsilon_high is not None:
+            self.check_number("epsilon_high", 0)
+        if self.beta and self.has_filters:
+            raise ConfigError(
+                "training.grpo.beta cannot be honoured with top_p, top_k or min_p: tokens that are left out have no "
+                "divergence; leave them out"
             )
 
     def _check_sampling(self) -> None:

@@ -56,6 +56,7 @@ class TrainingParams(ParameterGroup):
       mixed_precision_dtype: NONE, or BF16 for a forward pass in bfloat16.
       enable_gradient_checkpointing: True to recompute layers for their derivatives instead of keeping activations.
       forward_pass: engine, with the kernels that answer requests and bit for bit the same results; or plain (JAX).
+        None: engine for TRL_GRPO and TRL_DISTILLATION where it is supported, else plain.
       logging_steps: Steps between printed lines; metrics.jsonl has every step.
       eval_strategy: "no", "steps" or "epoch": interval of the held-out loss of `data.validation`.
       eval_steps: Steps between evaluations.
@@ -95,7 +96,7 @@ class TrainingParams(ParameterGroup):
     max_grad_norm: float = 1.0
     mixed_precision_dtype: str = "NONE"
     enable_gradient_checkpointing: bool = False
-    forward_pass: str = PLAIN
+    forward_pass: str | None = None
     logging_steps: int = 10
     logging_dir: str | None = None
     eval_strategy: str = "no"
@@ -154,10 +155,12 @@ class TrainingParams(ParameterGroup):
             "optimizer": tuple(OPTIMIZERS),
             "lr_scheduler_type": SCHEDULES,
             "eval_strategy": ("no", "steps", "epoch"),
-            "forward_pass": (PLAIN, ENGINE),
+            "forward_pass": (None, PLAIN, ENGINE),
         }.items():
             if getattr(self, name) not in choices:
-                raise ConfigError(f"training.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
+                raise ConfigError(
+                    f"training.{name}={getattr(self, name)!r} must be one of {', '.join(filter(None, choices))}"
+                )
         if str(self.mixed_precision_dtype).lower() not in _COMPUTE_DTYPES:
             self.refuse("mixed_precision_dtype", "NONE or BF16")
 
@@ -173,11 +176,6 @@ class TrainingParams(ParameterGroup):
         if bool(names) != is_grpo and not (is_grpo and self.grpo.environment_factory):
             what = "needs" if is_grpo else "has no"
             raise ConfigError(f"training.trainer_type={self.trainer_type} {what} training.reward_functions")
-        if self.grpo.has_filters and self.forward_pass != ENGINE:
-            raise ConfigError(
-                "training.grpo.top_p, top_k and min_p need training.forward_pass=engine, which keeps the tokens that "
-                "were kept when answers were sampled"
-            )
         if self.trainer_type == GRPO and self.eval_strategy != "no":
             raise ConfigError("training.eval_strategy cannot be honoured with TRL_GRPO: give no")
 
@@ -226,7 +224,13 @@ class TrainingParams(ParameterGroup):
     def has_reference(self) -> bool:
         """True if the objective compares the model with itself before training."""
         is_own_teacher = self.distillation.teacher_model_name_or_path is None
-        return self.trainer_type == DPO or (self.trainer_type == DISTILLATION and is_own_teacher)
+        is_tied = self.trainer_type == GRPO and self.grpo.beta > 0
+        return self.trainer_type == DPO or is_tied or (self.trainer_type == DISTILLATION and is_own_teacher)
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Number of steps that learn from the same batch."""
+        return self.grpo.num_iterations if self.trainer_type == GRPO else 1
 
     @property
     def recomputes_layers(self) -> bool:

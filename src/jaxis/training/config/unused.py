@@ -43,6 +43,14 @@ TRAINING: Mapping[str, Unused] = {
     "profiler": refused("use JAX's profiler"),
     "save_epoch": refused("give save_steps"),
 }
+GRPO: Mapping[str, Unused] = {
+    "remove_unused_columns": no_effect("reward functions get all columns"),
+    "use_vllm": no_effect("the engine of this process samples"),
+    "vllm_mode": no_effect("the engine of this process samples"),
+    "vllm_gpu_memory_utilization": no_effect("the engine of this process samples", 0.9),
+    "model_init_kwargs": no_effect(TORCH_ONLY),
+    "repetition_penalty": refused("answers are sampled from the distribution that is trained; leave it out", 1.0),
+}
 PEFT: Mapping[str, Unused] = {
     "bnb_4bit_quant_type": no_effect("weights are quantized as jaxis quantize does", "fp4"),
     "bnb_4bit_quant_storage": no_effect("weights are quantized as jaxis quantize does", "uint8"),

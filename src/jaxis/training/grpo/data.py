@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxis.errors import ConfigError
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import TrainConfig
+from jaxis.training.config import ENGINE, TrainConfig
 from jaxis.training.grpo.rollouts import Rollouts
 from jaxis.training.rows import DataRow, read_rows
 
@@ -19,6 +19,12 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
     """
     if config.fsdp.enable_fsdp:
         raise ConfigError("fsdp.enable_fsdp cannot be honoured with TRL_GRPO: leave it out")
+    grpo = config.training.grpo
+    if config.training.forward_pass != ENGINE and (grpo.has_filters or grpo.num_iterations > 1):
+        needing = "top_p, top_k and min_p need" if grpo.has_filters else "num_iterations above 1 needs"
+        raise ConfigError(
+            f"training.grpo.{needing} training.forward_pass=engine, whose log-probabilities are those of sampling"
+        )
     split = config.data.train
     rows: list[DataRow] = []
     digests: dict[str, str] = {}

@@ -32,13 +32,16 @@ class Rewards:
         }
 
 
-def advantages(rewards: np.ndarray, num_generations: int, *, scaled: bool) -> np.ndarray:
+def advantages(rewards: np.ndarray, num_generations: int, scaled_by: str = "group") -> np.ndarray:
     """Computes the advantage of each answer over its group of adjacent ones: float64 [N] -> [N].
 
-    If scaled, it is divided by the group's standard deviation (of a sample, plus MIN_DEVIATION, as in TRL).
+    It is divided by the standard deviation of its group, or of the whole "batch" (of a sample, plus MIN_DEVIATION, as
+    in TRL), or by nothing ("none").
     """
     groups = rewards.astype(np.float64).reshape(-1, num_generations)
     found = groups - groups.mean(axis=1, keepdims=True)
-    if scaled:
+    if scaled_by == "group":
         found /= groups.std(axis=1, ddof=1, keepdims=True) + MIN_DEVIATION
+    elif scaled_by == "batch":
+        found /= groups.std(ddof=1) + MIN_DEVIATION
     return found.reshape(-1)

@@ -26,7 +26,7 @@ ALL_TOKENS = 2**31 - 1
 
 
 class Rollouts:
-    """Batches whose answers the engine samples when a step begins. For given weights they depend on the seed only.
+    """Batches whose answers the engine samples when their first step begins, which depend on weights and seed only.
 
     Attributes:
       shown: Names of reported values that printed lines show; see `BatchSource`.
@@ -76,15 +76,26 @@ class Rollouts:
         self._base = base
         self._engine: LiveEngine | None = None
         self._fails = training.on_mismatch == ERROR
+        self._drawn: tuple[RolloutBatch, Mapping[str, float]] | None = None
         self._mismatch: dict[str, float] = {}
         self._num_checked = 0
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(self._prompts.ids) // self._num_prompts)
+        return -(-len(self._prompts.ids) // self._num_prompts) * self._params.num_iterations
 
     def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
-        step, count = context.step, self._params.num_generations
+        number, repeated = divmod(context.step, self._params.num_iterations)
+        if not repeated:
+            self._drawn = self._sample(number, context)
+            return self._drawn
+        assert self._drawn is not None  # runs resume where answers are sampled
+        batch, measured = self._drawn
+        return dataclasses.replace(batch, is_first=np.zeros_like(batch.is_first)), measured
+
+    def _sample(self, step: int, context: StepContext) -> tuple[RolloutBatch, Mapping[str, float]]:
+        """Samples and rewards the answers of a batch; `step` counts batches."""
+        count = self._params.num_generations
         if self._engine is None:
             self._engine = LiveEngine(self._base, self._max_tokens, context.progress)
         chosen = [place for place in self._places(step) for _ in range(count)]
@@ -92,11 +103,11 @@ class Rollouts:
         episodes = self._play(step, chosen, self._engine, model)
         rewards = self._reward(episodes, chosen)
         total = np.sum(list(rewards.values()), axis=0)
-        gains = advantages(total, count, scaled=self._params.scale_rewards)
+        gains = advantages(total, count, str(self._params.scale_rewards))
         if self._params.log_completions:
             for place, episode, reward in zip(chosen, episodes, total.tolist(), strict=True):
                 context.write_answer(
-                    {"step": step + 1, "row": self._prompts.where[place], "answer": episode.completion}
+                    {"step": context.step + 1, "row": self._prompts.where[place], "answer": episode.completion}
                     | {"reward": reward}
                 )
         lengths = [sum(episode.is_sampled) for episode in episodes]
@@ -117,6 +128,8 @@ class Rollouts:
         return self._with_vocabulary(batch, step, self._engine, model), measured
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
+        if (step - 1) % self._params.num_iterations:
+            return
         found = {name: values[name] for name in (MISMATCH, VOCAB_MISMATCH) if name in values}
         self._num_checked += 1
         self._mismatch = {name: max(value, self._mismatch.get(name, 0.0)) for name, value in found.items()}
@@ -135,9 +148,8 @@ class Rollouts:
         if VOCAB_MISMATCH in self._mismatch:
             num_positions = self._num_checked * self._shape[0] * self._params.vocab_mismatch_positions
             said += f", {self._mismatch[VOCAB_MISMATCH]} of the whole vocabulary at {num_positions} positions"
-        return (
-            f"largest difference of log-probabilities between sampler and trainer in {self._num_checked} steps: {said}",
-        )
+        found = f"largest difference of log-probabilities between sampler and trainer in {self._num_checked} batches"
+        return (f"{found}: {said}",)
 
     def close(self) -> None:
         if self._engine is not None:
@@ -229,6 +241,7 @@ class Rollouts:
             top_k=np.full(num_micro_batches, drawn_from.top_k if drawn_from.top_k > 0 else ALL_TOKENS, np.int32),
             top_p=np.full(num_micro_batches, drawn_from.top_p, np.float32),
             min_p=np.full(num_micro_batches, drawn_from.min_p, np.float32),
+            is_first=np.ones(num_micro_batches, np.float32),
         )
 
     def _with_vocabulary(self, batch: RolloutBatch, step: int, engine: LiveEngine, model: JaxModule) -> RolloutBatch:

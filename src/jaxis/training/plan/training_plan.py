@@ -15,7 +15,7 @@ from jaxis.host.byte_size import human_bytes
 from jaxis.host.machine import free_host_bytes
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.config import DISTILLATION, GRPO, PLAIN, TrainConfig
+from jaxis.training.config import DISTILLATION, ENGINE, GRPO, TrainConfig
 from jaxis.training.data import load_split
 from jaxis.training.plan.memory import TrainingMemory, training_memory
 
@@ -86,7 +86,7 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
     """
     if (kind := config.training.trainer_type) in (GRPO, DISTILLATION):
         raise ConfigError(f"--train cannot plan training.trainer_type={kind}, whose engine needs memory as well")
-    if config.training.forward_pass != PLAIN:
+    if config.training.forward_pass == ENGINE:
         raise ConfigError("--train cannot plan training.forward_pass=engine, which is for CPUs: plan it with plain")
     base = open_base_model(config, "accelerator" if targets else None)
     batch = load_split(config, config.data.train, base).batches.longest()
