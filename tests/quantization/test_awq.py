@@ -23,7 +23,6 @@ AWQ = {
     "modules_to_not_convert": None,
 }
 OLD = {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": True}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 
 
 def pack(module, weight, tensors=awq_gemm_tensors):
@@ -124,16 +123,6 @@ def test_config_json_alone_says_which_modules_are_quantized():
     assert format_of("model.layers.0.mlp.up_proj", (64, 64)).group_size == 32
     for name in ("visual.blocks.0.proj", "model.layers.0.mlp.down_proj", "lm_head", "model.embed_tokens"):
         assert format_of(name, (64, 64)) is None
-
-
-def test_activations_scaled_at_run_time_are_refused(source, tmp_path):
-    import torch
-
-    packed, _ = write(tmp_path, source, pack, AWQ)
-    stored = load_file(packed / "model.safetensors") | {"model.layers.0.mlp.act.scales": torch.ones(96)}
-    folder = replace_tensors(tmp_path / "changed", packed, stored)
-    with pytest.raises(CheckpointError, match=r"tensor 'model.layers.0.mlp.act.scales' \[96\] has no parameter"):
-        load(folder)
 
 
 def test_the_description_may_be_in_the_old_file(source, tmp_path):

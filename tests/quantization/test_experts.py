@@ -172,17 +172,6 @@ def test_a_unit_without_a_kernel_stays_with_plain_jax(unit, packed):
     assert_near(apply(layer, *routed()), by_hand(tensors(), *routed(), unit=unit))
 
 
-@pytest.mark.slow
-@needs_native
-def test_groups_without_a_kernel_stay_with_plain_jax():
-    layer = loaded(PackingConfig(rules("int4", 16)), tensors())
-    assert all(isinstance(stack, QuantizedWeight) for stack in stacks(layer))
-    dense = {
-        name: np.asarray(dequantize(quantize(tensor, WeightScheme("int4", 16)))) for name, tensor in tensors().items()
-    }
-    assert_near(apply(layer, *routed()), by_hand(dense, *routed()))
-
-
 @packings
 def test_weights_on_the_input(packed):
     layer = loaded(PackingConfig() if packed else None, tensors(), scales_input=True)
@@ -210,18 +199,6 @@ def test_fused_transposed_interleaved_tensors_with_biases():
     packed, plain = (loaded(config, checkpoint, **options) for config in (PackingConfig(), None))
     assert is_packed(packed)
     assert_near(apply(packed, *routed()), apply(plain, *routed()))
-
-
-@pytest.mark.sampled(4)
-@packings
-@pytest.mark.parametrize("config", [None, rules("int8"), rules("int4", 16)], ids=["float32", "int8", "int4"])
-def test_initial_weights_are_of_the_same_kind(config, packed):
-    config = PackingConfig(config) if packed else config
-    layer = JaxExperts(X, E, F, nnx.Rngs(0), gated_unit=SILU, dtype=jnp.float32, quant_config=config, prefix="experts")
-    layer.quant_method.process_weights_after_loading(layer)
-    template = loaded(config, tensors())
-    assert jax.tree.map(jnp.shape, nnx.state(layer)) == jax.tree.map(jnp.shape, nnx.state(template))
-    assert np.abs(apply(layer, *routed())).max() > 0
 
 
 @packings

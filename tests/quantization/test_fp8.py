@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from jaxis import SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import BlockScaledWeight
@@ -63,12 +62,6 @@ def test_scales_of_other_types(source, tmp_path, scale_dtype, scale_fmt):
         assert_close(logits(load(fp8, native=native)), logits(load(wide)))
 
 
-def test_blocks_of_another_shape(source, tmp_path):
-    fp8, wide = write_fp8(tmp_path, source, block=(48, 64))
-    for native in (False, True):
-        assert_close(logits(load(fp8, native=native)), logits(load(wide)))
-
-
 @pytest.mark.parametrize("shape", [(256, 128), (384, 640)])
 def test_dequantized_blocks_are_transformers(shape):
     value, scale = quantize_fp8(torch.randn(shape), (128, 128))
@@ -98,17 +91,6 @@ def test_dequantized_by_choice(folders, dtype, native):
     expected = load(wide, dtype=dtype, native=native)
     assert_equal(model, expected)
     np.testing.assert_array_equal(logits(model), logits(expected))
-
-
-def test_through_the_engine(folders, start_llm):
-    fp8, wide = folders
-    outputs = []
-    for folder in (fp8, wide):
-        with start_llm(folder) as llm:
-            prompt = {"prompt_token_ids": list(range(3, 23))}
-            params = SamplingParams(temperature=0.0, max_tokens=8)
-            outputs.append(llm.generate(prompt, params)[0].outputs[0].token_ids)
-    assert outputs[0] == outputs[1]
 
 
 def test_modules_left_as_they_are(source, tmp_path):
@@ -226,11 +208,6 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=message) as caught:
             quantization_of_checkpoint(HFConfig({"quantization_config": FP8 | config}), None)
         assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("choice", ["int8", "none"])
-    def test_it_cannot_be_quantized_again(self, choice):
-        with pytest.raises(ConfigError, match="is quantized by fp8 and cannot be quantized again: leave quantization"):
-            quantization_of_checkpoint(HFConfig({"quantization_config": FP8}), parse_quantization(choice))
 
     def test_only_a_quantized_checkpoint_is_dequantized(self):
         with pytest.raises(ConfigError, match="this one is not quantized: leave it out"):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors import safe_open
 
 from jaxis.kernels import native as native_kernels
 from jaxis.kernels.weights import BlockScaledWeight, PackedWeight, as_weight
@@ -22,13 +21,6 @@ def folders(tmp_path_factory):
     source = tmp_path_factory.mktemp("source") / "deepseek_v3"
     write_checkpoint(source, "deepseek_v3", tokenizer=False, **LATENT_SIZES | SIZES)
     return write_fp8(tmp_path_factory.mktemp("fp8"), source)
-
-
-def test_the_checkpoint_is_as_published(folders):
-    with safe_open(folders[0] / "model.safetensors", "pt") as file:
-        for name in ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", "mlp.experts.5.up_proj"):
-            assert file.get_slice(f"model.layers.1.{name}.weight").get_dtype() == "F8_E4M3"
-            assert f"model.layers.1.{name}.weight_scale_inv" in file.keys()  # noqa: SIM118
 
 
 @pytest.mark.sampled

@@ -1,7 +1,5 @@
 """Layers that hold quantized weights: as they load, look rows up, multiply, and run on several devices."""
 
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,6 @@ from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from tests.support.dequantized import dequantize
 from tests.support.quantized_models import load, logits, values
-from tests.support.simulated_devices import run_on_devices
 
 SCHEMES = {
     "int8": {"weight_qtype": "int8"},
@@ -41,17 +38,6 @@ def quantized(scheme, weight):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 class TestLayers:
-    @pytest.mark.sampled(3)
-    def test_linear(self, scheme):
-        layer = JaxLinear(64, 6, nnx.Rngs(0), quant_config=config(scheme), prefix="x")
-        weight, bias, x = random(6, 64), random(6, seed=1), random(3, 64, seed=2)
-        assert JaxAutoWeightsLoader(layer).load_weights([("weight", weight), ("bias", bias)]) == {"weight", "bias"}
-        held = layer.weight.get_value()
-        assert isinstance(held, QuantizedWeight)
-        assert held.nbytes < weight.nbytes / 3
-        expected = x @ np.asarray(dequantize(quantized(scheme, weight))).T + bias
-        np.testing.assert_allclose(nnx.jit(lambda layer, x: layer(x))(layer, x), expected, rtol=0, atol=1e-4)
-
     @pytest.mark.sampled(3)
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_embeddings_and_tied_head(self, scheme, dtype):
@@ -145,23 +131,3 @@ def test_the_engine_serves_a_quantized_model(start_llm):
 def test_mistakes_show_before_weights_are_read(start_llm, quantization, message):
     with pytest.raises(ConfigError, match=message):
         start_llm(quantization=quantization)
-
-
-@pytest.mark.slow  # test_sharded_weights.py has its products
-@pytest.mark.multi_device
-def test_several_devices_give_what_one_gives(checkpoint):
-    script = """
-    import sys
-    import numpy as np
-    from jaxis import LLM
-    ids = list(range(1, 40))
-    logits = []
-    for devices in (1, 2):
-        with LLM(sys.argv[1], quantization="int4", tensor_parallel_size=devices, show_progress=False,
-                 max_num_batched_tokens=64, max_num_seqs=1, kv_cache_memory="8MiB") as llm:
-            logits.append(llm.compute_logits(ids, path="paged"))
-    error = np.abs(logits[0] - logits[1]).max() / np.abs(logits[0]).max()
-    # An activation on the edge between two integers may fall to either side.
-    assert error < 0.02, error
-    """
-    run_on_devices("-c", textwrap.dedent(script), str(checkpoint()), num_devices=8)

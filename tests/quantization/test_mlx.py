@@ -69,13 +69,6 @@ def assert_low_precision_weights(model, expected):
             )
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("native", [False, True])
-def test_it_can_be_dequantized(sparse, tmp_path, native):
-    quantized, wide = write_mlx(tmp_path, sparse, mode="nvfp4", group_size=16)
-    assert_equal(load(quantized, "dequantize", native=native), load(wide, native=native))
-
-
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_unquantized_files_of_mlx_load(source, sparse, tmp_path, kind):
     original = sparse if kind == "experts" else source

@@ -3,22 +3,18 @@
 import logging
 import re
 
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import CheckpointError, ConfigError
+from jaxis.errors import ConfigError
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
 from jaxis.layers.weight_format import WeightSlot
-from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.formats.nvfp4 import NvFp4Format
 from tests.support.block_checkpoints import assert_logits, replace_tensors, transformers_logits
-from tests.support.compressed_checkpoints import host_array, write_stored
+from tests.support.compressed_checkpoints import write_stored
 from tests.support.dequantized import dequantize
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
@@ -110,33 +106,12 @@ def test_logits_are_those_of_the_weights_that_an_algorithm_stands_for(sources, t
     stored, wide = write_stored(
         tmp_path, sources[family], lambda _, weight: ALGORITHMS[algorithm](weight), config(algorithm)
     )
-    assert_logits(stored, wide)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("algorithm", quick_rows(ALGORITHMS, ["NVFP4", "FP8"]))
-def test_dequantized_weights_are_modelopts_to_the_bit(sources, tmp_path, algorithm):
-    stored, wide = write_stored(
-        tmp_path, sources["dense"], lambda _, weight: ALGORITHMS[algorithm](weight), config(algorithm)
-    )
-    expected = load_file(wide / "model.safetensors")
-    for name, weight in values(load(stored)).items():
-        assert isinstance(weight, BlockScaledWeight | CodedWeight) == name.endswith("_proj.weight")
-        np.testing.assert_array_equal(dequantize(weight), expected[name].numpy(), err_msg=name)
+    held, expected = values(assert_logits(stored, wide)), load_file(wide / "model.safetensors")
+    for name, weight in held.items():
+        assert isinstance(weight, BlockScaledWeight | CodedWeight) == name.endswith(("_proj.weight", "_proj"))
+        if name in expected:  # and no stack of experts
+            np.testing.assert_array_equal(dequantize(weight), expected[name].numpy(), err_msg=name)
     assert_equal(load(stored, "dequantize"), load(wide))
-
-
-def test_every_nvfp4_code_and_scale():
-    codes = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 8)
-    scale = torch.arange(127, dtype=torch.uint8).repeat(3)[:256, None].view(torch.float8_e4m3fn)
-    scale_2 = torch.tensor(0.0123)
-    tensors = {"weight": codes, "weight_scale": scale, "weight_scale_2": scale_2}
-    weight = NvFp4Format().assemble({name: host_array(t.contiguous()) for name, t in tensors.items()}, (256, 16))
-    nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1).int()
-    values_of = E2M1[nibbles & 7] * torch.where(nibbles > 7, -1.0, 1.0)
-    wide = values_of * (scale.float() * scale_2)
-    np.testing.assert_array_equal(dequantize(weight), wide.numpy())
-    np.testing.assert_array_equal(np.asarray(dequantize(weight, jnp.bfloat16)), wide.numpy().astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.sampled(4)
@@ -276,39 +251,3 @@ def test_parts_of_a_fused_module_are_refused():
         ConfigError, match=r"names q_proj, k_proj of a.qkv_proj, which has q_proj, k_proj, v_proj in one"
     ):
         quantization.get_quant_method(layer, "a.qkv_proj")
-
-
-def test_it_cannot_be_quantized_again():
-    with pytest.raises(ConfigError, match="is quantized by modelopt and cannot be quantized again"):
-        quantization_of_checkpoint(HFConfig({"quantization_config": config("FP8")}), parse_quantization("int8"))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "suffix", "change", "message"),
-    [
-        ("NVFP4", "weight_scale_2", lambda t: None, "are not in the checkpoint: .*q_proj.weight_scale_2"),
-        ("NVFP4", "weight_scale_2", lambda t: t * torch.inf, "q_proj has a weight whose values or scales are not all"),
-        (
-            "NVFP4",
-            "weight_scale",
-            lambda t: t.float(),
-            "weight_scale' is float32 in the checkpoint, but must be float8",
-        ),
-        (
-            "NVFP4",
-            "weight",
-            lambda t: t[:, :-8].contiguous(),
-            r"weight' has shape \[128, 88\] .*\[128, 96\] in the model",
-        ),
-        ("FP8", "pre_quant_scale", lambda t: torch.ones(192), "pre_quant_scale' .* has no parameter"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(sources, tmp_path, algorithm, suffix, change, message):
-    stored, _ = write_stored(
-        tmp_path, sources["dense"], lambda _, weight: ALGORITHMS[algorithm](weight), config(algorithm)
-    )
-    tensors, name = load_file(stored / "model.safetensors"), f"model.layers.0.self_attn.q_proj.{suffix}"
-    tensors[name] = change(tensors.get(name))
-    folder = replace_tensors(tmp_path / "changed", stored, {n: t for n, t in tensors.items() if t is not None})
-    with pytest.raises(CheckpointError, match=message):
-        load(folder)

@@ -1,20 +1,15 @@
 """Layers with packed weights: what is kept in memory, and that they compute what plain layers do."""
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxis.config import ModelConfig, VllmConfig
-from jaxis.config.hf_config import HFConfig
 from jaxis.kernels import native
 from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, quantize
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear, apply_together
-from jaxis.layers.mlp import GatedMLP, activation_function
-from jaxis.layers.scope import LayerScope
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
@@ -89,48 +84,9 @@ def test_layers_applied_together_are_each_alone(use_bias):
         np.testing.assert_allclose(y, x @ weights["weight"].T + weights.get("bias", 0), rtol=0, atol=1e-4)
 
 
-def test_layers_of_different_types_are_applied_one_by_one():
-    layers = [linear(7), linear(9, quantized("int8", 32))]
-    x = random(5, 64)
-    results = apply_together(jnp.asarray(x), *(layer for layer, _ in layers))
-    np.testing.assert_allclose(results[0], x @ layers[0][1]["weight"].T, rtol=0, atol=1e-4)
-    expected = x @ np.asarray(dequantize(quantize(layers[1][1]["weight"], WeightScheme("int8", 32)))).T
-    np.testing.assert_allclose(results[1], expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh", "relu"])
-@pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize("config", [PLAIN, quantized("int8", None)], ids=["plain", "int8"])
-def test_gated_mlp(name, use_bias, config):
-    activation = activation_function(name)
-    hf_config = HFConfig({"hidden_size": 64, "intermediate_size": 96, "hidden_act": name})
-    scope = LayerScope(VllmConfig(ModelConfig("", hf_config)), nnx.Rngs(0), config, "mlp")
-    layer = GatedMLP(scope, use_bias=use_bias)
-    _, weights = filled(layer)
-    x = random(5, 64, seed=9) / 8
-
-    def project(name, x):
-        weight = weights[f"{name}_proj.weight"]
-        weight = weight if config is PLAIN else np.asarray(dequantize(quantize(weight, WeightScheme("int8"))))
-        return x @ weight.T + weights.get(f"{name}_proj.bias", 0)
-
-    expected = project("down", np.asarray(activation(project("gate", x))) * project("up", x))
-    result = nnx.jit(lambda layer, x: layer(x))(layer, jnp.asarray(x))
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
 def test_groups_that_the_kernels_do_not_have_stay_with_plain_jax():
     layer, weights = linear(9, quantized("int4", 16))
     assert isinstance(layer.weight.get_value(), QuantizedWeight)
     x = random(3, 64, seed=1)
     expected = x @ np.asarray(dequantize(quantize(weights["weight"], WeightScheme("int4", 16)))).T
     np.testing.assert_allclose(layer(jnp.asarray(x)), expected, rtol=0, atol=1e-4)
-
-
-def test_layers_alike_are_equal_however_their_weights_came():
-    layers = [linear(9, quantized("int8", tile_size))[0] for tile_size in (None, 32)]
-    assert all(isinstance(jax.tree.leaves(layer.weight.get_value())[0], jax.Array) for layer in layers)
-    graphs = [nnx.graphdef(layer) for layer in layers]
-    assert graphs[0] == graphs[1]
-    assert hash(graphs[0]) == hash(graphs[1])

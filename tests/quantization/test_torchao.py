@@ -23,9 +23,9 @@ from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeigh
 from tests.quantization.foreign_quantizers import write_quantized
 from tests.support.block_checkpoints import assert_logits, replace_tensors
 from tests.support.dequantized import dequantize
-from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.quantized_models import IDS, load, logits, values
 from tests.support.quick_rows import quick_rows
-from tests.support.tiny_checkpoints import variant, write_checkpoint
+from tests.support.tiny_checkpoints import write_checkpoint
 
 KINDS = {
     "int8": (Int8WeightOnlyConfig(version=2), QuantizedWeight),
@@ -75,11 +75,6 @@ def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, tmp_pa
         np.testing.assert_array_equal(dequantize(weight), stored[name].numpy(), err_msg=name)
 
 
-def test_it_can_be_dequantized(source, tmp_path):
-    low_precision, wide = write(tmp_path, source, KINDS["int4"][0])
-    assert_equal(load(low_precision, "dequantize"), load(wide))
-
-
 def test_what_transformers_saves(source, tmp_path):
     settings = transformers.TorchAoConfig(Int8WeightOnlyConfig(version=2))
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -91,13 +86,6 @@ def test_what_transformers_saves(source, tmp_path):
     held = load(tmp_path / "saved")
     assert isinstance(values(held)["model.layers.0.mlp.up_proj.weight"], QuantizedWeight)
     np.testing.assert_allclose(logits(held), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-def test_a_file_that_asks_to_be_quantized_is_refused(source, tmp_path):
-    folder = variant(tmp_path / "plain", source, quantization_config=CONFIG)
-    with pytest.raises(ConfigError, match="to be quantized by torchao when they are loaded, which is not done"):
-        load(folder)
-    assert_equal(load(folder, "int8"), load(source, "int8"))
 
 
 def test_parameters_other_than_weights_are_refused(source, tmp_path):

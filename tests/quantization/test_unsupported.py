@@ -83,6 +83,23 @@ def test_mlxs_own_projections_are_named(name):
     assert re.search(message, refusal({}, [f"model.layers.0.self_attn.{name}"]))
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        {"quant_method": "mxfp4"},
+    ],
+    ids=lambda stored: stored["quant_method"],
+)
+@pytest.mark.parametrize("choice", ["int8", "none"])
+def test_what_is_quantized_is_not_quantized_again(stored, choice):
+    message = f"is quantized by {stored['quant_method']} and cannot be quantized again: leave quantization out"
+    with pytest.raises(ConfigError, match=message):
+        quantization_of_checkpoint(HFConfig({"quantization_config": stored}), parse_quantization(choice))
+
+
 def test_every_kind_is_tested():
     tested = {method for method, _ in METHODS}
     for kind in UNSUPPORTED_KINDS:

@@ -35,27 +35,6 @@ def test_a_weight_is_the_one_that_was_packed(version, group_size):
     np.testing.assert_array_equal(dequantize(weight), integers.wide)
 
 
-def test_without_zero_points_they_are_8():
-    integers = quantize(WEIGHT, 4, 64)
-    tensors = awq_gemm_tensors(integers)
-    assert np.all(integers.zeros == 8)
-    del tensors["qzeros"]
-    weight = assemble(AwqGemmFormat(64, has_zeros=False), tensors)
-    assert weight.zero_point is None
-    np.testing.assert_array_equal(dequantize(weight), integers.wide)
-
-
-def test_the_order_of_outputs_in_a_word():
-    # A word whose lowest number is 0, the next 1, ..., the highest 7.
-    tensors = {
-        "qweight": np.full((8, 1), 0x76543210, np.int32),
-        "qzeros": np.zeros((1, 1), np.int32),
-        "scales": np.ones((1, 8), np.float16),
-    }
-    weight = AwqGemmFormat(None).assemble(tensors, (8, 8))
-    np.testing.assert_array_equal(dequantize(weight)[:, 0], [0, 4, 1, 5, 2, 6, 3, 7])
-
-
 def test_too_few_zero_points_are_refused():
     with pytest.raises(ValueError, match="has 0 words of zero points for a row of 3 groups"):
         AwqGemvFormat(64, 0).tensors((N, K))

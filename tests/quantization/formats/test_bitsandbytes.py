@@ -82,13 +82,6 @@ def test_scales_and_levels_must_be_finite(name):
         Bitsandbytes4BitFormat("nf4", is_nested=True).assemble(tensors, (48, 128))
 
 
-@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
-def test_its_example_is_valid(quant_type):
-    stored_as = Bitsandbytes4BitFormat(quant_type, is_nested=True)
-    tensors = {name: spec.example() for name, spec in stored_as.tensors((1, 192)).items()}
-    assert stored_as.assemble(tensors, (1, 192)).shape == (1, 192)
-
-
 def test_8_bits():
     tensors, expected = bitsandbytes_8bit("weight", random_weight(48, 96))
     stored_as = Bitsandbytes8BitFormat()

@@ -68,12 +68,6 @@ def test_packed_integers_keep_the_precision_of_the_file(bits, symmetric, bits_in
     assert (codes or weight.qvalue.nbytes) * 8 == 32 * 512 * bits_in_memory
 
 
-def test_columns_that_fill_no_whole_bytes():
-    scheme = scheme_of("pack-quantized", integers(3, "channel"))
-    tensors, weight = assembled(random_weight(5, 42), scheme)
-    np.testing.assert_array_equal(dequantize(weight), decompress(tensors, scheme).numpy())
-
-
 @pytest.mark.parametrize("bits", [3, 5, 6, 7])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_words_of_older_versions_hold_whole_numbers_only(bits, symmetric):
@@ -210,16 +204,6 @@ class TestNvfp4:
             tensors, weight = assembled(random_weight(rows, 96), self.scheme)
             expected = decompress_wide(tensors, self.scheme).numpy()
             np.testing.assert_array_max_ulp(np.asarray(dequantize(weight)), expected, maxulp=2)
-
-    def test_to_the_bit_for_a_power_of_two(self):
-        weight = random_weight(32, 64)
-        weight[0, 0] = weight.abs().max() * 2
-        tensors = compress(weight * (2688 / 4096) / weight.abs().max(), self.scheme)
-        assert tensors["weight_global_scale"].item() == 4096
-        arrays = {name: host_array(tensor) for name, tensor in tensors.items()}
-        group = config_of(self.scheme)["config_groups"]["group_0"]
-        actual = dequantize(read_group(group, None, "").format.assemble(arrays, (32, 64)))
-        np.testing.assert_array_equal(actual, decompress_wide(tensors, self.scheme).numpy())
 
     def test_it_takes_four_and_a_half_bits(self):
         _, weight = assembled(random_weight(64, 1024), self.scheme)

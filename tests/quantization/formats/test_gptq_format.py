@@ -1,13 +1,10 @@
 """GPTQ's tensors, packed by AutoGPTQ's own steps, and the weights that they are in memory."""
 
-import dataclasses
-
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, lookup, matmul, pack
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, lookup, matmul
 from jaxis.quantization.formats.gptq import GptqFormat
 from tests.quantization.packed_integers import gptq_tensors, quantize
 from tests.support.dequantized import dequantize
@@ -60,16 +57,6 @@ def test_reordered_columns_are_put_back(bits, symmetric):
     np.testing.assert_array_equal(lookup(jnp.asarray(ids), weight, jnp.float32), integers.wide[ids])
     # As if act-order were ignored.
     assert not np.array_equal(dequantize(weight.weight), integers.wide)
-
-
-def test_a_reordered_weight_packs():
-    integers = quantize(WEIGHT, 4, 64, symmetric=False, reorders=True)
-    weight = assemble(GptqFormat(4, 64, False, has_order=True), gptq_tensors(integers))
-    packed = pack(weight)
-    assert isinstance(packed, ReorderedWeight)
-    np.testing.assert_array_equal(dequantize(packed), integers.wide)
-    x = RNG.standard_normal((5, K)).astype(np.float32)
-    np.testing.assert_allclose(matmul(jnp.asarray(x), packed), x @ integers.wide.T, rtol=0, atol=1e-4)
 
 
 def test_a_stack_of_reordered_weights_is_dequantized_each_by_its_own_order():
@@ -142,24 +129,6 @@ def test_without_a_word_about_symmetry_zero_points_tell(symmetric):
     if symmetric:  # even by a writer that says version 1 and writes version 2
         weight = assemble(GptqFormat(4, 64, None), gptq_tensors(integers, version=2, has_order=False))
         np.testing.assert_array_equal(dequantize(weight), integers.wide)
-
-
-def test_versions_differ_by_one():
-    integers = quantize(WEIGHT, 4, 64, symmetric=False)
-    read = assemble(GptqFormat(4, 64, False, True), gptq_tensors(integers, version=2, has_order=False))
-    off = dataclasses.replace(integers, zeros=(integers.zeros + 1) % 16)
-    np.testing.assert_array_equal(dequantize(read), off.wide)
-
-
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
-def test_scales_keep_their_type(dtype):
-    integers = quantize(WEIGHT, 4, 64)
-    tensors = gptq_tensors(integers, has_order=False)
-    tensors["scales"] = tensors["scales"].astype(dtype)
-    weight = assemble(GptqFormat(4, 64), tensors)
-    assert weight.scale.dtype == dtype
-    rounded = dataclasses.replace(integers, scales=integers.scales.astype(dtype))
-    np.testing.assert_array_equal(dequantize(weight), rounded.wide)
 
 
 def test_scales_must_be_finite():
