@@ -11,7 +11,7 @@ from tests.support.kernel_paths import PLAIN
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The machine's best instruction set and plain JAX run every case; another, one of each test.
+    """The machine's best instruction set and plain JAX run every case; the portable one, one of each test.
 
     The other cases are slow ones: `make test-native`, which `make test` runs first, tests every kernel on every
     instruction set in C++.
@@ -23,6 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isa not in isas() or isa in always:
             continue
         case = (item.path, item.originalname, isa)
-        if case in seen:
+        if case in seen or isa != "portable":
             item.add_marker(pytest.mark.slow)
         seen.add(case)

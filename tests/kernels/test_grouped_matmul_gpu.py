@@ -42,16 +42,6 @@ def test_each_row_is_multiplied_by_its_groups_weight(kind):
     np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("group_sizes", [(0, 0, 0), (0, 3, 0)], ids=str)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_odd_numbers_of_quantized_rows(group_sizes, dtype):
-    x, (weight, expected) = jnp.asarray(random(3, 128), dtype), weight_stack("bfloat16", 3, 24, 128)
-    y = product(x, weight, group_sizes)
-    exact = grouped_product(np.asarray(x, np.float32), expected, group_sizes)
-    np.testing.assert_allclose(y, exact, rtol=0, atol=2e-2 * max(1, np.abs(exact).max()))
-
-
 def test_weights_of_groups_without_rows_are_not_read():
     weight = random(3, 24, 128)
     weight[[0, 2]] = np.nan

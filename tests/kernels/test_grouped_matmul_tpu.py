@@ -12,7 +12,7 @@ from tests.support.weight_stacks import KINDS, grouped_product, weight_stack
 
 # Of 150 rows, which take two tiles: groups without rows, one in both tiles, one that shares the second, rows past all.
 GROUP_SIZES = (7, 0, 126, 13, 0)
-OFTEN = ("float32", "int4 in groups of 128", "int4 with minima", "MXFP4")
+OFTEN = ("int4 with minima", "MXFP4")
 kinds = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in KINDS]
 )
@@ -46,15 +46,6 @@ def test_each_row_is_multiplied_by_its_groups_weight(kind, strict):
     y = product(jnp.asarray(x), weight, GROUP_SIZES, strict)
     exact = grouped_product(x, expected, GROUP_SIZES)
     np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group_sizes", [(0, 0, 0), (0, 3, 0)], ids=str)
-def test_odd_numbers_of_bfloat16_rows(group_sizes, strict):
-    x, (weight, expected) = jnp.asarray(random(3, 128), jnp.bfloat16), weight_stack("bfloat16", 3, 24, 128)
-    y = product(x, weight, group_sizes, strict)
-    exact = grouped_product(np.asarray(x, np.float32), expected, group_sizes)
-    np.testing.assert_allclose(y, exact, rtol=0, atol=2e-2 * max(1, np.abs(exact).max()))
 
 
 def test_weights_of_groups_without_rows_are_not_read(strict):

@@ -47,10 +47,3 @@ def test_a_token_gets_the_same_bits_in_any_batch(isa):  # noqa: F811
     for size in (1, 3, 13):
         alone = [head_matmul(x[i : i + size], weight) for i in range(0, 40, size)]
         np.testing.assert_array_equal(jnp.concatenate(alone), together)
-
-
-def test_a_bfloat16_x_gives_bfloat16():
-    x, weight = random(3, 2, 16), random(2, 8, 16, seed=1)
-    y = head_matmul(jnp.asarray(x, jnp.bfloat16), pack_stack(weight))
-    assert y.dtype == jnp.bfloat16
-    np.testing.assert_allclose(y.astype(np.float32), expected(x, weight), rtol=0, atol=0.1)

@@ -53,7 +53,8 @@ def test_lanes_behind_an_entry_are_not_read(monkeypatch, dtype):
     garbage = np.full((len(operands.kv_cache), *shape), np.nan if dtype == np.float32 else 77, dtype)
     garbage[..., : operands.kv_cache.shape[-1]] = operands.kv_cache
     q, entries, _, *rest = map(jnp.asarray, operands.all)
-    _, out = latent_attention(q, entries, paged(garbage), *rest, value_dim=VALUE_DIM, scale=SCALE)
+    attend = jax.jit(functools.partial(latent_attention, value_dim=VALUE_DIM, scale=SCALE))
+    _, out = attend(q, entries, paged(garbage), *rest)
     np.testing.assert_allclose(out, expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
 
 
@@ -80,7 +81,8 @@ def test_the_definition_equals_dense_attention(dtype):
     step = make_latent_step(MIX, pad_tokens=3, pad_requests=1)
     kv_cache = cached(step.kv_cache, VALUE_DIM, dtype)
     operands = (step.q, kv_cache, step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
-    out = reference.latent_attention(*map(jnp.asarray, operands), value_dim=VALUE_DIM, scale=SCALE)
+    attend = jax.jit(functools.partial(reference.latent_attention, value_dim=VALUE_DIM, scale=SCALE))
+    out = attend(*map(jnp.asarray, operands))
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -94,12 +90,6 @@ def test_entries_of_deepseeks_size(isa, dtype):  # noqa: F811
 )
 def test_extreme_steps(requests):
     check(make_latent_step(requests, num_heads=3), 32)
-
-
-@pytest.mark.sampled(4)
-@cache_types
-def test_a_context_of_16k_tokens(dtype):
-    check(make_latent_step([(16383, 1), (100, 1), (15000, 3)], num_heads=4), 32, dtype)
 
 
 def test_a_step_without_requests_is_finite():
@@ -190,39 +180,6 @@ class TestOneRequestsResultDependsOnNothingElse:
             rows.append(out)
         np.testing.assert_array_equal(cache.view(np.uint8), expected_cache.view(np.uint8))
         np.testing.assert_array_equal(np.concatenate(rows), expected_rows)
-
-    @pytest.mark.slow  # the threads of attention to keys and values are the same
-    def test_on_any_number_of_threads(self):
-        script = "from tests.kernels import test_latent_attention_cpu as t; print(t.digest())"
-        for num_threads in (1, 3):
-            environment = os.environ | {"NPROC": str(num_threads), "PYTHONPATH": os.pathsep.join(sys.path)}
-            process = subprocess.run(
-                [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-            )
-            assert process.returncode == 0, process.stderr
-            assert process.stdout.split()[-1] == digest()
-
-
-def digest() -> str:
-    """Of the results of a step that is shared out differently among 1, 3 and 4 threads."""
-    step = make_latent_step([(5000, 1), (300, 1), (2100, 40), (0, 300)], num_heads=6)
-    result = hashlib.sha256()
-    for dtype in CACHE_TYPES:
-        for array in run(Operands.of(step, 32, dtype), 32):
-            result.update(np.ascontiguousarray(array).tobytes())
-    return result.hexdigest()
-
-
-def test_instruction_sets_agree():
-    """To rounding: the portable path has no fused multiply-add."""
-    operands = Operands.of(make_latent_step(MIX), 32)
-    results = []
-    for name in native.library().jaxis_supported_isas().decode().split():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "library", functools.partial(library_for, name))
-            results.append(run(operands, 32)[1])
-    for other in results[1:]:
-        np.testing.assert_allclose(other, results[0], rtol=0, atol=5e-6)
 
 
 def test_bfloat16_activations():

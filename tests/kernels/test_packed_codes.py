@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, fused_matmul, lookup, pack
+from jaxis.kernels.weights import CodedWeight, PackedWeight, fused_matmul, lookup, pack
 from jaxis.kernels.weights import packed_weight as packed
 from jaxis.kernels.weights.packed_weight import PackedExperts
 from jaxis.kernels.weights.stack_packer import StackPacker
@@ -155,24 +155,6 @@ def test_experts(kinds_of_matrices, act_qtype):
     # Rounding of the hidden states to int8 may fall on the other side.
     tolerance = 2e-5 if act_qtype is None else 2e-3
     np.testing.assert_allclose(y, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("qtype", ["int8", "int4"])
-def test_integers_with_float16_scales_keep_them(qtype):
-    rng = np.random.default_rng(0)
-    scale = rng.uniform(1e-4, 1e-2, (40, 3)).astype(np.float16)
-    if qtype == "int8":
-        weight = QuantizedWeight(rng.integers(-128, 128, (40, 96)).astype(np.int8), scale)
-    else:
-        weight = QuantizedWeight(rng.integers(0, 256, (40, 48)).astype(np.uint8), scale)
-    panels = weight.pack()
-    np.testing.assert_array_equal(dequantize(panels), dequantize(weight))
-    assert panels.nbytes * 8 == 64 * 96 * (8.5 if qtype == "int8" else 4.5)
-    x = random(3, 96)
-    (y,) = packed.matmul(jnp.asarray(x), [panels])
-    expected = x @ np.asarray(dequantize(weight), np.float64).T
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6 * np.abs(x).sum(axis=1).max())
 
 
 def coded(bits=4, group=32, k=64, **fields):

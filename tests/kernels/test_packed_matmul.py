@@ -16,7 +16,6 @@ from jaxis.kernels.weights import (
     dequantize,
     lookup,
     quantize,
-    reference,
 )
 from jaxis.kernels.weights import packed_weight as packed
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
@@ -108,18 +107,6 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(scheme):
             np.testing.assert_allclose(together, weight.product(x, act_qtype), rtol=0, atol=tolerance, err_msg=message)
             for part, rows in zip(PARTS[1:], parts, strict=True):
                 np.testing.assert_array_equal(rows, together[part], err_msg=f"{message}, {part}")
-
-
-@pytest.mark.sampled(4)
-@schemes
-def test_quantized_products_equal_the_definition(scheme):
-    if isinstance(scheme, str):
-        pytest.skip("is not quantized")
-    weight, x = make(scheme, 33, 256), random(2, 3, 256, seed=1)
-    for act_qtype in act_qtypes(scheme):
-        (y,) = packed.matmul(jnp.asarray(x), [weight.packed], act_qtype=act_qtype)
-        expected = reference.quantized_matmul(jnp.asarray(x), weight.quantized, act_qtype=act_qtype)
-        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.sampled(3)

@@ -78,14 +78,6 @@ def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype:
                 np.testing.assert_array_equal(at_once.data, two_steps.data)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_integers_are_quotients_rounded_once(dtype: type) -> None:
-    weight = np.random.default_rng(0).standard_normal((640, 2048)).astype(dtype)
-    qvalue, scale = definition.quantize_by_definition(weight, WeightScheme("int8", 64, "absmax"))
-    quotients = weight.astype(np.float32) / np.repeat(scale.astype(np.float32), 64, axis=1)
-    np.testing.assert_array_equal(qvalue, np.clip(np.rint(quotients), -127, 127))
-
-
 def test_mse_takes_the_scale_with_the_smaller_squared_error() -> None:
     weight = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
     _, scale = definition.quantize_by_definition(weight, WeightScheme("int4", 64, "mse"))

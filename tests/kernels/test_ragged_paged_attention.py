@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.test_util import check_grads
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import blockwise, reference
@@ -23,6 +22,10 @@ from tests.support.quick_rows import quick_rows
 
 IMPLEMENTATIONS = {"reference": reference.ragged_paged_attention, "blockwise": blockwise.ragged_paged_attention}
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+# What mixes do not show of the definition, the slow tests do.
+blockwise_often = pytest.mark.parametrize(
+    "implementation", [pytest.param("reference", marks=pytest.mark.slow), "blockwise"]
+)
 
 
 @functools.cache
@@ -51,14 +54,14 @@ def test_a_mix_of_decodes_and_prefills_equals_dense_attention(implementation, nu
 
 
 @pytest.mark.sampled(3)
-@implementations
+@blockwise_often
 @pytest.mark.parametrize("window", quick_rows([1, 16, 256, 300], [16, 300]))
 def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, window):
     check(implementation, make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)]), span=AttentionSpan(window))
 
 
 @pytest.mark.sampled(6)
-@implementations
+@blockwise_often
 @pytest.mark.parametrize(("window", "lookahead"), [(None, None), (None, 7), (40, 39), (260, None)])
 def test_tokens_after_a_token(implementation, window, lookahead):
     whole = make_step([(0, 1), (0, 300), (0, 20), (0, 0), (0, 270), (0, 1)], pad_tokens=5, pad_requests=1)
@@ -66,7 +69,7 @@ def test_tokens_after_a_token(implementation, window, lookahead):
 
 
 @pytest.mark.sampled(6)
-@implementations
+@blockwise_often
 @pytest.mark.parametrize("chunk", quick_rows([1, 24, 256, 300], [1, 24]))
 def test_a_token_sees_only_its_own_chunk(implementation, chunk):
     step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)])
@@ -74,28 +77,15 @@ def test_a_token_sees_only_its_own_chunk(implementation, chunk):
     check(implementation, step, span=AttentionSpan(20, chunk))
 
 
-@implementations
+@blockwise_often
 def test_soft_cap_bounds_the_scores(implementation):
     step = make_step(MIX)
     step.q *= 8
     check(implementation, step, soft_cap=3.0, atol=5e-5)
 
 
-@implementations
-def test_a_context_of_many_chunks(implementation):
-    check(implementation, make_step([(2300, 1), (2047, 2), (1000, 1)], num_heads=2, num_kv_heads=1, pad_tokens=2))
-
-
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("block_size", [1, 7, 512])
-def test_block_sizes_that_do_not_divide_the_chunk(block_size):
-    check(
-        "blockwise", make_step([(400, 1), (300, 9)], block_size=block_size, num_heads=2, num_kv_heads=1, max_blocks=701)
-    )
-
-
-@pytest.mark.sampled(3)
-@implementations
+@blockwise_often
 @pytest.mark.parametrize(
     "requests",
     [
@@ -119,15 +109,8 @@ def test_a_step_without_requests_is_finite(implementation):
     assert np.isfinite(np.asarray(jitted(implementation)(*step.operands, scale=1.0))).all()
 
 
-@implementations
-def test_decodes_not_declared_as_such_are_computed_all_the_same(implementation):
-    step = make_step([(40, 1), (130, 1), (0, 5)])
-    step.request_distribution[:2] = [0, 3]
-    check(implementation, step)
-
-
 @pytest.mark.sampled
-@implementations
+@blockwise_often
 def test_sinks_take_their_share(implementation):
     sinks = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
     step = make_step(MIX, pad_tokens=3, pad_requests=1)
@@ -140,7 +123,7 @@ def test_int8_cache(implementation):
     check(implementation, with_cache_type(make_step(MIX, pad_tokens=3, pad_requests=1), np.int8))
 
 
-@implementations
+@blockwise_often
 def test_bfloat16(implementation):
     check(implementation, make_step(MIX, dtype=ml_dtypes.bfloat16, pad_tokens=3), atol=2e-2)
 
@@ -189,26 +172,3 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
         rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
         step.keys[r][history : history + queries], step.values[r][history : history + queries] = k[rows], v[rows]
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_without_keys_and_values_the_cache_is_read_as_it_is():
-    step = make_step(MIX)
-    kv_cache = paged(step.kv_cache)
-    positions = jnp.zeros(len(step.q), jnp.int32)
-    cache, out = write_and_attend(jnp.asarray(step.q), None, None, kv_cache, positions, *step.operands[2:], scale=0.125)
-    np.testing.assert_array_equal(cache.array, step.kv_cache)
-    np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_the_definitions_gradient_equals_finite_differences():
-    step = make_step([(5, 1), (2, 4)], num_heads=2, num_kv_heads=1, head_dim=8, block_size=4, pad_tokens=1)
-    q, kv_cache, *rest = step.operands
-
-    @jax.jit
-    def loss(q: jax.Array, kv_cache: jax.Array) -> jax.Array:
-        out = reference.ragged_paged_attention(q, kv_cache, *rest, scale=0.3, span=AttentionSpan(4), soft_cap=5.0)
-        return jnp.sum(jnp.sin(out))
-
-    check_grads(loss, (q, jnp.nan_to_num(kv_cache)), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)

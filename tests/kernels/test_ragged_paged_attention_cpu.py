@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels import native
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
-from tests.support.attention_steps import BFLOAT16, MIX, Step, as_cached, make_step, paged, quantize, with_cache_type
+from tests.support.attention_steps import BFLOAT16, MIX, Step, make_step, paged, with_cache_type
 from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
@@ -172,13 +172,6 @@ def test_a_token_sees_only_its_own_chunk(isa, chunk):  # noqa: F811
 
 
 @pytest.mark.sampled(3)
-@each_isa
-@pytest.mark.parametrize("num_heads", [9, 13, 71])
-def test_many_queries_to_a_key(isa, num_heads):  # noqa: F811
-    check(make_step(MIX, num_heads=num_heads, num_kv_heads=1, head_dim=64), np.int8)
-
-
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "requests",
     [
@@ -200,12 +193,6 @@ def test_extreme_steps(requests):
     check(make_step(requests))
 
 
-@pytest.mark.slow
-@cache_types
-def test_a_context_of_16k_tokens(dtype):
-    check(make_step([(16383, 1), (100, 1), (15000, 3)], num_heads=4, num_kv_heads=2), dtype)
-
-
 def test_a_step_without_requests_is_finite():
     step = make_step([(0, 0)], pad_tokens=8, pad_requests=3, max_blocks=2)
     step.request_distribution[:] = 0
@@ -220,23 +207,6 @@ def test_bfloat16_activations():
     assert out.dtype == BFLOAT16
     expected = with_cache_type(step, BFLOAT16).expected(step.q.shape[-1] ** -0.5)
     np.testing.assert_allclose(out[: step.num_tokens].astype(np.float32), expected, rtol=0, atol=2e-2)
-
-
-def test_keys_and_values_of_zeros_and_of_extremes_survive_int8():
-    x = np.zeros((5, 1, 16), np.float32)
-    x[1], x[2], x[3, 0, 3], x[4] = 1e-30, -1e30, 1.0, np.linspace(-1, 1, 16)
-    step = make_step([(0, 5)], num_heads=1, num_kv_heads=1, head_dim=16)
-    step = dataclasses.replace(Operands.of(step, np.int8), k=x, v=x)
-    cache, _ = step.run()
-    entries = cache[step.rest[1][0, 0], 0]
-    keys, values = entries[:256].reshape(16, 16).T, entries[256:512].reshape(16, 16)
-    key_scales, value_scales = entries[512:].view(np.float32).reshape(2, 16)
-    numbers, scales = quantize(x[:, 0])
-    for got, got_scales in ((keys, key_scales), (values, value_scales)):
-        np.testing.assert_array_equal(got[:5], numbers)
-        np.testing.assert_array_equal(got_scales[:5], scales[:, 0])
-    np.testing.assert_allclose(values[4] * value_scales[4], x[4, 0], atol=0.5 / 127)
-    np.testing.assert_array_equal(as_cached(x[:1], np.int8), 0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -340,18 +310,6 @@ def digest() -> str:
         for array in Operands.of(step, dtype).run():
             result.update(array.tobytes())
     return result.hexdigest()
-
-
-def test_instruction_sets_agree():
-    """To rounding: the portable path has no fused multiply-add."""
-    operands = Operands.of(make_step(MIX), np.float32)
-    results = []
-    for name in native.library().jaxis_supported_isas().decode().split():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "library", functools.partial(library_for, name))
-            results.append(operands.run()[1])
-    for other in results[1:]:
-        np.testing.assert_allclose(other, results[0], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,3 @@ def test_derivatives_are_the_definitions():
     arguments = (q, k, norms.q_weight, norms.k_weight)
     ours, expected = loss(rotary_embedding)(*arguments), loss(rotary_embedding_definition)(*arguments)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, expected)
-
-
-def test_leaves_its_operands_as_they_were():
-    q, k, cos, sin, _ = (jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in operands(3, 2, 1, 8, 4))
-    before = np.array(q)
-    rotated, _ = jax.jit(rotary_embedding)(q, k, cos, sin)
-    assert not np.array_equal(rotated, before)
-    np.testing.assert_array_equal(q, before)
