@@ -12,23 +12,19 @@ import pytest
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout
-from jaxis.kernels.rotary_embedding import HeadNorms
-from jaxis.layers.attention import apply_rope, attention
+from jaxis.layers.attention import attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.leaves import rms_norm
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.query_scale import QueryScale
-from jaxis.layers.rope import RotaryEmbedding
 from jaxis.parallel.mesh import make_mesh
-from tests.layers.layer_scopes import in_one_program, scope_of
+from tests.layers.layer_scopes import scope_of
 from tests.support.simulated_devices import run_on_devices
 
 LENGTHS = (37, 1, 22)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
 SCALE = 0.4
 SINKS = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
-ROPE = RotaryEmbedding(tuple(1.0 / 10.0 ** np.arange(4)))
 OPTIONS = {
     "plain": {},
     "window": {"span": AttentionSpan(5)},
@@ -138,25 +134,6 @@ def test_padding_rows_are_finite_with_soft_caps_and_sinks():
     assert np.isfinite(out).all()
 
 
-def test_a_rope_applied_first_and_attention_without_one_is_the_same():
-    q, k, v = operands()
-    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
-    rng = np.random.default_rng(1)
-    norms = HeadNorms(*(rng.standard_normal(HEAD_DIM).astype(np.float32) for _ in range(2)), 1e-6)
-    _, together = attention(None, q, k, v, metadata, rope=ROPE, norms=norms, scale=SCALE)
-    rotated = apply_rope(ROPE, q, k, metadata, norms=norms, is_paged=False)
-    np.testing.assert_array_equal(attention(None, *rotated, v, metadata, rope=None, scale=SCALE)[1], together)
-
-
-def test_norms_apply_without_a_rope_too():
-    q, k, v = operands()
-    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
-    norms = HeadNorms(np.full(HEAD_DIM, 1.5, np.float32), np.full(HEAD_DIM, 0.5, np.float32), 1e-6)
-    _, out = attention(None, jnp.asarray(q), jnp.asarray(k), v, metadata, rope=None, norms=norms, scale=SCALE)
-    q, k = (w * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) for x, w in ((q, 1.5), (k, 0.5)))
-    np.testing.assert_allclose(out, expected(q, k, v), rtol=0, atol=2e-6)
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_devices_that_share_heads_have_the_rows_of_smaller_values_too(packed):
     """Two kv heads, of keys of 16 and values of 12, on four devices."""
@@ -182,36 +159,6 @@ SIZES = {
     **{"hidden_size": 12, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM},
     "rms_norm_eps": 1e-6,
 }
-LAYER_OPTIONS = {
-    "span": {"span": AttentionSpan(5, 8)},
-    "soft cap": {"soft_cap": 1.5},
-    "sinks": {"use_sinks": True},
-    "scale": {"scale": 0.1},
-    "norms": {"qk_norm": True},
-    "norms after the rope": {"qk_norm": True, "norm_after_rope": True},
-    "unweighted norms": {"qk_norm": lambda _, head_dim: rms_norm(scope_of(SIZES), head_dim, use_weight=False)},
-    "query scale": {"query_scale": QueryScale(0.5, 8, 63)},
-    "norms over all heads": {"qk_norm": lambda heads, head_dim: rms_norm(scope_of(SIZES), heads * head_dim)},
-    "no rope": {"use_rope": False},
-    "biases": {"qkv_bias": True, "o_bias": True},
-    "packed": {"packing": PACKED},
-    "smaller values": {"value_dim": 12},
-}
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("option", LAYER_OPTIONS)
-def test_each_option_of_a_layer_makes_a_difference(option):
-    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
-    x = np.random.default_rng(2).standard_normal((sum(LENGTHS), 12)).astype(np.float32)
-
-    def outputs(**options: Any) -> np.ndarray:
-        layer = GroupedQueryAttention(scope_of(SIZES), **options)
-        for i, (_, param) in enumerate(layer.named_parameters()):
-            param.set_value(np.random.default_rng(i).standard_normal(param.get_value().shape).astype(np.float32))
-        return np.asarray(in_one_program(layer, None, jnp.asarray(x), metadata)[1])
-
-    assert np.abs(outputs() - outputs(**LAYER_OPTIONS[option])).max() > 1e-3
 
 
 def test_queries_are_scaled_by_the_logarithm_of_their_interval():
@@ -227,21 +174,3 @@ def test_queries_are_scaled_by_the_logarithm_of_their_interval():
         1 + 0.5 * np.log([1, 2, 2, 5]),
         rtol=1e-6,
     )
-
-
-def test_norms_after_the_rope_are_of_rotated_heads():
-    layer = GroupedQueryAttention(scope_of(SIZES), norm_after_rope=True, qk_norm=True)
-    rng, weights = np.random.default_rng(0), {}
-    for name, parameter in layer.named_parameters():
-        weights[name] = rng.standard_normal(parameter.shape).astype(np.float32)
-        parameter.set_value(weights[name])
-    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
-    x = rng.standard_normal((sum(LENGTHS), 12)).astype(np.float32)
-    q, k, v = (jnp.asarray(x @ weights[f"{part}_proj.weight"].T).reshape(len(x), -1, HEAD_DIM) for part in "qkv")
-    q, k = (
-        part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * weights[f"{name}_norm.weight"]
-        for part, name in zip(apply_rope(layer.rope, q, k, metadata, is_paged=False), "qk", strict=True)
-    )
-    _, out = attention(None, q, k, v, metadata, rope=None, scale=HEAD_DIM**-0.5)
-    expected_out = np.asarray(out).reshape(len(x), -1) @ weights["o_proj.weight"].T
-    np.testing.assert_allclose(in_one_program(layer, None, x, metadata)[1], expected_out, rtol=2e-5, atol=2e-4)

@@ -107,14 +107,6 @@ def test_absorbed_attention_over_latents_equals_that_to_keys_and_values(config, 
     np.testing.assert_allclose(paged(attention, x, [11, 1, 8]), expected, rtol=0, atol=1e-5 * jnp.abs(expected).max())
 
 
-@needs_native
-def test_packed_weights_give_what_plain_ones_do():
-    x = jnp.asarray(random(LENGTH, SIZES.hidden_size, seed=99))
-    expected = whole(make_attention()[0], x)
-    packed = whole(make_attention(PackingConfig())[0], x)
-    np.testing.assert_allclose(packed, expected, rtol=0, atol=1e-5 * jnp.abs(expected).max())
-
-
 class TestUpProjection:
     H, L, N, V = 3, 16, 8, 5
 

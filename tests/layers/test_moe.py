@@ -1,6 +1,4 @@
-"""Routers, experts and whole sparse blocks against transformers' modules with the same weights."""
-
-from typing import Any
+"""Routers, experts and a whole sparse block; tests/models has the blocks of the families."""
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +7,12 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
-from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
-from transformers.models.glm4_moe import modeling_glm4_moe
-from transformers.models.gpt_oss import modeling_gpt_oss
-from transformers.models.laguna import modeling_laguna
-from transformers.models.llama4 import modeling_llama4
-from transformers.models.mistral4 import modeling_mistral4
-from transformers.models.mixtral import modeling_mixtral
-from transformers.models.phimoe import modeling_phimoe
-from transformers.models.qwen2_moe import modeling_qwen2_moe
-from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.experts import JaxExperts, StackLayout
-from jaxis.layers.glu import GLU, ClampedGLU
+from jaxis.layers.glu import GLU
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import JaxRouter, Routing, choose_experts
@@ -35,177 +22,45 @@ from tests.layers.layer_scopes import scope_of
 X, E, F, T = 8, 12, 20, 23
 PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}
 CONCATENATED = StackLayout(transposed=False)
-HF_SIZES = {"hidden_size": E, "num_attention_heads": 2, "num_hidden_layers": 2, "num_experts_per_tok": 3}
 
-# Name -> transformers' block, its config, our routing, and what else differs from the plain block.
-DEEPSEEK_SIZES = {"n_routed_experts": X, "moe_intermediate_size": F, "n_shared_experts": 2}
-BLOCKS = {
-    "Mixtral": (
-        modeling_mixtral.MixtralSparseMoeBlock,
-        transformers.MixtralConfig(**HF_SIZES, num_local_experts=X, intermediate_size=F),
-        {"renormalize": True},
-        {},
-    ),
-    "Qwen3 MoE": (
-        modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
-        transformers.Qwen3MoeConfig(**HF_SIZES, num_experts=X, moe_intermediate_size=F, norm_topk_prob=False),
-        {},
-        {},
-    ),
-    "GPT-OSS": (
-        modeling_gpt_oss.GptOssMLP,
-        transformers.GptOssConfig(**HF_SIZES, num_local_experts=X, intermediate_size=F, swiglu_limit=0.8),
-        {"renormalize": True},
-        {
-            "gated_unit": ClampedGLU(0.8),
-            "use_bias": True,
-            "stack_layout": StackLayout(transposed=True, interleaved=True),
-        },
-    ),
-    "Llama 4": (
-        modeling_llama4.Llama4TextMoe,
-        transformers.Llama4TextConfig(
-            **HF_SIZES | {"num_experts_per_tok": 2}, num_local_experts=X, intermediate_size=F
-        ),
-        {"score_function": "sigmoid", "scales_input": True, "num_experts_per_token": 2},
-        {
-            "stack_layout": StackLayout(transposed=True),
-            "shared_size": F,
-        },
-    ),
-    "GLM-4.5": (
-        modeling_glm4_moe.Glm4MoeMoE,
-        transformers.Glm4MoeConfig(**HF_SIZES, **DEEPSEEK_SIZES, routed_scaling_factor=1.7),
-        {"score_function": "sigmoid", "renormalize": True, "scaling_factor": 1.7, "float32_logits": True},
-        {"use_selection_bias": True, "shared_size": 2 * F},
-    ),
-    "DeepSeek V2": (
-        modeling_deepseek_v2.DeepseekV2Moe,
-        transformers.DeepseekV2Config(
-            **HF_SIZES,
-            **DEEPSEEK_SIZES,
-            topk_method="group_limited_greedy",
-            n_group=4,
-            topk_group=2,
-            routed_scaling_factor=2.5,
-        ),
-        {"num_groups": 4, "num_allowed_groups": 2, "scaling_factor": 2.5, "float32_logits": True},
-        {"shared_size": 2 * F},
-    ),
-    "DeepSeek V3": (
-        modeling_deepseek_v3.DeepseekV3MoE,
-        transformers.DeepseekV3Config(
-            **HF_SIZES, **DEEPSEEK_SIZES, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5
-        ),
-        {
-            **{"score_function": "sigmoid", "renormalize": True, "scaling_factor": 2.5, "float32_logits": True},
-            **{"num_groups": 4, "num_allowed_groups": 2, "group_score": "top2_sum"},
-        },
-        {"use_selection_bias": True, "shared_size": 2 * F},
-    ),
-    "Qwen2 MoE": (
-        modeling_qwen2_moe.Qwen2MoeSparseMoeBlock,
-        transformers.Qwen2MoeConfig(
-            **HF_SIZES, num_experts=X, moe_intermediate_size=F, shared_expert_intermediate_size=2 * F
-        ),
-        {},
-        {"shared_size": 2 * F, "use_shared_gate": True},
-    ),
-    "ERNIE 4.5": (
-        modeling_ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock,
-        transformers.Ernie4_5_MoeConfig(
-            **{key: value for key, value in HF_SIZES.items() if key != "num_experts_per_tok"},
-            **{"moe_num_experts": X, "moe_intermediate_size": F, "moe_num_shared_experts": 2, "moe_k": 3},
-            # So large that some sums are below it.
-            moe_norm_min=0.4,
-        ),
-        {"renormalize": True, "minimum_sum": 0.4, "float32_logits": True},
-        {"use_selection_bias": True, "shared_size": 2 * F},
-    ),
-    "Phi-3.5-MoE": (
-        modeling_phimoe.PhimoeSparseMoeBlock,
-        transformers.PhimoeConfig(
-            **HF_SIZES | {"num_experts_per_tok": 2}, num_local_experts=X, intermediate_size=F, router_jitter_noise=0.3
-        ),
-        {"score_function": "sparsemixer", "sparsemixer_jitter": 0.3, "num_experts_per_token": 2},
-        {},
-    ),
-    "Laguna": (
-        modeling_laguna.LagunaSparseMoeBlock,
-        transformers.LagunaConfig(
-            **HF_SIZES | {"num_key_value_heads": 2},
-            **{"num_experts": X, "moe_intermediate_size": F, "shared_expert_intermediate_size": F},
-            **{"moe_routed_scaling_factor": 2.5, "moe_router_logit_softcapping": 0.7},
-        ),
-        {"score_function": "sigmoid", "renormalize": True, "scaling_factor": 2.5, "logit_soft_cap": 0.7},
-        {"use_selection_bias": True, "shared_size": F},
-    ),
-    "Mistral 4": (
-        modeling_mistral4.Mistral4MoE,
-        transformers.Mistral4Config(**HF_SIZES, **DEEPSEEK_SIZES, n_group=4, topk_group=2),
-        {"renormalize": True, "num_groups": 4, "num_allowed_groups": 2, "group_score": "top2_sum"},
-        {"shared_size": 2 * F},
-    ),
-}
-
-
-# What the families' tables say of these blocks.
-NAMES = CheckpointNames(
-    (
-        ("router", "gate"),
-        ("shared_expert", "shared_experts"),
-        ("gate.moe_statics.e_score_correction_bias", "gate.e_score_correction_bias"),
-    )
+CONFIG = transformers.DeepseekV3Config(
+    **{"hidden_size": E, "num_attention_heads": 2, "num_hidden_layers": 2, "num_experts_per_tok": 3},
+    **{"n_routed_experts": X, "moe_intermediate_size": F, "n_shared_experts": 2, "norm_topk_prob": True},
+    **{"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
 )
+ROUTING = Routing(
+    **{"num_experts": X, "num_experts_per_token": 3, "score_function": "sigmoid", "renormalize": True},
+    **{"scaling_factor": 2.5, "float32_logits": True, "num_groups": 4, "num_allowed_groups": 2},
+    group_score="top2_sum",
+)
+NAMES = CheckpointNames((("router", "gate"), ("shared_expert", "shared_experts")))
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def blocks(name: str) -> tuple[torch.nn.Module, SparseMoE]:
-    """transformers' block and ours, with the same random weights."""
-    block, config, routing, options = BLOCKS[name]
-    theirs = block(config).eval()
+def test_a_sparse_block_equals_transformers_and_a_tokens_output_is_batch_invariant():
+    theirs = modeling_deepseek_v3.DeepseekV3MoE(CONFIG).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         for tensor in theirs.state_dict().values():
             tensor.normal_(std=0.4)
-    options = {"stack_layout": CONCATENATED} | options
-    routing = {"num_experts": X, "num_experts_per_token": 3} | routing
 
-    def make(shared_size: int | None = None, **options: Any) -> SparseMoE:
+    def make() -> SparseMoE:
         scope = scope_of({"hidden_size": E, "hidden_act": "silu"})
-        shared = GatedMLP(scope / "shared", intermediate_size=shared_size) if shared_size else None
-        return SparseMoE(scope, routing=Routing(**routing), intermediate_size=F, shared_experts=shared, **options)
+        shared = GatedMLP(scope / "shared", intermediate_size=2 * F)
+        options = {"use_selection_bias": True, "stack_layout": CONCATENATED}
+        return SparseMoE(scope, routing=ROUTING, intermediate_size=F, shared_experts=shared, **options)
 
-    ours = nnx.eval_shape(lambda: make(**options))
+    block = nnx.eval_shape(make)
     tensors = {NAMES.name_here(name): tensor.numpy() for name, tensor in theirs.state_dict().items()}
-    assert JaxAutoWeightsLoader(ours).load_weights(tensors.items()) == dict(ours.named_parameters()).keys()
-    return theirs, ours
-
-
-def reference_output(block: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    assert JaxAutoWeightsLoader(block).load_weights(tensors.items()) == dict(block.named_parameters()).keys()
+    ours, x = jax.jit(block), random(T, E)
     with torch.no_grad():
-        y = block(torch.tensor(x[None]))
-    return (y[0] if isinstance(y, tuple) else y).reshape(x.shape).numpy()
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", BLOCKS)
-def test_sparse_block_equals_transformers(name):
-    theirs, ours = blocks(name)
-    x = random(T, E)
-    np.testing.assert_allclose(jax.jit(ours)(x), reference_output(theirs, x), rtol=0, atol=2e-5)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", ["Qwen3 MoE", "Llama 4", "DeepSeek V3"])
-def test_a_tokens_output_is_batch_invariant(name):
-    _, block = blocks(name)
-    ours = jax.jit(block)
-    x = random(T, E)
+        expected = theirs(torch.tensor(x[None])).reshape(x.shape).numpy()
     together = ours(x)
+    np.testing.assert_allclose(together, expected, rtol=0, atol=2e-5)
     for rows in (slice(3, 4), slice(5, 12)):
         np.testing.assert_allclose(ours(x[rows]), together[rows], rtol=0, atol=1e-5)
     # Whatever stands in padding rows, no token sees it.
