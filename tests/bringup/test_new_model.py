@@ -46,7 +46,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("like", FAMILIES)
 def test_writes_the_file_with_its_declaration_and_the_test_row(checkout: Path, like: str):
     made = new_model("NewThing2", like, checkout)

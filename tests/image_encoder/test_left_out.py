@@ -96,6 +96,7 @@ def requests(model):
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_requests_are_told_the_reason(folder, tmp_path, monkeypatch, capsys, name):
     make_arguments, reason = CASES[name]

@@ -144,7 +144,7 @@ def _experts(name, tensor):
 
 
 # Of one rope, and of the other.
-QUICK = ("Ministral 3", "Mistral Large 3")
+QUICK = ("Ministral 3",)
 
 
 @pytest.mark.parametrize(

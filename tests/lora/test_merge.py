@@ -45,7 +45,7 @@ def base(tmp_path_factory):
     )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_those_of_peft(base, tmp_path, kind):
     adapter = save_adapter(base, tmp_path / "adapter", **CONFIGS[kind])
@@ -55,6 +55,7 @@ def test_logits_are_those_of_peft(base, tmp_path, kind):
     assert relative_error(logits, expected) < 1e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
 def test_adapters_of_any_float_type_are_read(base, tmp_path, stored):
     adapter = save_adapter(base, tmp_path / "adapter")

@@ -76,6 +76,7 @@ def _reference(folder):
         return base_model(folder)(torch.tensor([TOKENS])).logits[0].numpy()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", quick_rows(CONFIGS, _QUICK))
 def test_merged_models_are_pefts(base, tmp_path, kind):
     config, is_one_table = CONFIGS[kind]
@@ -92,7 +93,8 @@ def test_merged_models_are_pefts(base, tmp_path, kind):
     )
 
 
-@pytest.mark.parametrize("name", [EMBEDDINGS, HEAD])
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", [HEAD, EMBEDDINGS])
 def test_the_table_of_a_tied_model_may_have_either_name(base, tmp_path, name):
     reference = base_model(base)
     folder = tmp_path / "model"

@@ -11,11 +11,10 @@ from jaxis.errors import ConfigError
 from jaxis.models.draft_loader import load_eagle3
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
-from tests.support.eagle_checkpoints import NUM_LAYERS, reference_drafts, write_head, write_target
+from tests.support.eagle_checkpoints import reference_drafts, write_head, write_target
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
-DEFAULT_LAYERS = (2, NUM_LAYERS // 2, NUM_LAYERS - 3)
 NUM_DRAFTS = 3
 
 
@@ -49,12 +48,6 @@ def test_drafts_are_those_of_the_definition(target, tmp_path, form, settings):
         drafts, logits = drafts_of(tokens, NUM_DRAFTS)
         assert drafts == expected
         np.testing.assert_allclose(logits, expected_logits, rtol=0, atol=2e-5 * np.abs(expected_logits).max())
-
-
-def test_by_default_a_head_reads_an_early_a_middle_and_a_late_layer(target, tmp_path):
-    head = load(target, write_head(tmp_path, "SpecForge", layers=(1, 2, 5))).draft
-    head._layer_ids = ()
-    assert head.target_layers(32) == (2, 16, 29)
 
 
 def test_a_head_of_another_model_is_refused(target, tmp_path):

@@ -4,13 +4,6 @@ import transformers
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.usual_keys import CONFIG_DEFAULTS, with_defaults
-from tests.support.parity import FAMILIES
-
-TEXT = next(family for family in FAMILIES if family.name == "Gemma 3")
-VISION = {
-    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
-    **{"patch_size": 14},
-}
 
 
 def test_what_a_published_text_config_leaves_out_is_what_transformers_has():

@@ -1,6 +1,5 @@
 """From a folder to a model: what fills it, and what is refused."""
 
-import json
 import subprocess
 import sys
 import textwrap
@@ -11,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import save_file
 
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
@@ -41,18 +39,6 @@ def assert_loaded(model, tensors):
 def test_every_parameter_gets_its_tensor(tmp_path):
     tensors = llama_tensors()
     assert_loaded(load(write_checkpoint(tmp_path, LLAMA, tensors)), tensors)
-
-
-def test_shards_load_as_one_file_does(tmp_path):
-    tensors, weight_map = llama_tensors(), {}
-    # Dealt out, so that each module's tensors are spread over both files.
-    for number in (1, 2):
-        shard = dict(list(tensors.items())[number - 1 :: 2])
-        save_file(shard, tmp_path / f"model-0000{number}-of-00002.safetensors")
-        weight_map |= dict.fromkeys(shard, f"model-0000{number}-of-00002.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    write_config(tmp_path, LLAMA)
-    assert_loaded(load(tmp_path), tensors)
 
 
 def test_casting_upcasts_exactly_and_rounds_to_nearest(tmp_path):

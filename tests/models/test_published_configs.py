@@ -72,14 +72,6 @@ def test_a_config_that_transformers_saved_makes_as_many_parameters_as_the_refere
     assert num_parameters == sum(parameter.numel() for parameter in reference.parameters()) + biases
 
 
-def test_maverick_alternates_dense_and_sparse_layers(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(read("llama-4-maverick")))
-    layers = model_of(tmp_path).decoder.layers
-    assert [hasattr(layer.mlp, "experts") for layer in layers] == [False, True] * 24
-    assert [layer.self_attn.rope is None for layer in layers] == [False, False, False, True] * 12
-    assert [layer.self_attn.span.attention_chunk_size for layer in layers] == [8192, 8192, 8192, None] * 12
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [("experts_per_token", 2, 4), ("initial_context_length", 8192, 4096), ("hidden_act", "gelu", "'silu'")],

@@ -171,6 +171,7 @@ def test_qwen2_5_vl_may_have_its_texts_keys_outside():
     assert flat.unread_keys() == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["Llava", "Mistral3"])
 @pytest.mark.parametrize(
     ("outside", "inside", "table"),

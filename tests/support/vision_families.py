@@ -265,8 +265,9 @@ _INTERNVL = VisionFamily(
     ("<img>", "</img>", "<IMG_CONTEXT>"),
     "<IMG_CONTEXT>",
     lambda inputs, index: inputs["pixel_values"][sum(inputs["num_patches"][:index]) :][: inputs["num_patches"][index]],
+    slow=True,
 )
-_INTERNVL_3_5 = dataclasses.replace(_INTERNVL, name="InternVL 3.5", slow=True)
+_INTERNVL_3_5 = dataclasses.replace(_INTERNVL, name="InternVL 3.5")
 
 _GEMMA3_LINE = "\n\n<start_of_image>" + 16 * "<image_soft_token>" + "<end_of_image>\n\n"
 _GEMMA3 = VisionFamily(
@@ -613,11 +614,8 @@ _LLAVA_ONEVISION = dataclasses.replace(
     processor_files={"processor_class": "LlavaOnevisionProcessor", **_ONEVISION_TOKENS},
     replace=_replace_onevision,
     views=_views_of_onevision,
-    slow=False,
 )
-_LLAVA_ONEVISION_ALONE = dataclasses.replace(
-    _LLAVA_ONEVISION, name="LLaVA-OneVision, one image", num_images=1, slow=True
-)
+_LLAVA_ONEVISION_ALONE = dataclasses.replace(_LLAVA_ONEVISION, name="LLaVA-OneVision, one image", num_images=1)
 _PIXTRAL_12B = dataclasses.replace(
     _MISTRAL3,
     name="Pixtral 12B",

@@ -13,7 +13,6 @@ from jaxis.engine.setup import build_engine
 from jaxis.errors import RequestError
 from jaxis.host.limited_process import LimitedProcesses
 from jaxis.host.progress import ProgressDisplay
-from jaxis.server import one_model
 from jaxis.vision import decode
 from tests.server.conftest import serving
 from tests.support.vision_checkpoints import random_image, write_mistral3
@@ -122,15 +121,3 @@ def test_a_server_goes_on_beside_decoders_that_fail(decoders, tmp_path):
     built.engine.close()
     assert answers[1::2] == [first] * len(ends)
     assert answers[::2] == [f"the image {OUTCOMES[end]}" for end in ends]
-
-
-def test_a_server_of_a_model_that_sees_has_a_decoder_before_the_first_image(monkeypatch, tmp_path):
-    decoders = LimitedProcesses(decode.DECODERS._worker, large_bytes=1, max_running=1)
-    monkeypatch.setattr(one_model, "DECODERS", decoders)
-    write_mistral3(tmp_path)
-    for arguments, number in ((EngineArgs(kv_cache_memory="4MiB", max_num_seqs=2), 0), (EngineArgs(str(tmp_path)), 1)):
-        built = build_engine(arguments, ProgressDisplay(False))
-        with serving(built):
-            assert len(decoders._idle) == number
-        built.engine.close()
-    decoders.close()

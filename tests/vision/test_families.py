@@ -160,9 +160,9 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     assert chosen == pytest.approx(best, rel=1e-4, abs=family.logprob_error)
 
 
+@pytest.mark.sampled(3)
 def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm):
-    """Bit for bit."""
-    llm = llm
+    """Bit for bit; and an image is encoded once, however often it comes."""
 
     def prompt_of(*images, text="Look: "):
         return {"prompt": text + family.placeholder * len(images), "multi_modal_data": {"image": [*images]}}
@@ -173,11 +173,14 @@ def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm
     for request in requests:
         llm.engine.reset_prefix_cache()
         alone.append(bits(llm.generate([request], SHORT)[0]))
+    encoder = llm.engine.runner.feature("inputs").encoder
+    encoded = encoder.num_encoded
     llm.engine.reset_prefix_cache()
     assert list(map(bits, llm.generate(requests, SHORT, progress=False))) == alone
     [again] = llm.generate([requests[0]], SHORT)
     assert again.num_cached_tokens >= len(again.prompt_token_ids) - 16
     assert bits(again) == alone[0]
+    assert encoder.num_encoded == encoded
 
 
 @pytest.mark.slow

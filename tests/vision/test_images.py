@@ -4,7 +4,6 @@ import dataclasses
 import io
 import itertools
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,7 +16,6 @@ from tests.support.leak_check import no_blocks_leaked
 from tests.support.tiny_checkpoints import write_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3
 
-SIZES = ((30, 20), (64, 64), (9, 57))
 ENGINE = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "block_size": 16, "max_model_len": 512}
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0)
 
@@ -46,23 +44,6 @@ def bits(output):
 
 def encoder(llm):
     return llm.engine.runner.feature("inputs").encoder
-
-
-def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(llm):
-    """Bit for bit; and an image is encoded once, however often it comes."""
-    first, second, third = (random_image(*size, seed=10 + i) for i, size in enumerate(SIZES))
-    requests = [prompt_of(first, second), prompt_of(third), prompt_of(first, text="Another prompt: "), "No image here"]
-    alone = []
-    for request in requests:
-        llm.engine.reset_prefix_cache()
-        alone.append(bits(llm.generate([request], SHORT)[0]))
-    encoded = encoder(llm).num_encoded
-    llm.engine.reset_prefix_cache()
-    assert list(map(bits, llm.generate(requests, SHORT, progress=False))) == alone
-    [again] = llm.generate([requests[0]], SHORT)
-    assert again.num_cached_tokens >= len(again.prompt_token_ids) - 16
-    assert bits(again) == alone[0]
-    assert encoder(llm).num_encoded == encoded
 
 
 def test_prompts_with_other_images_share_no_blocks_after_them(llm):
@@ -96,17 +77,6 @@ def test_one_image_in_other_files_is_the_same_image(llm):
     assert list(map(bits, outputs[1:])) == [bits(outputs[0])] * 2
     assert all(output.num_cached_tokens >= len(output.prompt_token_ids) - 16 for output in outputs[1:])
     assert encoder(llm).num_encoded == encoded + 1
-
-
-def test_palettes_tell_images_with_the_same_indices_apart(llm):
-    palettes = [[each for color in colors for each in color] for colors in ([(0, 0, 0), (9, 9, 9)], [(1, 0, 0)] * 2)]
-    images = []
-    for palette in palettes:
-        image = Image.fromarray(np.asarray(random_image(40, 40, seed=26).convert("L")) % 2, "P")
-        image.putpalette(palette)
-        images.append(image)
-    digests = {llm._tokenize(prompt_of(image), "the prompt").inputs[0].digest for image in images}
-    assert len(digests) == 2
 
 
 def test_preempted_and_aborted_requests_leave_nothing(reference):

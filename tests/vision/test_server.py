@@ -115,30 +115,6 @@ def test_each_protocol_takes_images(server, expected):
     assert "vision" in client.show(model.model).capabilities
 
 
-def test_base64_of_lines_and_16_bits_of_gray_are_read_by_each_protocol(server, expected):
-    values = np.arange(40 * 24, dtype=np.uint16).reshape(24, 40) * 68
-    data, eight = io.BytesIO(), Image.fromarray((values >> 8).astype(np.uint8))
-    Image.fromarray(values).save(data, "PNG")
-    lines = base64.encodebytes(data.getvalue()).decode()
-    url, text = f"DATA:image/png; base64,{lines.replace('=', '')}", "What is it?"
-    contents = {
-        "chat": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}],
-        "responses": [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": text}],
-        "messages": [
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": lines}},
-            {"type": "text", "text": text},
-        ],
-    }
-    turns = {kind: [{"role": "user", "content": content}] for kind, content in contents.items()}
-    turns["ollama"] = [{"role": "user", "content": text, "images": [lines]}]
-    output = expected(
-        [{"role": "user", "content": [{"type": "image", "image": eight}, {"type": "text", "text": text}]}]
-    )
-    num_tokens, answers = answers_of(server, turns)
-    assert num_tokens == len(output.prompt_token_ids)
-    assert set(answers) == {output.outputs[0].text}
-
-
 def test_results_of_tools_have_images(server, expected):
     """This model's template writes no images there: they come in a message of their own, after all results."""
     images = [random_image(24, 40, seed=2), random_image(16, 16, seed=3)]

@@ -26,6 +26,7 @@ def towers():
             yield pytest.param(config, model_class.tower, id=path.stem)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("config", "tower_class"), towers())
 def test_a_tower_is_made_as_its_config_says(config, tower_class):
     chosen = _config_of_tower(VllmConfig(ModelConfig(model="", hf_config=config)), tower_class, config, None)

@@ -18,11 +18,8 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.setup import build_engine
 from jaxis.errors import ConfigError, RequestError
-from jaxis.host import limited_process
-from jaxis.host.limited_process import LimitedProcesses
 from jaxis.host.progress import ProgressDisplay
 from jaxis.tokenizer import Tokenizer
-from jaxis.vision import decode
 from jaxis.vision.processors import read_processor
 from jaxis.vision.video import MAX_FRAMES, Video, videos_of_prompt
 from tests.server.conftest import serving
@@ -225,7 +222,7 @@ def test_a_video_is_seen_as_the_reference_sees_it(family, reference, llm, count,
 def test_sizes_are_those_of_the_reference(family, reference):
     ours = read_processor(reference[1], Tokenizer.from_path(reference[1])).video
     rng = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(60):
         count, size = int(rng.integers(2, 20)), tuple(int(2 ** rng.uniform(2, 9)) for _ in range(2))
         assert ours.target_size(count, *size)[::-1] == size_of(family, count, *size), (count, size)
 
@@ -332,32 +329,12 @@ def test_what_cannot_be_taken_is_refused(llm, part, message):
     assert "\n" not in str(error.value)
 
 
-def test_frames_that_are_files_are_read_in_one_process(llm, monkeypatch):
-    started = []
-    process = limited_process._Process
-    monkeypatch.setattr(limited_process, "_Process", lambda worker: started.append(worker) or process(worker))
-    monkeypatch.setattr(decode, "DECODERS", LimitedProcesses(decode.DECODERS._worker, large_bytes=1 << 20))
-    frames = frames_of(30, (16, 8))
-    files = [io.BytesIO() for _ in frames]
-    for frame, file in zip(frames, files, strict=True):
-        frame.save(file, "PNG")
-    of_files, of_images = (
-        llm._tokenize({"prompt": PLACEHOLDER, "multi_modal_data": {"video": video}}, "the prompt").inputs
-        for video in ([file.getvalue() for file in files], frames)
-    )
-    assert [each.digest for each in of_files] == [each.digest for each in of_images]
-    assert len({each.digest for each in of_files}) == len(of_files)
-    assert len(started) == 1
-    decode.DECODERS.close()
-
-
 def test_images_and_videos_are_counted_apart(family, reference):
     """As vLLM counts them: what is not named has its default."""
     if family.name != "Qwen3-VL":
         pytest.skip("one family shows it")
     image, video = {"type": "image", "image": frames_of(1)[0]}, {"type": "video", "video": frames_of(2)}
     refused = {
-        (0, None): {"1 images, and at most 0": [image], "": [video, video]},
         (1, 2): {"2 images, and at most 1": [image, image], "3 videos, and at most 2": [video] * 3, "": [video, image]},
         (None, 0): {"1 videos, and at most 0": [image, video], "": [image, image]},
         (0, 0): {"^limit_mm_per_prompt allows no images": [image], "limit_mm_per_prompt allows": [video]},
