@@ -12,6 +12,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, argmax, cpu, logsumexp, mask_tokens, token_ranks, top_tokens
+from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.filters import weigh_tokens
 from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
@@ -75,6 +76,15 @@ def test_logsumexp_equals_float64(vocab_size):
     np.testing.assert_allclose(
         run(logsumexp, jax.device_put(logits)), scipy_logsumexp(logits.astype(np.float64), axis=-1), 1e-6
     )
+
+
+def test_bisection_selects_the_kth_largest_value_of_any_sign():
+    values = np.concatenate([random_logits(1, 500), np.zeros((1, 5)), [[-0.0, 1e-42, -1e-42, -np.inf, 3e38]]], axis=1)
+    values = np.repeat(values.astype(np.float32), 7, axis=0)
+    k = np.array([1, 2, 200, 250, 255, 509, 0], np.int32)
+    found = largest_value_reaching(jax.device_put(values), 1, *jax.device_put((k, values.max(-1))))
+    expected = np.append(-np.sort(-values[0])[k[:-1] - 1], -np.inf)
+    np.testing.assert_allclose(found, expected, atol=1.2e-38)  # subnormals may count as 0
 
 
 FILTERS = [  # top_k, top_p, min_p, temperature

@@ -13,7 +13,7 @@ from jaxis.bringup.analyze.analysis import analyze
 from jaxis.bringup.verify.compare import GATES, relative_error
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import CheckpointError
+from jaxis.errors import CheckpointError, ConfigError
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.models.tied_tables import config_as_stored
 from jaxis.parallel.mesh import make_mesh
@@ -169,6 +169,12 @@ def test_qwen2_5_vl_may_have_its_texts_keys_outside():
     flat = HFConfig(nested | text)
     construct_abstractly(VllmConfig(ModelConfig("flat", flat)))
     assert flat.unread_keys() == []
+
+
+def test_a_text_of_another_family_is_refused():
+    values = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": TEXT | {"model_type": "gemma"}}
+    with pytest.raises(ConfigError, match="has model_type='gemma', expected 'mistral' or"):
+        construct_abstractly(VllmConfig(ModelConfig("other", HFConfig(values))))
 
 
 @pytest.mark.sampled(3)

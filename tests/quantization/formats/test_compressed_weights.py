@@ -10,6 +10,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from jaxis.quantization.compressed_tensors_groups import read_group
 from jaxis.quantization.formats.integers import Integers, PackQuantizedFormat
+from jaxis.quantization.formats.nvfp4 import NvFp4Format
 from tests.support.compressed_checkpoints import compress, config_of, decompress, decompress_wide, host_array, scheme_of
 from tests.support.dequantized import dequantize
 
@@ -252,6 +253,12 @@ class TestDamagedWeights:
         arrays["weight_global_scale"][...] = 0
         with pytest.raises(ValueError, match="weight_global_scale, which divides its scales, is 0"):
             weight_format.assemble(arrays, (32, 64))
+
+    def test_a_factor_of_scales_that_is_not_finite_is_refused(self):
+        arrays, _ = self.stored("NVFP4A16")
+        tensors = {"weight": arrays["weight_packed"], "weight_scale": arrays["weight_scale"]}
+        with pytest.raises(ValueError, match="values or scales are not all finite"):
+            NvFp4Format().assemble(tensors | {"weight_scale_2": np.float32([np.inf])}, (32, 64))
 
     @pytest.mark.parametrize("preset", ["NVFP4A16", "MXFP4A16", "MXFP8A16", "W4A16"])
     def test_columns_that_groups_do_not_divide_are_refused(self, preset):
