@@ -128,7 +128,11 @@ def test_olmo_hybrid_has_a_rope_where_its_base_is_named(rope, has_rope):
             {"num_hidden_layers": 1, "linear_attn_config": {"kda_layers": [1], "gate_lower_bound": -5.0}},
             "linear_attn_config.gate_lower_bound",
         ),
-        ("ling-3.0-flash", {"num_hidden_layers": 41}, "not a multiple of layer_group_size=6: add layer_types"),
+        (
+            "ling-3.0-flash",
+            {"num_hidden_layers": 41},
+            "layer_group_size=6, which does not divide it: add",
+        ),
         ("ling-3.0-flash", {"expert_swiglu_limit_list": [4]}, "has 1 entries, fewer than 42 layers"),
         ("ling-3.0-tiny", {"kda_safe_gate": True, "no_kda_lora": False}, "no_kda_lora=False, of which only True"),
         ("olmo-hybrid-7b", {"linear_num_key_heads": 7}, "7 key heads, which must divide its 30 value heads"),

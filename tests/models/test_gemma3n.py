@@ -59,12 +59,12 @@ def test_layers_share_the_cache_of_the_last_of_their_kind_that_has_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"intermediate_size": [8192] * 3}, "intermediate_size=.* has not one number for each layer"),
+        ({"intermediate_size": [8192] * 3}, "intermediate_size=.*, expected one number for each layer"),
         ({"intermediate_size": "8192"}, "intermediate_size='8192', expected an integer of at least"),
-        ({"activation_sparsity_pattern": [0.95]}, "activation_sparsity_pattern=.* has not one number for each layer"),
-        ({"activation_sparsity_pattern": [1.0] * 30}, "with 1.0 for layer 0, expected a number from 0 to less than 1"),
-        ({"altup_active_idx": 4}, "altup_active_idx=4 and altup_num_inputs=4, expected an index"),
-        ({"num_kv_shared_layers": 27}, "num_kv_shared_layers=27 in .*: layer 4 .* 'full_attention' layer"),
+        ({"activation_sparsity_pattern": [0.95]}, "activation_sparsity_pattern=.*, expected one number for each layer"),
+        ({"activation_sparsity_pattern": [1.0] * 30}, "expected numbers from 0 to less than 1, not 1.0"),
+        ({"altup_active_idx": 4}, "altup_active_idx=4 and .*=4, expected an index"),
+        ({"num_kv_shared_layers": 27}, "num_kv_shared_layers=27, but layer 4 .* 'full_attention' layer"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, message):

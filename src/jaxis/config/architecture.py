@@ -19,7 +19,7 @@ def architectures_of(config: HFConfig) -> list[str]:
     if not names:
         names = _reference_architectures(config) or config["architectures"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{config.source} has architectures={names!r}, expected a list of names: correct the file")
+        raise config.fault("architectures", why="expected a list of names: correct the file")
     return names
 
 
@@ -34,7 +34,8 @@ def check_model_type(config: HFConfig, architecture: str) -> None:
     raise ConfigError(
         f"{config.source} has the architecture {architecture!r}, whose model_type is {wanted}, but "
         f"model_type={model_type!r}{stands_for}: correct the file, or give hf_overrides={{'model_type': "
-        f"{expected[0]!r}}} if the weights are of that type"
+        f"{expected[0]!r}}} if the weights are of that type",
+        keys=["model_type"],
     )
 
 

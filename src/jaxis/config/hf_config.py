@@ -151,9 +151,16 @@ class HFConfig(Mapping[str, Any]):
         """
         value = self.get(key, expected[0])
         if value not in expected:
-            wanted, name = " or ".join(map(repr, expected)), self._as_written(key)
-            given = self._plain(key)
-            raise ConfigError(f"{self.source} has {name}={given!r}, of which only {wanted} is supported", keys=[name])
+            raise self.fault(key, why=f"of which only {' or '.join(map(repr, expected))} is supported")
+
+    def fault(self, *keys: str, why: str) -> ConfigError:
+        """Returns the error of values that cannot be honoured: "config.json has n_heads=3 and n_groups=2, WHY".
+
+        Absent keys are not shown.
+        """
+        present = [key for key in keys if self._plain(key) is not None] or keys
+        shown = " and ".join(f"{self._as_written(key)}={self._plain(key)!r}" for key in present)
+        return ConfigError(f"{self.source} has {shown}, {why}", keys=map(self._as_written, keys))
 
     def ignore(self, key: str, *, because: str) -> None:
         """Declares that the model knows a key, which may be absent, and that its value or nested values have no effect.
@@ -179,9 +186,7 @@ class HFConfig(Mapping[str, Any]):
         if value is None:
             return None
         if not isinstance(value, HFConfig):
-            raise ConfigError(
-                f"{self.source} has {self._path + key}={value!r}, expected an object", keys=[self._path + key]
-            )
+            raise self.fault(key, why="expected an object")
         for nested in value:
             if isinstance(value.get(nested), HFConfig):
                 value.read_object(nested)

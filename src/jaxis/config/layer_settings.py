@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 
 
 def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
@@ -19,10 +18,8 @@ def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
         return None
     num_layers: int = config["num_hidden_layers"]
     if not isinstance(values, list) or len(values) < num_layers:
-        raise ConfigError(
-            f"{config.source} has {key}={values!r}, expected a list of {num_layers} entries, one for each layer: "
-            "correct the file"
-        )
+        why = f"expected a list of {num_layers} entries, one for each layer: correct the file"
+        raise config.fault(key, why=why)
     return values[layer_index]
 
 
@@ -35,10 +32,8 @@ def settings_of_layer(config: HFConfig, layer_index: int) -> HFConfig:
     if by_layer is None:
         return HFConfig({})
     if not isinstance(by_layer, HFConfig) or not all(key.isdecimal() for key in by_layer):
-        raise ConfigError(f"per_layer_config in {config.source} is not an object with an object for each layer's index")
+        raise config.fault("per_layer_config", why="expected an object with an object for each layer's index")
     settings = next((by_layer[key] for key in by_layer if int(key) == layer_index), HFConfig({}))
     if not isinstance(settings, HFConfig):
-        raise ConfigError(
-            f"per_layer_config in {config.source} has {settings!r} for layer {layer_index}, expected an object"
-        )
+        raise config.fault("per_layer_config", why=f"expected an object for layer {layer_index}")
     return settings

@@ -28,10 +28,7 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
         return kind
     pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", full_every))
     if type(pattern) is not int or pattern < 1:
-        raise ConfigError(
-            f"{config.source} has sliding_window_pattern={pattern!r}, expected an integer of at least 1: "
-            "correct the file"
-        )
+        raise config.fault("sliding_window_pattern", why="expected an integer of at least 1: correct the file")
     return SLIDING_ATTENTION if (layer_index + 1) % pattern else FULL_ATTENTION
 
 
@@ -47,7 +44,8 @@ def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | 
     if kind not in known:
         raise ConfigError(
             f"layer_types[{layer_index}]={kind!r} in {config.source} is not supported, "
-            f"expected {' or '.join(map(repr, known))}"
+            f"expected {' or '.join(map(repr, known))}",
+            keys=["layer_types"],
         )
     return kind
 
@@ -55,7 +53,7 @@ def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | 
 def _layer_types(config: HFConfig) -> list[Any] | None:
     types = config.get("layer_types")
     if types is not None and not isinstance(types, list):
-        raise ConfigError(f"{config.source} has layer_types={types!r}, expected a list: correct the file")
+        raise config.fault("layer_types", why="expected a list: correct the file")
     return types
 
 
@@ -69,7 +67,8 @@ def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
         if kind != expected:
             raise ConfigError(
                 f"layer_types in {config.source} has {kind!r}, expected {expected!r} of all layers, since the family "
-                f"has one kind of layers and sliding_window={window!r}"
+                f"has one kind of layers and sliding_window={window!r}",
+                keys=["layer_types"],
             )
     return AttentionSpan(window)
 

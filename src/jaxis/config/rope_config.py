@@ -217,10 +217,10 @@ class _Reader:
         old_name = self.get("type", "default")
         rope_type = self.get("rope_type", old_name)
         if any(isinstance(self.section.to_dict()[key], dict) for key in self.section):
-            raise self._fault("differs from layer to layer", "one object for all layers")
+            raise self._fault("", "differs from layer to layer", "one object for all layers")
         rope_type = ROPE_ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
         if rope_type not in ROPE_TYPES:
-            raise self._fault(f"has the rope_type {rope_type!r}", f"one of {', '.join(ROPE_TYPES)}")
+            raise self._fault("rope_type", f"has the rope_type {rope_type!r}", f"one of {', '.join(ROPE_TYPES)}")
         if rope_type == "ntk":
             self.section.expect("mixed_b", None)  # another divisor for each pair
         return rope_type
@@ -233,7 +233,7 @@ class _Reader:
 
     def positive(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self._fault(f"has the {key} {value!r}", "a number above 0")
+            raise self._fault(key, f"has the {key} {value!r}", "a number above 0")
         return float(value)
 
     def optional(self, key: str) -> float | None:
@@ -242,11 +242,12 @@ class _Reader:
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self.get(key)
         if not isinstance(value, list) or any(type(number) not in (int, float) for number in value):
-            raise self._fault(f"has the {key} {value!r}", "a list of numbers")
+            raise self._fault(key, f"has the {key} {value!r}", "a list of numbers")
         return tuple(float(number) for number in value)
 
-    def _fault(self, found: str, expected: str) -> ConfigError:
+    def _fault(self, key: str, found: str, expected: str) -> ConfigError:
         return ConfigError(
             f"{self.name} in {self.config.source} {found}, expected {expected}: "
-            f"correct the file, or give hf_overrides={{{self.name!r}: ...}}"
+            f"correct the file, or give hf_overrides={{{self.name!r}: ...}}",
+            keys=[f"{self.name}.{key}".removesuffix(".")],
         )

@@ -78,7 +78,8 @@ def _check(values: Mapping[str, Any], reference: FamilyReference | None, source:
         expected = None if value is None else _expectation(key, value, defaults.get(key))
         if expected is not None:
             shown = reprlib.repr(value)
-            raise ConfigError(f"{source} has {path + key}={shown}, expected {expected}: correct the file")
+            message = f"{source} has {path + key}={shown}, expected {expected}: correct the file"
+            raise ConfigError(message, keys=[path + key])
 
 
 def _expectation(key: str, value: object, default: object) -> str | None:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -60,9 +59,10 @@ class GatedDeltaNet(JaxModule):
         self.key_dim: int = config["linear_key_head_dim"]
         self.value_dim: int = config["linear_value_head_dim"]
         if self.num_key_heads < 1 or self.num_value_heads % self.num_key_heads:
-            raise ConfigError(
-                f"linear_num_key_heads={self.num_key_heads} in {config.source} must divide "
-                f"linear_num_value_heads={self.num_value_heads}: correct the file"
+            raise config.fault(
+                "linear_num_key_heads",
+                "linear_num_value_heads",
+                why="expected a number that divides the second: correct the file",
             )
         self.keys_size, self.values_size = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         self.make_projections(scope)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.selective_scan import selective_scan
@@ -52,7 +51,7 @@ def time_step_rank(config: HFConfig, key: str) -> int:
     if rank == "auto":
         return math.ceil(config["hidden_size"] / 16)
     if type(rank) is not int or rank < 1:
-        raise ConfigError(f"{config.source} has {key}={rank!r}, expected 'auto' or an integer of at least 1")
+        raise config.fault(key, why="expected 'auto' or an integer of at least 1")
     return rank
 
 

@@ -51,7 +51,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
     """Returns the activation that config.json calls `name`. Raises ConfigError if the activation is unknown."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ConfigError(f"hidden_act={name!r} in config.json is not supported; known: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(
+            f"hidden_act={name!r} in config.json is not supported; known: {', '.join(ACTIVATIONS)}", keys=["hidden_act"]
+        )
     return ACTIVATIONS[name]
 
 

@@ -228,7 +228,8 @@ def _longrope(config: RopeConfig, powers: np.ndarray, max_model_len: int, interl
         attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     for name in ("short_factor", "long_factor"):
         if len(getattr(config, name)) != len(powers):
-            raise ConfigError(f"{name} in config.json has {len(getattr(config, name))} entries, expected {len(powers)}")
+            found = len(getattr(config, name))
+            raise ConfigError(f"{name} in config.json has {found} entries, expected {len(powers)}", keys=[name])
     return LongRotaryEmbedding(
         _floats(1.0 / (np.asarray(config.short_factor, np.float32) * powers)),
         attention_factor,

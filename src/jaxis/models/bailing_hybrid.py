@@ -8,7 +8,6 @@ import jax
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
-from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
 from jaxis.layers.glu import CappedGLU
@@ -98,14 +97,15 @@ class BailingHybridForCausalLM(CausalLM):
         num_layers: int = config["num_hidden_layers"]
         group_size: int | None = config.get("layer_group_size")
         if config.get("layer_types") is None and group_size and num_layers % group_size:
-            raise ConfigError(
-                f"{config.source} has num_hidden_layers={num_layers}, which is not a multiple of "
-                f"layer_group_size={group_size}: add layer_types, which says the kind of each layer"
+            raise config.fault(
+                "num_hidden_layers",
+                "layer_group_size",
+                why="which does not divide it: add layer_types, which says the kind of each layer",
             )
         for key in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
             limits = config.get(key)
             if limits and len(limits) < num_layers:
-                raise ConfigError(f"{key} in {config.source} has {len(limits)} entries, fewer than {num_layers} layers")
+                raise config.fault(key, why=f"which has {len(limits)} entries, fewer than {num_layers} layers")
         ignore_sizes_of_other_layers(config)
         _expect_what_all_have(config)
 

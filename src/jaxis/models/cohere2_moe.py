@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
@@ -78,7 +77,7 @@ def _layer_type(config: HFConfig, layer_index: int) -> str:
     num_dense = num_dense_layers(config, 0)
     number, every = (layer_index, dense_pattern) if layer_index < num_dense else (layer_index - num_dense, pattern)
     if type(every) is not int or every < 1:
-        raise ConfigError(f"{config.source} has a pattern of windows of {every!r}, expected an integer of at least 1")
+        raise config.fault(*keys, why="expected integers of at least 1")
     return SLIDING_ATTENTION if (number + 1) % every else FULL_ATTENTION
 
 

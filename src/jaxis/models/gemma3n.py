@@ -15,7 +15,6 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
-from jaxis.errors import ConfigError
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.altup import AltUp, join_states, split_states
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -70,7 +69,7 @@ def _intermediate_size(config: HFConfig, index: int) -> int:
     sizes = config["intermediate_size"]
     size = _of_layer(config, "intermediate_size", sizes, index) if isinstance(sizes, list) else sizes
     if type(size) is not int or size < 1:
-        raise ConfigError(f"{config.source} has intermediate_size={size!r}, expected integers of at least 1")
+        raise config.fault("intermediate_size", why="expected integers of at least 1")
     return size
 
 
@@ -81,16 +80,16 @@ def _sparsity(config: HFConfig, index: int) -> float:
         return _SPARSITY if is_sparse else 0.0
     sparsity = _of_layer(config, "activation_sparsity_pattern", listed, index)
     if type(sparsity) not in (int, float) or not 0 <= sparsity < 1:
-        raise ConfigError(
-            f"{config.source} has activation_sparsity_pattern with {sparsity!r} for layer {index}, expected a number "
-            "from 0 to less than 1: correct the file"
+        raise config.fault(
+            "activation_sparsity_pattern",
+            why=f"expected numbers from 0 to less than 1, not {sparsity!r}: correct the file",
         )
     return float(sparsity)
 
 
 def _of_layer(config: HFConfig, key: str, listed: Any, index: int) -> Any:
     if not isinstance(listed, list) or len(listed) != config["num_hidden_layers"]:
-        raise ConfigError(f"{key}={listed!r} in {config.source} has not one number for each layer: correct the file")
+        raise config.fault(key, why="expected one number for each layer: correct the file")
     return listed[index]
 
 
@@ -169,9 +168,8 @@ class Gemma3nForCausalLM(SharedCacheCausalLM):
     def check_config(cls, config: HFConfig) -> None:
         active, num_states = config.get("altup_active_idx", 0), _num_states(config)
         if not 0 <= active < num_states:
-            raise ConfigError(
-                f"{config.source} has altup_active_idx={active} and altup_num_inputs={num_states}, expected an index "
-                "of the inputs, from 0: correct the file"
+            raise config.fault(
+                "altup_active_idx", "altup_num_inputs", why="expected an index of the inputs, from 0: correct the file"
             )
         for key in ("altup_coef_clip", "altup_lr_multiplier"):
             config.ignore(key, because="it is for training")

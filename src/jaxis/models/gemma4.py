@@ -18,7 +18,6 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_settings import settings_of_layer
 from jaxis.config.layer_types import FULL_ATTENTION, layer_span, layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
-from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
 from jaxis.layers.experts import StackLayout
@@ -203,11 +202,9 @@ class Gemma4ForCausalLM(SharedCacheCausalLM):
                 config.ignore(key, because="there are no experts without enable_moe_block")
         if not _per_layer_size(config):
             config.ignore("vocab_size_per_layer_input", because="layers have no embeddings of their own")
-        elif (size := _num_layer_embeddings(config)) < config["vocab_size"]:
-            raise ConfigError(
-                f"{config.source} has vocab_size_per_layer_input={size} and vocab_size={config['vocab_size']}: tokens "
-                "past the first would have no embeddings in the layers"
-            )
+        elif _num_layer_embeddings(config) < config["vocab_size"]:
+            why = "so that tokens past the first would have no embeddings in the layers"
+            raise config.fault("vocab_size_per_layer_input", "vocab_size", why=why)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
@@ -64,10 +63,7 @@ def _has_indexer(config: HFConfig) -> list[bool]:
         config.ignore(other, because=f"{key} says it of each layer")
     found = [_HAS_INDEXER.get(kind) for kind in kinds]
     if len(found) != num_layers or None in found or not found[0]:
-        raise ConfigError(
-            f"{key}={kinds!r} in {config.source} must say 'full' or 'shared' of each of {num_layers} layers, and "
-            "'full' of the first"
-        )
+        raise config.fault(key, why=f"expected 'full' or 'shared' for each of {num_layers} layers, and 'full' first")
     return [bool(each) for each in found]
 
 

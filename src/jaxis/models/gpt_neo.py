@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
@@ -36,10 +35,8 @@ def _span(scope: LayerScope) -> AttentionSpan:
     kinds = [kind for group, times in config["attention_types"] for _ in range(times) for kind in group]
     kind = kinds[scope.layer_index] if scope.layer_index < len(kinds) else None
     if kind not in ("global", "local"):
-        raise ConfigError(
-            f"attention_types in {config.source} has {kind!r} for layer {scope.layer_index}, "
-            "expected 'global' or 'local'"
-        )
+        why = f"{kind!r} for layer {scope.layer_index}, expected 'global' or 'local'"
+        raise config.fault("attention_types", why=why)
     return AttentionSpan(config.get("window_size", 256)) if kind == "local" else FULL_CONTEXT
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mamba1 import Mamba1, Mamba1Sizes, time_step_rank
@@ -93,10 +92,8 @@ def _is_one_of_a_period(
     """
     period, offset = config.get(f"{name}_period", default_period), config.get(f"{name}_offset", default_offset)
     if type(period) is not int or type(offset) is not int or not 0 <= offset < period:
-        raise ConfigError(
-            f"{config.source} has {name}_period={period!r} and {name}_offset={offset!r}, expected an offset from 0 to "
-            "less than the period: correct the file"
-        )
+        why = "expected an offset from 0 to less than the period: correct the file"
+        raise config.fault(f"{name}_period", f"{name}_offset", why=why)
     return layer_index % period == offset
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import MixerLayer
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba1 import Mamba1, Mamba1Sizes, time_step_rank
@@ -77,7 +76,7 @@ def _num_channels(config: HFConfig) -> int:
         return int(config.get("expand", 2) * config["hidden_size"])
     config.ignore("expand", because="intermediate_size has the number of channels")
     if type(size) is not int or size < 1:
-        raise ConfigError(f"{config.source} has intermediate_size={size!r}, expected an integer of at least 1")
+        raise config.fault("intermediate_size", why="expected an integer of at least 1")
     return size
 
 

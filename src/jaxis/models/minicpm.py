@@ -26,7 +26,8 @@ class MiniCPMDecoderLayer(PreNormDecoderLayer):
         if dense_len < scope.max_model_len:
             raise ConfigError(
                 f"{scope.config.source} has sparse_config, attention to chosen blocks beyond {dense_len} tokens, which "
-                f"is not supported: give max_model_len={dense_len} or less"
+                f"is not supported: give max_model_len={dense_len} or less",
+                keys=["sparse_config"],
             )
         super().__init__(
             scope,

@@ -7,7 +7,6 @@ from functools import partial
 import jax
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, MixerLayer
 from jaxis.layers.glu import Ungated
@@ -189,15 +188,10 @@ def _layer_kinds(config: HFConfig) -> str:
         config.ignore("hybrid_override_pattern", because="layers_block_type names each layer's kind")
         kinds = "".join(_LETTERS.get(name, "?") for name in listed)
     if not set(kinds) <= set(_MIXERS):
-        raise ConfigError(
-            f"{config.source} has layers of an unknown kind in {kinds if listed is None else listed!r}, expected those "
-            f"of {', '.join(_MIXERS)} or {', '.join(_LETTERS)}"
-        )
+        key = "hybrid_override_pattern" if listed is None else "layers_block_type"
+        raise config.fault(key, why=f"expected layers of {', '.join(_MIXERS)} or {', '.join(_LETTERS)}")
     if config.get("num_hidden_layers", len(kinds)) != len(kinds):
-        raise ConfigError(
-            f"{config.source} names the kinds of {len(kinds)} layers, but has "
-            f"num_hidden_layers={config['num_hidden_layers']}: correct the file"
-        )
+        raise config.fault("num_hidden_layers", why=f"but names the kinds of {len(kinds)} layers: correct the file")
     return kinds
 
 

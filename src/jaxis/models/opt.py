@@ -9,7 +9,6 @@ from __future__ import annotations
 import jax
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, PreNormDecoderLayer
 from jaxis.layers.embed import PositionEmbedding
@@ -123,9 +122,11 @@ class OPTForCausalLM(CausalLM):
         hidden_size: int = config["hidden_size"]
         size: int = config.get("word_embed_proj_dim", hidden_size)
         if (size != hidden_size) != _is_350m(config):
-            raise ConfigError(
-                f"{config.source} has word_embed_proj_dim={size} and hidden_size={hidden_size}: only norms after each "
-                "block (do_layer_norm_before=false) are supported with sizes that differ, and only before it otherwise"
+            raise config.fault(
+                "word_embed_proj_dim",
+                "hidden_size",
+                why="but only norms after each block (do_layer_norm_before=false) are supported with sizes that "
+                "differ, and only before it otherwise",
             )
 
     @classmethod

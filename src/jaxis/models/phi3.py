@@ -5,7 +5,6 @@ from __future__ import annotations
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import rope_config
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
@@ -38,8 +37,9 @@ class Phi3ForCausalLM(CausalLM):
         for key in ("full_attn_mod", "interpolate_factor"):
             config.expect(key, 1)
         # In the family's first release "yarn" meant LongRoPE; it means something else now.
-        if (rope_type := rope_config(config).rope_type) not in ("default", "longrope"):
-            raise ConfigError(f"{config.source} has the rope type {rope_type!r}, expected 'longrope' or none")
+        if rope_config(config).rope_type not in ("default", "longrope"):
+            key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+            raise config.fault(key, why="expected the type 'longrope' or none")
 
 
 FAMILY = Family(

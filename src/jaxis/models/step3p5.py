@@ -16,7 +16,6 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_settings import settings_of_layer, value_of_layer
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.glu import CappedGLU
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -219,9 +218,8 @@ def _is_sparse(scope: LayerScope) -> bool:
     try:
         return scope.layer_index in {int(number) for number in numbers}
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"{config.source} has moe_layers_enum={listed!r}, expected the numbers of layers, like '3,4,5': "
-            "correct the file"
+        raise config.fault(
+            "moe_layers_enum", why="expected the numbers of layers, like '3,4,5': correct the file"
         ) from None
 
 

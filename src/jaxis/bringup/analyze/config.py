@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,11 +69,13 @@ def construct(
             if refused and isinstance(error, KeyError):  # lacks the keys that were removed
                 break
             refusals.append(_one_line(error))
-            named = [use.key for use in config.key_uses() if use.value is not None and _names(str(error), use.key)]
-            if not named or len(refusals) == MAX_REFUSALS:
-                refused |= dict.fromkeys(named)
-                break
+            # A layer does not know which object its keys are in.
+            endings = tuple(f".{key}" for key in error.keys)
+            present = [use.key for use in config.key_uses() if use.value is not None]
+            named = [key for key in present if f".{key}".endswith(endings)]
             refused |= dict.fromkeys(named)
+            if not named or len(refusals) == MAX_REFUSALS:
+                break
         except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             refusals.append(f"the family cannot be constructed: {type(error).__name__}: {_one_line(error)}")
             break
@@ -126,11 +127,6 @@ def _construct(
     if quant_config is not None:
         quant_config.check_all_used()
     return model, vllm_config
-
-
-def _names(message: str, key: str) -> bool:
-    """Returns whether an error message names the key, alone or with the objects that contain it."""
-    return re.search(rf"(?<![\w]){re.escape(key.rpartition('.')[2])}(?!\w)", message) is not None
 
 
 def _one_line(error: Exception) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import RopeConfig, rope_config
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
@@ -120,9 +119,10 @@ class LatentAttentionSettings:
         settings = cls.with_rope(scope, rope)
         sizes = settings.sizes
         if rope.partial_rotary_factor not in (1.0, sizes.qk_rope_head_dim / sizes.qk_head_dim):
-            raise ConfigError(
-                f"{config.source} has partial_rotary_factor={rope.partial_rotary_factor!r}, but qk_rope_head_dim of "
-                f"{sizes.qk_head_dim} dimensions are {sizes.qk_rope_head_dim}: correct the file"
+            raise config.fault(
+                "qk_rope_head_dim",
+                why=f"of {sizes.qk_head_dim} dimensions, but partial_rotary_factor={rope.partial_rotary_factor!r}: "
+                "correct the file",
             )
         return settings
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
@@ -127,7 +126,5 @@ class VipLlavaVision(LlavaVision):
 def _layer(config: HFConfig, layer: object, most: int) -> int:
     """Converts an entry of `vision_feature_layer` to a number of layers: -1 is all, -2 all but the last."""
     if not isinstance(layer, int) or not -most - 1 <= layer <= most:
-        raise ConfigError(
-            f"{config.source} has vision_feature_layer={layer!r}; expected one of the tower's {most} layers"
-        )
+        raise config.fault("vision_feature_layer", why=f"expected some of the tower's {most} layers")
     return layer % (most + 1)

@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
-from jaxis.errors import ConfigError
 from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import TinySizes
@@ -49,9 +48,8 @@ def mamba_of_prefixed_keys(
     head_dim = config.get("mamba_d_head", "auto")
     head_dim = expected // num_heads if head_dim == "auto" else head_dim
     if num_heads * head_dim != expected:
-        raise ConfigError(
-            f"{config.source} has mamba_n_heads={num_heads} and mamba_d_head={head_dim!r}, but Mamba2 layers of "
-            f"{expected} features: correct the file"
+        raise config.fault(
+            "mamba_n_heads", "mamba_d_head", why=f"but Mamba2 layers of {expected} features: correct the file"
         )
     sizes = Mamba2Sizes(
         num_heads=num_heads,

@@ -11,7 +11,6 @@ import numpy as np
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import RopeConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import SelfAttention
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.module import named_modules
@@ -36,9 +35,10 @@ def cache_owner(config: HFConfig, kinds: Sequence[str], index: int, *, default_s
     for owner in reversed(range(num_owners)):
         if kinds[owner] == kinds[index]:
             return owner
-    raise ConfigError(
-        f"num_kv_shared_layers={num_layers - num_owners} in {config.source}: layer {index} of {num_layers} shares the "
-        f"keys and values of an earlier {kinds[index]!r} layer, and none of the first {max(0, num_owners)} is one"
+    raise config.fault(
+        "num_kv_shared_layers",
+        why=f"but layer {index} of {num_layers} shares the keys and values of an earlier {kinds[index]!r} layer, and "
+        f"none of the first {max(0, num_owners)} is one",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.indexer import IndexerSizes
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
@@ -39,10 +38,7 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
             num_heads=config["index_n_heads"], head_dim=config["index_head_dim"], num_selected=config["index_topk"]
         )
         if sizes.head_dim < settings.sizes.qk_rope_head_dim:
-            raise ConfigError(
-                f"{config.source} has index_head_dim={sizes.head_dim}, of which the rope cannot rotate "
-                f"qk_rope_head_dim={settings.sizes.qk_rope_head_dim}"
-            )
+            raise config.fault("index_head_dim", "qk_rope_head_dim", why="of which the rope cannot rotate the second")
         self_attn = SparseLatentAttention(
             scope / "self_attn",
             settings.sizes,
@@ -71,10 +67,8 @@ class SparseLatentCausalLM(DeepseekCausalLM):
         config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
         config.ignore("mlp_bias", because="the reference's blocks have none, whatever it says")
         if unknown := set(config.get("layer_types", ())) - set(_LAYER_TYPES):
-            raise ConfigError(
-                f"layer_types in {config.source} has {min(map(repr, unknown))}, of which only "
-                f"{' or '.join(map(repr, _LAYER_TYPES))} is supported"
-            )
+            known = " or ".join(map(repr, _LAYER_TYPES))
+            raise config.fault("layer_types", why=f"with {min(map(repr, unknown))}, of which only {known} is supported")
 
 
 # `Family.tiny` of an indexer. With this many heads no score is 0 in all of them; equal scores may select differently.

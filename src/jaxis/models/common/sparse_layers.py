@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.errors import ConfigError
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
@@ -33,7 +32,7 @@ def is_sparse_layer(config: HFConfig, layer_index: int, *, default_first_sparse:
         return layer_index >= num_dense_layers(config, default_first_sparse)
     config.ignore(_NUM_DENSE, because="mlp_layer_types names each layer's kind")
     if len(kinds) != config["num_hidden_layers"] or not {"dense", "sparse"}.issuperset(kinds):
-        raise ConfigError(f"mlp_layer_types={kinds!r} in {config.source} must say 'dense' or 'sparse' of each layer")
+        raise config.fault("mlp_layer_types", why="expected 'dense' or 'sparse' for each layer")
     return kinds[layer_index] == "sparse"
 
 
