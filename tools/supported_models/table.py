@@ -1,4 +1,4 @@
-"""The tables of what the families' files declare: the module of each architecture, and their plain GGUF files."""
+"""The tables of what the families' files declare: the module of each architecture, keys, and GGUF files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import dataclasses
 import importlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import jaxis.models
 from jaxis.config.reference import model_types_of
 from jaxis.models.common.family import Family, PlainGGUF
+from jaxis.pooling.encoders import nomic_bert
 from tests.support.places import REPOSITORY
 
 MODELS = REPOSITORY / "src" / "jaxis" / "models"
@@ -31,6 +33,16 @@ def plain_ggufs() -> str:
         if isinstance(file, PlainGGUF)
     ]
     return json.dumps(rows, indent=2, sort_keys=True) + "\n"
+
+
+def family_keys() -> str:
+    """Returns the names and defaults of keys that families and encoders declare, as the text of family_keys.json."""
+    names: dict[str, Any] = {**nomic_bert.CONFIG_NAMES}
+    defaults: dict[str, Any] = {}
+    for _, family in _declared():
+        names.update(family.names)
+        defaults.update(family.defaults)
+    return json.dumps({"defaults": defaults, "names": names}, indent=2, sort_keys=True) + "\n"
 
 
 def _declared() -> Iterator[tuple[str, Family]]:

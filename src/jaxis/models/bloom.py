@@ -49,4 +49,18 @@ class BloomForCausalLM(CausalLM):
         return DecoderOptions(norm=biased_layer_norm(scope), embed_norm=biased_layer_norm(scope), tied_by_default=True)
 
 
-FAMILY = Family("BLOOM, BLOOMZ", (BloomForCausalLM,), "ALiBi, normed embeddings, LayerNorm, biases", gguf=("bloom",))
+FAMILY = Family(
+    "BLOOM, BLOOMZ",
+    (BloomForCausalLM,),
+    "ALiBi, normed embeddings, LayerNorm, biases",
+    gguf=("bloom",),
+    names={
+        "bloom": {
+            "n_embed": "hidden_size",
+            "n_head": "num_attention_heads",
+            "n_layer": "num_hidden_layers",
+            "seq_length": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+        }
+    },
+)

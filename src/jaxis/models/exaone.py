@@ -41,4 +41,16 @@ class ExaoneForCausalLM(CausalLM):
     buffers = ("rotary.inv_freq",)
 
 
-FAMILY = Family("EXAONE 3, 3.5, Deep", (ExaoneForCausalLM,), "Llama under other names", gguf=("exaone",))
+FAMILY = Family(
+    "EXAONE 3, 3.5, Deep",
+    (ExaoneForCausalLM,),
+    "Llama under other names",
+    gguf=("exaone",),
+    names={
+        "exaone": {
+            "num_layers": "num_hidden_layers",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "activation_function": "hidden_act",
+        }
+    },
+)

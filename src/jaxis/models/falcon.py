@@ -100,5 +100,15 @@ FAMILY = Family(
     (FalconForCausalLM,),
     "parallel attention and feed-forward after LayerNorm, packed projections group by group; RW: ALiBi, serial",
     gguf=("falcon",),
+    names={
+        "falcon": {
+            "num_kv_heads": "num_key_value_heads",
+            "ffn_hidden_size": "intermediate_size",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "activation": "hidden_act",
+            "n_head": "num_attention_heads",
+            "n_layer": "num_hidden_layers",
+        }
+    },
     other_names={"RWForCausalLM": FalconForCausalLM},
 )

@@ -68,5 +68,20 @@ FAMILY = Family(
     (Gemma3ForCausalLM, Gemma3ForConditionalGeneration),
     "a window in five of six layers, with its own RoPE; norms on heads; SigLIP's tower, whose rows see each other",
     gguf=("gemma3",),
+    # The `text_config` of multimodal checkpoints.
+    defaults={
+        "gemma3_text": {
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        }
+    },
     other_names={"Rnj1ForCausalLM": Gemma3ForCausalLM},
 )

@@ -266,6 +266,11 @@ class Gemma4UnifiedForConditionalGeneration(InnerTextPart, Gemma4UnifiedForCausa
     other_keys = _OTHER_KEYS
 
 
+_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
 FAMILY = Family(
     "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B",
     (
@@ -278,6 +283,10 @@ FAMILY = Family(
     "last layers of E2B and E4B attend to the keys and values of earlier ones, and every layer has embeddings "
     "of its own; 26B-A4B has 128 experts beside the dense feed-forward",
     gguf=("gemma4",),
+    defaults={
+        "gemma4_text": {"rope_parameters": _ROPES},
+        "gemma4_unified_text": {"rope_parameters": _ROPES, "hidden_size_per_layer_input": 0},
+    },
     tiny={
         "global_head_dim": 48,
         "num_global_key_value_heads": 1,

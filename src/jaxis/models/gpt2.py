@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import GPT2_NAMES, Family
 from jaxis.models.common.gpt2 import Gpt2CausalLM, Gpt2DecoderLayer
 
 
@@ -20,4 +20,10 @@ class GPT2LMHeadModel(Gpt2CausalLM):
     transposed = (".attn.c_attn.weight", ".attn.c_proj.weight", ".mlp.c_fc.weight", ".mlp.c_proj.weight")
 
 
-FAMILY = Family("GPT-2", (GPT2LMHeadModel,), "learned positions, LayerNorm, plain feed-forward, biases", gguf=("gpt2",))
+FAMILY = Family(
+    "GPT-2",
+    (GPT2LMHeadModel,),
+    "learned positions, LayerNorm, plain feed-forward, biases",
+    gguf=("gpt2",),
+    names={"gpt2": GPT2_NAMES},
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.qkv_packing import PACKED, PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import GPT2_NAMES, Family
 from jaxis.models.common.gpt2 import Gpt2CausalLM, Gpt2DecoderLayer
 
 
@@ -36,4 +36,5 @@ FAMILY = Family(
     (GPTBigCodeForCausalLM,),
     "learned positions, one key-value head, LayerNorm, biases",
     gguf=("starcoder",),
+    names={"gpt_bigcode": GPT2_NAMES},
 )

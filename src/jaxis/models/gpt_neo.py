@@ -56,4 +56,16 @@ class GPTNeoForCausalLM(Gpt2CausalLM):
         config.ignore("window_size", because="only layers with a window use it")
 
 
-FAMILY = Family("GPT-Neo", (GPTNeoForCausalLM,), "as GPT-2, with a window of 256 in every other layer")
+FAMILY = Family(
+    "GPT-Neo",
+    (GPTNeoForCausalLM,),
+    "as GPT-2, with a window of 256 in every other layer",
+    names={
+        "gpt_neo": {
+            "num_heads": "num_attention_heads",
+            "num_layers": "num_hidden_layers",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "activation_function": "hidden_act",
+        }
+    },
+)

@@ -60,4 +60,5 @@ FAMILY = Family(
     (GPTNeoXForCausalLM,),
     "parallel attention and feed-forward, each after a LayerNorm, partial RoPE, packed projections head by head",
     gguf=("gptneox",),
+    names={"gpt_neox": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}},
 )

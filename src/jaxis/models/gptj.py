@@ -8,7 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import GPT2_NAMES, Family
 from jaxis.models.common.gpt2 import ungated_mlp
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -66,7 +66,12 @@ class CodeGenForCausalLM(GPTJForCausalLM):
 
 
 FAMILY = Family(
-    "GPT-J 6B", (GPTJForCausalLM,), "parallel attention and feed-forward, interleaved partial RoPE, a head with a bias"
+    "GPT-J 6B",
+    (GPTJForCausalLM,),
+    "parallel attention and feed-forward, interleaved partial RoPE, a head with a bias",
+    names={"gptj": GPT2_NAMES},
 )
 
-CODEGEN_FAMILY = Family("CodeGen", (CodeGenForCausalLM,), "as GPT-J, with packed projections")
+CODEGEN_FAMILY = Family(
+    "CodeGen", (CodeGenForCausalLM,), "as GPT-J, with packed projections", names={"codegen": GPT2_NAMES}
+)

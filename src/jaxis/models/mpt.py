@@ -77,5 +77,14 @@ FAMILY = Family(
     (MptForCausalLM,),
     "ALiBi, LayerNorm without biases, plain feed-forward",
     gguf=("mpt",),
+    names={
+        "mpt": {
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "max_seq_len": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+        }
+    },
     other_names={"MPTForCausalLM": MptForCausalLM},
 )

@@ -36,4 +36,10 @@ class OlmoeForCausalLM(CausalLM):
         config.expect("clip_qkv", None)
 
 
-FAMILY = Family("OLMoE", (OlmoeForCausalLM,), "64 experts, 8 per token; norms on all heads together", gguf=("olmoe",))
+FAMILY = Family(
+    "OLMoE",
+    (OlmoeForCausalLM,),
+    "64 experts, 8 per token; norms on all heads together",
+    gguf=("olmoe",),
+    defaults={"olmoe": {"rms_norm_eps": 1e-5}},
+)

@@ -154,6 +154,7 @@ FAMILY = Family(
     "OPT",
     (OPTForCausalLM,),
     "learned positions, LayerNorm, ReLU without a gate, biases; 350M: norms after each block, projected embeddings",
+    names={"opt": {"ffn_dim": "intermediate_size", "activation_function": "hidden_act"}},
     tiny={
         "word_embed_proj_dim": lambda twin: twin["hidden_size"] // (1 if twin.get("do_layer_norm_before", True) else 2)
     },

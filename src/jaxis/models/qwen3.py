@@ -55,4 +55,5 @@ FAMILY = Family(
     (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, LightOnOcrForConditionalGeneration),
     "a norm on each query and key head; Qwen's tower, M-RoPE, DeepStack",
     gguf=("qwen3", "qwen3vl"),
+    defaults={"qwen3_vl_text": {"rope_theta": 500_000.0}},
 )

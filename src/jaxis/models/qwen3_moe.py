@@ -74,4 +74,5 @@ FAMILY = Family(
     (Qwen3MoeForCausalLM, Qwen3VLMoeForConditionalGeneration),
     "128 experts, 8 per token, renormalized; Qwen's tower, M-RoPE, DeepStack",
     gguf=("qwen3moe", "qwen3vlmoe"),
+    defaults={"qwen3_vl_moe_text": {"rope_theta": 500_000.0, "norm_topk_prob": True}},
 )

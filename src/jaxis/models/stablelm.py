@@ -48,5 +48,6 @@ FAMILY = Family(
     (StableLmForCausalLM,),
     "LayerNorm, partial RoPE; attention and feed-forward in parallel if config.json says so; 12B: norms on heads",
     gguf=("stablelm",),
+    names={"stablelm": {"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"}},
     other_names={"StableLMEpochForCausalLM": StableLmForCausalLM},
 )

@@ -6,6 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""GPT-2's names of keys, for `Family.names`."""
 TinySizes = Mapping[str, Any | Callable[[Mapping[str, Any]], Any]]
 
 
@@ -42,6 +52,9 @@ class Family:
       parts: Special features of the family: attention, states, routing, norms.
       formats: Quantized formats in which the makers publish it and which load as they are.
       gguf: GGUF files that load; a string is the `general.architecture` of one that `loading/gguf/families` declares.
+      names: `model_type` -> its own name of a key of config.json -> the usual name, which readers use.
+      defaults: `model_type` -> values of keys that its config.json may lack, as in transformers. Only keys that every
+        model of the type needs.
       other_names: Further entries of `architectures` in published checkpoints -> the class.
       tiny: Sizes in a tiny twin's config.json that only this family has or that follow from others: key -> the size, or
         a function of the twin. A key that is null, 0, or a word such as "auto" stays as it is.
@@ -52,6 +65,8 @@ class Family:
     parts: str
     formats: tuple[str, ...] = ()
     gguf: tuple[str | PlainGGUF, ...] = ()
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     other_names: Mapping[str, type[Any]] = field(default_factory=dict[str, type[Any]])
     tiny: TinySizes = field(default_factory=dict[str, Any])
 

@@ -18,12 +18,16 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import Caches, DecoderOptions
+from jaxis.models.common.family import GPT2_NAMES
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
 from jaxis.pooling.encoders.text_encoder import PostNormLayer, TextEncoder, Unchanged, embedding_table, post_norm
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.quantization import QuantizationConfig
+
+CONFIG_NAMES = {"nomic_bert": {**GPT2_NAMES, "rotary_emb_base": "rope_theta"}}
+"""Own names of keys, as in `Family.names`."""
 
 
 class RotaryBertLayer(PostNormLayer):
