@@ -154,7 +154,7 @@ def test_the_wheel_requires_no_torch_unless_an_extra_asks_for_it(metadata):
     assert any(line.startswith("jax>=") for line in required)
     assert not [line for line in required if line.lower().startswith(("torch", "transformers", "vllm"))]
     features = {"server", "orbax", "gguf", "kv-events", "all", "ray", "cuda", "tpu", "otel"}
-    features |= {"train", "tensorboard", "vision", "vllm"}
+    features |= {"train", "tensorboard", "wandb", "vision", "vllm"}
     development = {"test", "verify", "bench", "compile-tpu", "compile-gpu"}
     assert set(metadata.get_all("Provides-Extra")) == features | development
 

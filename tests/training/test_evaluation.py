@@ -1,10 +1,13 @@
 """Measurements during training: answers on live weights, the best step, TensorBoard's events and the report."""
 
 import dataclasses
+import importlib.machinery
 import json
 import re
 import shutil
 import struct
+import sys
+import types
 import xml.etree.ElementTree
 
 import jax
@@ -155,3 +158,26 @@ def test_a_scorer_that_cannot_score_is_named(config, tmp_path, source, named):
             load_scorer("my_scores:score", "training.metrics_function"), "my_scores:score", {"completions": [1, 2]}
         )
     assert "\n" not in str(caught.value)
+
+
+def test_wandb_gets_each_step_and_a_trace_has_the_steps_that_were_asked_for(checkpoint, tmp_path, monkeypatch):
+    rows, logged = training.write_rows(tmp_path / "rows.jsonl", [training.dialogue("Count.", "One, two.")]), []
+    wandb = types.ModuleType("wandb")
+    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    run = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: None)
+    wandb.init = lambda **settings: logged.append((settings["project"], settings["name"])) or run
+    wandb.Error = RuntimeError
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: logged.append(("trace", folder.name)))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: logged.append(("trace", None)))
+    schedule = {"enable_schedule": True, "skip_first": 1, "wait": 1, "warmup": 0, "active": 1, "repeat": 2}
+    options = {"profiler": {"enable_cpu_profiling": True, "schedule": schedule}, "run_name": "one"}
+    config = training.train_config(
+        checkpoint("qwen3"), rows, tmp_path / "out", max_steps=6, save_final_model=False, enable_wandb=True, **options
+    )
+    training.run(config)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [step for step, _ in logged] == ["jaxis", 1, 2, "trace", 3, "trace", 4, "trace", 5, "trace", 6]
+    assert [values for step, values in logged if isinstance(step, int)] == [
+        {name: value for name, value in line.items() if name != "step"} for line in lines
+    ]

@@ -13,6 +13,7 @@ EXTRAS = {
     "gguf": ("gguf",),
     "kv-events": ("msgspec", "zmq"),
     "tensorboard": ("tensorboardX",),
+    "wandb": ("wandb",),
     "vision": ("PIL",),
     "ray": ("ray.serve", "ray.data", "pyarrow"),
 }

@@ -16,6 +16,7 @@ from jaxis.training.evaluation import HeldOutEvaluation
 from jaxis.training.resume import Checkpoints
 from jaxis.training.run_log import RunLog
 from jaxis.training.step import StepFunction
+from jaxis.training.step_profiler import StepProfiler
 from jaxis.training.stop_signals import stop_signals
 from jaxis.training.trainable import Trainable
 
@@ -43,6 +44,7 @@ class TrainingLoop:
     log: RunLog
     evaluation: HeldOutEvaluation
     checkpoints: Checkpoints
+    profiler: StepProfiler
     key: jax.Array
     num_steps: int
 
@@ -54,6 +56,8 @@ class TrainingLoop:
         model, source, log = self.model, self.source, self.log
         with stop_signals() as stopped, progress.counting("Training") as show:
             while state.step < self.num_steps:
+                self.profiler.before_step()
+
                 # Draw a batch: from files, or from answers of the model as it is now.
                 current = functools.partial(model.bind, state.trained)
                 batch, drawn = source.draw(StepContext(state.step, current, log.write_answer, progress))

@@ -27,6 +27,7 @@ _FREE_TO_CHANGE = frozenset(
         *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
+        *("enable_wandb", "run_name", "profiler"),
         # The fields of grpo and distillation are sections of their own.
         *("grpo", "distillation", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
     }

@@ -1,7 +1,8 @@
-"""Logs of a run: metrics.jsonl, answers.jsonl, TensorBoard's events, and lines for the user."""
+"""Logs of a run: metrics.jsonl, answers.jsonl, TensorBoard's events, Weights & Biases, and lines for the user."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxis.errors import CheckpointError
+from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
 from jaxis.training.config import TrainingParams
@@ -32,7 +33,7 @@ class RunLog:
       note: Called with lines for the user.
 
     Raises:
-      ConfigError: TensorBoard's writer is not installed.
+      ConfigError: The library of TensorBoard or of Weights & Biases is not installed, or cannot begin.
       CheckpointError: A file cannot be written.
     """
 
@@ -55,6 +56,7 @@ class RunLog:
         self._events = None
         if params.enable_tensorboard:
             self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
+        self._wandb = _open_wandb(params) if params.enable_wandb else None
         self._speedometer = speedometer
         self._seconds: deque[float] = deque(maxlen=50)
 
@@ -74,6 +76,8 @@ class RunLog:
             for name, value in values.items():
                 if name != "step":
                     self._events.add_scalar(name, value, values["step"])
+        if self._wandb is not None:
+            self._wandb.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 
     def write_answer(self, values: Mapping[str, Any]) -> None:
         """Appends an answer of the model. Raises CheckpointError."""
@@ -85,6 +89,8 @@ class RunLog:
         for file in (self._metrics, self._answers, self._events):
             if file is not None:
                 file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
     def _line(self, values: Mapping[str, Any]) -> str:
         """Returns a line about a step for the user. The remaining time assumes the median time of the last steps."""
@@ -151,6 +157,22 @@ def _open_events(folder: Path, after_step: int) -> Any:
         return SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def _open_wandb(params: TrainingParams) -> Any:
+    check_extra("wandb", "training.enable_wandb")
+    import wandb
+
+    try:
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "jaxis"),
+            name=params.run_name,
+            dir=params.output_dir,
+            config=dataclasses.asdict(params),
+        )
+    except wandb.Error as error:
+        [first, *_] = str(error).splitlines()
+        raise ConfigError(f"training.enable_wandb: {first}") from None
 
 
 def _duration(seconds: float) -> str:

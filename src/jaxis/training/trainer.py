@@ -27,6 +27,7 @@ from jaxis.training.resume import Checkpoints, find_resumed, settings_of
 from jaxis.training.run_log import RunLog
 from jaxis.training.speed import Speedometer, product_rate, step_cost
 from jaxis.training.step import begin, make_step
+from jaxis.training.step_profiler import StepProfiler
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
 
 
@@ -120,8 +121,9 @@ class Trainer:
             speedometer = Speedometer(cost, product_rate(self.base.compute_dtype, self.base.devices.num_devices))
             log = RunLog(params, state.step, total, schedule, source.shown, speedometer, self._note)
             open_parts.enter_context(closing(log))
+            profiler = open_parts.enter_context(closing(StepProfiler(params)))
             key = jax.random.key(params.seed)
-            loop = TrainingLoop(model, source, step, log, evaluation, checkpoints, key, total)
+            loop = TrainingLoop(model, source, step, log, evaluation, checkpoints, profiler, key, total)
             state, stop = loop.run(state, progress)
         if stop is not None:
             return TrainingResult(state.step, total, self._output, stop.signal, stop.checkpoint)

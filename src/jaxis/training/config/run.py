@@ -17,6 +17,7 @@ from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, V
 from jaxis.training.config.distillation import DistillationParams
 from jaxis.training.config.grpo import GrpoParams
 from jaxis.training.config.peft import PeftParams
+from jaxis.training.config.profiler import ProfilerParams, ScheduleParams
 from jaxis.training.config.training import TrainingParams
 from jaxis.training.config.unused import FSDP
 
@@ -91,7 +92,8 @@ class TrainConfig(ParameterGroup):
     @classmethod
     def groups(cls) -> tuple[type[ParameterGroup], ...]:
         data = (DataParams, SplitParams, ValidationParams, DatasetParams)
-        return (cls, TrainedModelParams, *data, TrainingParams, GrpoParams, DistillationParams, PeftParams, FSDPParams)
+        sections = (GrpoParams, DistillationParams, ProfilerParams, ScheduleParams)
+        return (cls, TrainedModelParams, *data, TrainingParams, *sections, PeftParams, FSDPParams)
 
     def __post_init__(self) -> None:
         for name, group in {

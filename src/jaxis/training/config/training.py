@@ -10,6 +10,7 @@ from jaxis.config.parameter_group import ParameterGroup, Unused
 from jaxis.errors import ConfigError
 from jaxis.training.config.distillation import DistillationParams
 from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
+from jaxis.training.config.profiler import ProfilerParams
 from jaxis.training.config.unused import TRAINING
 
 SFT, DPO, GRPO, DISTILLATION = "TRL_SFT", "TRL_DPO", "TRL_GRPO", "TRL_DISTILLATION"
@@ -64,6 +65,9 @@ class TrainingParams(ParameterGroup):
       try_resume_from_last_checkpoint: True to resume from the last checkpoint in `output_dir`, if there is one.
       enable_tensorboard: True to also write TensorBoard's events.
       logging_dir: Folder of TensorBoard's events; None: `runs` in `output_dir`.
+      enable_wandb: True to also send the values of each step to Weights & Biases, as project WANDB_PROJECT (jaxis).
+      run_name: Name of the run there; None: one that wandb makes.
+      profiler: Recording of traces.
       metrics_function: `module:function` that scores answers to the prompts of `data.validation` at each evaluation,
         with the arguments of TRL's reward functions. None: no answers are generated.
       trainer_kwargs: Arguments of TRL's trainers: save_total_limit, metric_for_best_model, greater_is_better,
@@ -105,6 +109,9 @@ class TrainingParams(ParameterGroup):
     try_resume_from_last_checkpoint: bool = False
     trainer_kwargs: dict[str, Any] = field(default_factory=dict)
     enable_tensorboard: bool = False
+    enable_wandb: bool = False
+    run_name: str | None = None
+    profiler: ProfilerParams = field(default_factory=ProfilerParams)
     reward_functions: list[str] = field(default_factory=list)
     metrics_function: str | None = None
     grpo: GrpoParams = field(default_factory=GrpoParams)
@@ -122,17 +129,33 @@ class TrainingParams(ParameterGroup):
             self.refuse("trainer_type", f"supported are {SFT}, {DPO}, {GRPO} and {DISTILLATION}")
         object.__setattr__(self, "grpo", GrpoParams.of(self.grpo or {}))
         object.__setattr__(self, "distillation", DistillationParams.of(self.distillation or {}))
+        object.__setattr__(self, "profiler", ProfilerParams.of(self.profiler or {}))
         self._check_rewards()
-        for name in ("use_peft", "save_final_model", "enable_gradient_checkpointing"):
+        self._check_kinds()
+        self._check_numbers()
+        self._check_choices()
+        self._check_trainer_kwargs()
+        self._check_preferences()
+        self._check_evaluation()
+
+    def _check_kinds(self) -> None:
+        switches = (
+            *("use_peft", "save_final_model", "enable_gradient_checkpointing", "try_resume_from_last_checkpoint"),
+            *("enable_tensorboard", "enable_wandb"),
+        )
+        for name in switches:
             self.check(name, bool, "true or false")
-        self.check("try_resume_from_last_checkpoint", bool, "true or false")
-        self.check("resume_from_checkpoint", str, "the folder of a checkpoint", optional=True)
         self.check("output_dir", str, "the path of a folder")
         self.check("logging_dir", str, "the path of a folder", optional=True)
-        self.check("enable_tensorboard", bool, "true or false")
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            self.check_number(name, 1, whole=True)
-        for name in ("num_train_epochs", "logging_steps", "eval_steps"):
+        self.check("resume_from_checkpoint", str, "the folder of a checkpoint", optional=True)
+        self.check("run_name", str, "a string", optional=True)
+
+    def _check_numbers(self) -> None:
+        counts = (
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+            *("num_train_epochs", "logging_steps", "eval_steps"),
+        )
+        for name in counts:
             self.check_number(name, 1, whole=True)
         self.check_number("max_steps", -1, whole=True)
         for name in ("save_steps", "seed", "data_seed"):
@@ -145,10 +168,6 @@ class TrainingParams(ParameterGroup):
             self.check_number("warmup_ratio", 0, 1)
         if self.warmup_steps is not None:
             self.check_number("warmup_steps", 0, whole=True)
-        self._check_choices()
-        self._check_trainer_kwargs()
-        self._check_preferences()
-        self._check_evaluation()
 
     def _check_choices(self) -> None:
         for name, choices in {
@@ -219,6 +238,9 @@ class TrainingParams(ParameterGroup):
             for name, value in (("metrics_function", function), (best, self.best_metric)):
                 if value is not None:
                     raise ConfigError(f"training.{name} needs training.eval_strategy: set it to steps or epoch")
+
+    def notes(self) -> list[str]:
+        return super().notes() + self.profiler.notes()
 
     @property
     def has_reference(self) -> bool:

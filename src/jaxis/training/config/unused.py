@@ -12,7 +12,6 @@ from jaxis.config.parameter_group import Unused, no_effect, refused
 TORCH_ONLY = "it arranges how PyTorch computes"
 _REPEATED = "the same run is always the same"
 _EVERY_STEP = "metrics.jsonl has every step"
-_SENDS_NOTHING = f"nothing is sent anywhere; {_EVERY_STEP}"
 
 TRAINING: Mapping[str, Unused] = {
     **dict.fromkeys(
@@ -28,19 +27,16 @@ TRAINING: Mapping[str, Unused] = {
     "include_performance_metrics": no_effect("metrics.jsonl always has tokens a second"),
     "logging_first_step": no_effect(_EVERY_STEP),
     "logging_strategy": no_effect(_EVERY_STEP, "steps"),
-    "run_name": no_effect("output_dir names the run"),
     "log_level": no_effect("--debug shows more", "info"),
     "dep_log_level": no_effect("--debug shows more", "warning"),
     "log_model_summary": no_effect("jaxis analyze shows the model"),
     "log_examples": no_effect("--show-examples shows them"),
     "telemetry": no_effect("metrics.jsonl has what was measured"),
     "lr_scheduler_kwargs": refused("the schedules have no arguments; leave it out"),
-    "enable_wandb": refused(_SENDS_NOTHING),
-    "enable_mlflow": refused(_SENDS_NOTHING),
-    "include_alternative_mfu_metrics": refused("metrics.jsonl has tokens a second"),
+    "enable_mlflow": refused("give enable_tensorboard or enable_wandb"),
+    "include_alternative_mfu_metrics": no_effect("metrics.jsonl always has mfu"),
     "reward_function_kwargs": refused("give a function of its own"),
     "gkd": refused("give TRL_DISTILLATION and training.distillation"),
-    "profiler": refused("use JAX's profiler"),
     "save_epoch": refused("give save_steps"),
 }
 GRPO: Mapping[str, Unused] = {
@@ -50,6 +46,13 @@ GRPO: Mapping[str, Unused] = {
     "vllm_gpu_memory_utilization": no_effect("the engine of this process samples", 0.9),
     "model_init_kwargs": no_effect(TORCH_ONLY),
     "repetition_penalty": refused("answers are sampled from the distribution that is trained; leave it out", 1.0),
+}
+PROFILER: Mapping[str, Unused] = {
+    **dict.fromkeys(
+        ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"),
+        no_effect("jax.profiler decides what a trace has"),
+    ),
+    "row_limit": no_effect("a trace is no table", 50),
 }
 PEFT: Mapping[str, Unused] = {
     "bnb_4bit_quant_type": no_effect("weights are quantized as jaxis quantize does", "fp4"),
