@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn, Self
@@ -45,6 +45,33 @@ def no_effect(why: str, *accepted: Any) -> Unused:
 def refused(why: str, *accepted: Any) -> Unused:
     """Makes the entry of a parameter that must have one of the accepted values."""
     return Unused(why, accepted, is_refused=True)
+
+
+def number(default: float | None, low: float, high: float = float("inf")) -> Any:
+    """Makes a field whose value is a number from `low` to `high`; or None, if that is the default."""
+    return _checked(default, lambda group, name: group.check_number(name, low, high))
+
+
+def whole(default: int | None, low: int, high: float = float("inf")) -> Any:
+    """Makes a field whose value is an integer from `low` to `high`; or None, if that is the default."""
+    return _checked(default, lambda group, name: group.check_number(name, low, high, whole=True))
+
+
+def text(default: str | None, expected: str) -> Any:
+    """Makes a field whose value is a string; or None, if that is the default. `expected` completes "must be"."""
+    return _checked(default, lambda group, name: group.check(name, str, expected))
+
+
+def choice(default: str | None, choices: Iterable[str]) -> Any:
+    """Makes a field whose value is one of several strings; or None, if that is the default."""
+    return _checked(default, lambda group, name: group.check_choice(name, tuple(choices)))
+
+
+def _checked(default: Any, check: Callable[[Any, str], None]) -> Any:
+    return dataclasses.field(default=default, metadata={_CHECK: check})
+
+
+_CHECK = "check"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +153,11 @@ class ParameterGroup:
         for name, why in self.REFUSED.items():
             if not self._is_default(name):
                 self.refuse(name, why)
+        for each in dataclasses.fields(self):
+            if each.type == "bool" and each.name not in {*self.WITHOUT_EFFECT, *self.REFUSED}:
+                self.check(each.name, bool, "true or false")
+            elif _CHECK in each.metadata and not (getattr(self, each.name) is None and each.default is None):
+                each.metadata[_CHECK](self, each.name)
 
     def notes(self) -> list[str]:
         """Returns one line for each parameter that is set and has no effect on results."""
@@ -152,6 +184,11 @@ class ParameterGroup:
         if (value is None and optional) or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
             return
         raise ConfigError(f"{self.section()}.{name}={value!r} must be {expected}")
+
+    def check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        """Raises ConfigError if a field has none of these values."""
+        if getattr(self, name) not in choices:
+            raise ConfigError(f"{self.section()}.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
 
     def check_number(self, name: str, low: float, high: float = float("inf"), *, whole: bool = False) -> None:
         """Raises ConfigError if a field is not a number from `low` to `high`."""

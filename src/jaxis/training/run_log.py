@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import functools
 import json
 import os
@@ -161,8 +162,7 @@ def _open_events(folder: Path, after_step: int) -> Any:
 
 def _open_wandb(params: TrainingParams) -> Any:
     check_extra("wandb", "training.enable_wandb")
-    import wandb
-
+    wandb: Any = importlib.import_module("wandb")
     try:
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "jaxis"),

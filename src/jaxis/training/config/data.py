@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused
+from jaxis.config.parameter_group import ParameterGroup, Unused, number, whole
 from jaxis.errors import ConfigError
 from jaxis.training.config.unused import DATASET, SPLIT
 
@@ -34,8 +34,8 @@ class DatasetParams(ParameterGroup):
     dataset_path: str | None = None
     dataset_name: str | None = None
     dataset_kwargs: dict[str, Any] = field(default_factory=dict)
-    sample_count: int | None = None
-    mixture_proportion: float | None = None
+    sample_count: int | None = whole(None, 1)
+    mixture_proportion: float | None = number(None, 1e-6, 1)
     shuffle: bool = False
     seed: int | None = None
 
@@ -57,10 +57,6 @@ class DatasetParams(ParameterGroup):
         if path.endswith(".parquet"):
             raise ConfigError(f"{self.section()}.dataset_path={path!r} must be a JSONL file: convert it first")
         object.__setattr__(self, "dataset_path", path)
-        if self.sample_count is not None:
-            self.check_number("sample_count", 1, whole=True)
-        if self.mixture_proportion is not None:
-            self.check_number("mixture_proportion", 1e-6, 1)
 
     @property
     def path(self) -> Path:
@@ -100,7 +96,6 @@ class SplitParams(ParameterGroup):
         ):
             raise ConfigError(f"{self.section()}.datasets must be a list of mappings, each with dataset_path")
         object.__setattr__(self, "datasets", tuple(DatasetParams.of(each) for each in self.datasets))
-        self.check("pack", bool, "true or false")
         if self.train_target not in (ALL_TURNS, FINAL_TURN):
             raise ConfigError(
                 f"{self.section()}.train_target={self.train_target!r} must be {ALL_TURNS} or {FINAL_TURN}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused
+from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, text, whole
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
 from jaxis.training.config.unused import GRPO
@@ -48,25 +48,25 @@ class GrpoParams(ParameterGroup):
       max_tool_calling_iterations: Limit of an answer's turns that call tools; None: as many as fit into its tokens.
     """
 
-    num_generations: int = 8
-    max_prompt_length: int | None = None
-    max_completion_length: int = 256
+    num_generations: int = whole(8, 2)
+    max_prompt_length: int | None = whole(None, 1)
+    max_completion_length: int = whole(256, 1)
     scale_rewards: bool | str = "group"
-    loss_type: str = "dapo"
-    num_iterations: int = 1
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    importance_sampling_level: str = "token"
-    beta: float = 0.0
+    loss_type: str = choice("dapo", ("dapo", "bnpo", "grpo", "dr_grpo"))
+    num_iterations: int = whole(1, 1)
+    epsilon: float = number(0.2, 0, 1)
+    epsilon_high: float | None = number(None, 0)
+    importance_sampling_level: str = choice("token", ("token", "sequence"))
+    beta: float = number(0.0, 0)
     log_completions: bool = False
-    on_mismatch: str | None = None
-    vocab_mismatch_positions: int = 2
+    on_mismatch: str | None = choice(None, (ERROR, CORRECT, IGNORE))
+    vocab_mismatch_positions: int = whole(2, 0)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float | None = None
-    environment_factory: str | None = None
-    max_tool_calling_iterations: int | None = None
+    environment_factory: str | None = text(None, "module:Class")
+    max_tool_calling_iterations: int | None = whole(None, 0)
 
     UNUSED: ClassVar[Mapping[str, Unused]] = GRPO
 
@@ -76,37 +76,10 @@ class GrpoParams(ParameterGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_number("num_generations", 2, whole=True)
-        self.check_number("max_completion_length", 1, whole=True)
-        self.check_number("vocab_mismatch_positions", 0, whole=True)
-        if self.max_prompt_length is not None:
-            self.check_number("max_prompt_length", 1, whole=True)
-        if self.max_tool_calling_iterations is not None:
-            self.check_number("max_tool_calling_iterations", 0, whole=True)
-        self.check("environment_factory", str, "module:Class", optional=True)
-        self._check_sampling()
-        self.check("log_completions", bool, "true or false")
-        self._check_loss()
-        if self.on_mismatch not in (None, ERROR, CORRECT, IGNORE):
-            raise ConfigError(
-                f"training.grpo.on_mismatch={self.on_mismatch!r} must be one of {ERROR}, {CORRECT}, {IGNORE}"
-            )
-
-    def _check_loss(self) -> None:
         if isinstance(self.scale_rewards, bool):
             object.__setattr__(self, "scale_rewards", "group" if self.scale_rewards else "none")
-        for name, choices in {
-            "scale_rewards": ("group", "batch", "none"),
-            "loss_type": ("dapo", "bnpo", "grpo", "dr_grpo"),
-            "importance_sampling_level": ("token", "sequence"),
-        }.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"training.grpo.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
-        self.check_number("num_iterations", 1, whole=True)
-        self.check_number("epsilon", 0, 1)
-        self.check_number("beta", 0)
-        if self.epsilon_high is not None:
-            self.check_number("epsilon_high", 0)
+        self.check_choice("scale_rewards", ("group", "batch", "none"))
+        self._check_sampling()
         if self.beta and self.has_filters:
             raise ConfigError(
                 "training.grpo.beta cannot be honoured with top_p, top_k or min_p: tokens that are left out have no "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused
+from jaxis.config.parameter_group import ParameterGroup, Unused, number, whole
 from jaxis.errors import ConfigError
 from jaxis.training.config.unused import PEFT
 
@@ -24,9 +24,9 @@ class PeftParams(ParameterGroup):
       peft_save_mode: adapter_only writes PEFT's files; merged writes the whole model.
     """
 
-    lora_r: int = 8
-    lora_alpha: float = 8
-    lora_dropout: float = 0.0
+    lora_r: int = whole(8, 1, 4096)
+    lora_alpha: float = number(8, 0)
+    lora_dropout: float = number(0.0, 0, 0.999)
     lora_target_modules: Any = None
     lora_exclude_modules: Any = None
     use_rslora: bool = False
@@ -42,11 +42,6 @@ class PeftParams(ParameterGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_number("lora_r", 1, 4096, whole=True)
-        self.check_number("lora_alpha", 0)
-        self.check_number("lora_dropout", 0, 0.999)
-        self.check("use_rslora", bool, "true or false")
-        self.check("q_lora", bool, "true or false")
         for name in ("lora_target_modules", "lora_exclude_modules"):
             value = getattr(self, name)
             names = [value] if isinstance(value, str) else [] if value is None else value

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused
+from jaxis.config.parameter_group import ParameterGroup, Unused, text, whole
 from jaxis.training.config.unused import PROFILER
 
 
@@ -20,22 +20,15 @@ class ScheduleParams(ParameterGroup):
     """
 
     enable_schedule: bool = False
-    wait: int = 0
-    warmup: int = 1
-    active: int = 3
-    repeat: int = 1
-    skip_first: int = 1
+    wait: int = whole(0, 0)
+    warmup: int = whole(1, 0)
+    active: int = whole(3, 1)
+    repeat: int = whole(1, 0)
+    skip_first: int = whole(1, 0)
 
     @classmethod
     def section(cls) -> str:
         return "training.profiler.schedule"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("enable_schedule", bool, "true or false")
-        for name in ("wait", "warmup", "repeat", "skip_first"):
-            self.check_number(name, 0, whole=True)
-        self.check_number("active", 1, whole=True)
 
     def records(self, number: int) -> bool:
         """Returns whether a step is recorded, by its number in this run, from 0."""
@@ -55,7 +48,7 @@ class ProfilerParams(ParameterGroup):
       schedule: Steps that are recorded.
     """
 
-    save_dir: str | None = None
+    save_dir: str | None = text(None, "the path of a folder")
     enable_cpu_profiling: bool = False
     enable_cuda_profiling: bool = False
     schedule: ScheduleParams = field(default_factory=ScheduleParams)
@@ -69,9 +62,6 @@ class ProfilerParams(ParameterGroup):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "schedule", ScheduleParams.of(self.schedule or {}))
-        self.check("save_dir", str, "the path of a folder", optional=True)
-        for name in ("enable_cpu_profiling", "enable_cuda_profiling"):
-            self.check(name, bool, "true or false")
 
     @property
     def is_on(self) -> bool:

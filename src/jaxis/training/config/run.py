@@ -69,10 +69,6 @@ class FSDPParams(ParameterGroup):
     def section(cls) -> str:
         return "fsdp"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("enable_fsdp", bool, "true or false")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(ParameterGroup):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused
+from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, text, whole
 from jaxis.errors import ConfigError
 from jaxis.training.config.distillation import DistillationParams
 from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
@@ -22,6 +22,7 @@ _TRAINER_KWARGS = {
     "max_completion_length",
 }
 _DPO_KWARGS = {"beta", "label_smoothing", "loss_type"}
+_LARGEST = 2**31 - 1
 DPO_LOSSES = ("sigmoid", "hinge", "ipo")
 _COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
@@ -77,40 +78,40 @@ class TrainingParams(ParameterGroup):
 
     trainer_type: str = SFT
     use_peft: bool = False
-    output_dir: str = "output"
-    per_device_train_batch_size: int = 8
-    per_device_eval_batch_size: int = 8
-    gradient_accumulation_steps: int = 1
-    max_steps: int = -1
-    num_train_epochs: int = 3
-    save_steps: int = 500
+    output_dir: str = text("output", "the path of a folder")
+    per_device_train_batch_size: int = whole(8, 1)
+    per_device_eval_batch_size: int = whole(8, 1)
+    gradient_accumulation_steps: int = whole(1, 1)
+    max_steps: int = whole(-1, -1)
+    num_train_epochs: int = whole(3, 1)
+    save_steps: int = whole(500, 0, _LARGEST)
     save_final_model: bool = True
-    seed: int = 42
-    data_seed: int = 42
-    learning_rate: float = 5e-5
-    lr_scheduler_type: str = "linear"
-    warmup_ratio: float | None = None
-    warmup_steps: int | None = None
-    optimizer: str = "adamw_torch"
-    weight_decay: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    sgd_momentum: float = 0.0
-    max_grad_norm: float = 1.0
+    seed: int = whole(42, 0, _LARGEST)
+    data_seed: int = whole(42, 0, _LARGEST)
+    learning_rate: float = number(5e-5, 0)
+    lr_scheduler_type: str = choice("linear", SCHEDULES)
+    warmup_ratio: float | None = number(None, 0, 1)
+    warmup_steps: int | None = whole(None, 0)
+    optimizer: str = choice("adamw_torch", OPTIMIZERS)
+    weight_decay: float = number(0.0, 0)
+    adam_beta1: float = number(0.9, 0, 1)
+    adam_beta2: float = number(0.999, 0, 1)
+    adam_epsilon: float = number(1e-8, 0)
+    sgd_momentum: float = number(0.0, 0, 1)
+    max_grad_norm: float = number(1.0, 0)
     mixed_precision_dtype: str = "NONE"
     enable_gradient_checkpointing: bool = False
-    forward_pass: str | None = None
-    logging_steps: int = 10
-    logging_dir: str | None = None
-    eval_strategy: str = "no"
-    eval_steps: int = 500
-    resume_from_checkpoint: str | None = None
+    forward_pass: str | None = choice(None, (PLAIN, ENGINE))
+    logging_steps: int = whole(10, 1)
+    logging_dir: str | None = text(None, "the path of a folder")
+    eval_strategy: str = choice("no", ("no", "steps", "epoch"))
+    eval_steps: int = whole(500, 1)
+    resume_from_checkpoint: str | None = text(None, "the folder of a checkpoint")
     try_resume_from_last_checkpoint: bool = False
     trainer_kwargs: dict[str, Any] = field(default_factory=dict)
     enable_tensorboard: bool = False
     enable_wandb: bool = False
-    run_name: str | None = None
+    run_name: str | None = text(None, "a string")
     profiler: ProfilerParams = field(default_factory=ProfilerParams)
     reward_functions: list[str] = field(default_factory=list)
     metrics_function: str | None = None
@@ -131,57 +132,11 @@ class TrainingParams(ParameterGroup):
         object.__setattr__(self, "distillation", DistillationParams.of(self.distillation or {}))
         object.__setattr__(self, "profiler", ProfilerParams.of(self.profiler or {}))
         self._check_rewards()
-        self._check_kinds()
-        self._check_numbers()
-        self._check_choices()
+        if str(self.mixed_precision_dtype).lower() not in _COMPUTE_DTYPES:
+            self.refuse("mixed_precision_dtype", "NONE or BF16")
         self._check_trainer_kwargs()
         self._check_preferences()
         self._check_evaluation()
-
-    def _check_kinds(self) -> None:
-        switches = (
-            *("use_peft", "save_final_model", "enable_gradient_checkpointing", "try_resume_from_last_checkpoint"),
-            *("enable_tensorboard", "enable_wandb"),
-        )
-        for name in switches:
-            self.check(name, bool, "true or false")
-        self.check("output_dir", str, "the path of a folder")
-        self.check("logging_dir", str, "the path of a folder", optional=True)
-        self.check("resume_from_checkpoint", str, "the folder of a checkpoint", optional=True)
-        self.check("run_name", str, "a string", optional=True)
-
-    def _check_numbers(self) -> None:
-        counts = (
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-            *("num_train_epochs", "logging_steps", "eval_steps"),
-        )
-        for name in counts:
-            self.check_number(name, 1, whole=True)
-        self.check_number("max_steps", -1, whole=True)
-        for name in ("save_steps", "seed", "data_seed"):
-            self.check_number(name, 0, 2**31 - 1, whole=True)
-        for name in ("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon"):
-            self.check_number(name, 0)
-        for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
-            self.check_number(name, 0, 1)
-        if self.warmup_ratio is not None:
-            self.check_number("warmup_ratio", 0, 1)
-        if self.warmup_steps is not None:
-            self.check_number("warmup_steps", 0, whole=True)
-
-    def _check_choices(self) -> None:
-        for name, choices in {
-            "optimizer": tuple(OPTIMIZERS),
-            "lr_scheduler_type": SCHEDULES,
-            "eval_strategy": ("no", "steps", "epoch"),
-            "forward_pass": (None, PLAIN, ENGINE),
-        }.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"training.{name}={getattr(self, name)!r} must be one of {', '.join(filter(None, choices))}"
-                )
-        if str(self.mixed_precision_dtype).lower() not in _COMPUTE_DTYPES:
-            self.refuse("mixed_precision_dtype", "NONE or BF16")
 
     def _check_rewards(self) -> None:
         names = self.reward_functions
