@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxis.cli.infer import apply_overrides
+from jaxis.cli.command import apply_overrides
 from jaxis.cli.main import app
 
 ROW = {"conversation_id": "a", "messages": [{"role": "user", "content": "What is the capital of France?"}]}

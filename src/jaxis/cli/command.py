@@ -47,3 +47,33 @@ OTHER_ARGUMENTS = {"context_settings": {"allow_extra_args": True}}
 """Settings of a command that says itself what is wrong with further arguments."""
 FIELDS = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
 """Settings of a command that takes the fields of its configuration as options."""
+
+
+def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
+    """Writes `--section.field value` and `--section.field=value` into a configuration; values are YAML.
+
+    Raises:
+      typer.BadParameter: An argument has another shape.
+    """
+    from jaxis.config.yaml_file import parse_yaml
+
+    words = iter(arguments)
+    for word in words:
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name:
+            raise typer.BadParameter(
+                f"{word!r} is not an option: give --config FILE, or fields such as --generation.seed 7"
+            )
+        if not equals:
+            text = next(words, None)
+            if text is None:
+                raise typer.BadParameter(f"{word} needs a value")
+        *sections, field = name.split(".")
+        target = values
+        for section in sections:
+            if target.get(section) is None:
+                target[section] = {}
+            target = target[section]
+            if not isinstance(target, dict):
+                raise typer.BadParameter(f"{word}: {section} holds no fields")
+        target[field.replace("-", "_")] = parse_yaml(text, word)

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from jaxis.cli.command import FIELDS, Command
+from jaxis.cli.command import FIELDS, Command, apply_overrides
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import Debug, Replicas
 from jaxis.errors import ConfigError
@@ -61,36 +61,6 @@ def infer(
             _converse(inference_config)
         else:
             note(summary_line(_answer(inference_config, replicas)))
-
-
-def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
-    """Writes `--section.field value` and `--section.field=value` into a configuration; values are YAML.
-
-    Raises:
-      typer.BadParameter: An argument has another shape.
-    """
-    from jaxis.config.yaml_file import parse_yaml
-
-    words = iter(arguments)
-    for word in words:
-        name, equals, text = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not name:
-            raise typer.BadParameter(
-                f"{word!r} is not an option: give --config FILE, or fields such as --generation.seed 7"
-            )
-        if not equals:
-            text = next(words, None)
-            if text is None:
-                raise typer.BadParameter(f"{word} needs a value")
-        *sections, field = name.split(".")
-        target = values
-        for section in sections:
-            if target.get(section) is None:
-                target[section] = {}
-            target = target[section]
-            if not isinstance(target, dict):
-                raise typer.BadParameter(f"{word}: {section} holds no fields")
-        target[field.replace("-", "_")] = parse_yaml(text, word)
 
 
 @contextmanager

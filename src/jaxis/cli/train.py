@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxis.cli.command import FIELDS, Command
+from jaxis.cli.command import FIELDS, Command, apply_overrides
 from jaxis.cli.console import EXIT_INTERRUPTED, note, report_errors
-from jaxis.cli.infer import apply_overrides
 from jaxis.cli.options import Debug
 from jaxis.errors import EngineError
 

@@ -8,6 +8,7 @@ of them it never creates.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
-from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
+from jaxis.training.forward_pass import PlainPass
+from jaxis.training.functional_model import Values, is_float, values_of
 from jaxis.training.methods import make_objective
 from jaxis.training.objectives import CHUNK_TOKENS, make_forward
 from jaxis.training.optimizer import make_optimizer
@@ -119,16 +121,15 @@ class _Parts:
     def __init__(self, config: TrainConfig, base: BaseModel) -> None:
         self._config, self._dtype = config, base.compute_dtype
         model = base.abstract()
-        self.model = FunctionalModel(model)
         values = values_of(model)
-        self._adapters: AdaptedLayers | None = None
+        adapters: AdaptedLayers | None = None
         self.compared: Values = {}
         self.copies: Values = {}
         if config.training.use_peft:
             with open_checkpoint(base.path) as checkpoint:
                 modules = {name.rpartition(".")[0] for name in checkpoint.names()}
-            adapters = self._adapters = choose_layers(model, config.peft, modules)
-            self.trained: Mapping[str, Any] = jax.eval_shape(lambda: adapters.initial(0))
+            adapters = choose_layers(model, config.peft, modules)
+            self.trained: Mapping[str, Any] = jax.eval_shape(functools.partial(adapters.initial, 0))
             self.frozen: Values = values
         else:
             floats = {name: value for name, value in values.items() if is_float(value)}
@@ -136,6 +137,9 @@ class _Parts:
             self.frozen = {name: value for name, value in values.items() if name not in floats}
             self.compared = floats if config.training.has_reference else {}
             self.copies = {} if self._dtype == jnp.float32 else floats
+        self._pass = PlainPass(model, self._dtype, adapters)
+        self.model = self._pass.model
+        self._combine = self._pass.with_adapters if adapters else self._pass.with_weights
         decoder = cast(CausalLM, model).decoder
         self.num_layers = len(decoder.layers)
         self.vocab_size = cast(CausalLM, model).vocab_size
@@ -145,7 +149,7 @@ class _Parts:
 
     def residual_bytes(self, batch: TrainingBatch, *, recompute: bool) -> int:
         """Returns the bytes that a micro-batch keeps for its derivatives, besides weights."""
-        forward = make_forward(self.model, lambda values, _: self.model.bind(values), recompute=recompute)
+        forward = make_forward(self.model, lambda values, _: self._pass.bind(values), recompute=recompute)
         objective = make_objective(self._config.training)
         micro_batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)
 
@@ -166,11 +170,6 @@ class _Parts:
             else:
                 num_bytes += _bytes(leaf)
         return num_bytes
-
-    def _combine(self, trained: Mapping[str, Any], frozen: Values) -> Values:
-        if self._adapters is not None:
-            return self._adapters.combine(trained, frozen)
-        return {**frozen, **cast_floats(trained, self._dtype)}
 
 
 def _is_by_name(tree: Any) -> bool:
