@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import functools
+import importlib
 import json
 import os
 from collections import deque
