@@ -72,7 +72,7 @@ SCHEMES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_products_are_closer_than_those_of_the_plain_weight(rng, scheme):
     x = correlated_inputs(rng)

@@ -67,7 +67,7 @@ def config(request):
     )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 def test_programs_and_sizes_are_those_of_a_runner(config):
     mesh = make_mesh()
     model = load_model(config, mesh)

@@ -11,13 +11,6 @@ def test_nothing_is_published_unless_it_is_asked_for():
         assert KVEventsConfig.of(given) is None
 
 
-def test_defaults_are_those_of_vllm():
-    config = KVEventsConfig.of({"enable_kv_cache_events": True})
-    assert config is not None
-    assert (config.endpoint, config.replay_endpoint, config.topic) == ("tcp://*:5557", None, "")
-    assert (config.buffer_steps, config.hwm) == (10_000, 100_000)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

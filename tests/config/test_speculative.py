@@ -9,13 +9,6 @@ from jaxis.config.speculative import NO_SPECULATION, SpeculativeConfig, parse_sp
 from jaxis.errors import ConfigError
 
 
-def test_defaults_and_names() -> None:
-    assert parse_speculative_config(None) is None
-    assert parse_speculative_config({"method": "ngram"}) == SpeculativeConfig("ngram")
-    given = {"method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 0}
-    assert parse_speculative_config(given) == SpeculativeConfig("suffix", 4, suffix_decoding_max_cached_requests=0)
-
-
 @pytest.mark.parametrize("name", ["deepseek_mtp", "step3p5_mtp", "mimo_v2_mtp", "nemotron_h_mtp"])
 def test_names_of_layers_by_family_mean_the_same(name: str) -> None:
     assert parse_speculative_config({"method": name}) == SpeculativeConfig("mtp", 3)

@@ -75,7 +75,7 @@ def test_a_step_without_requests_is_finite():
     assert np.isfinite(run(step)[1]).all()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled
 @cache_types
 def test_the_definition_equals_dense_attention(dtype):
     step = make_latent_step(MIX, pad_tokens=3, pad_requests=1)
