@@ -78,6 +78,14 @@ def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype:
                 np.testing.assert_array_equal(at_once.data, two_steps.data)
 
 
+def test_a_weight_of_many_parts_is_quantized_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, scheme = _weights(101, 64, "normal"), WeightScheme("int4", 32, "minmax")
+    whole = definition.quantize_by_definition(weight, scheme)
+    monkeypatch.setattr(definition, "_ELEMENTS_AT_ONCE", 640)
+    parts = definition.quantize_by_definition(weight, scheme)
+    assert [a.tobytes() for a in parts] == [a.tobytes() for a in whole]
+
+
 def test_mse_takes_the_scale_with_the_smaller_squared_error() -> None:
     weight = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
     _, scale = definition.quantize_by_definition(weight, WeightScheme("int4", 64, "mse"))

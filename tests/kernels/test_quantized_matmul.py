@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -90,14 +89,6 @@ def test_zero_points_follow_the_range_of_each_group():
     assert (weight.zero_point[1] == 15).all()
     one_sided = quantize(w[:2], WeightScheme("int4", 32))
     assert ((expected_weight(weight) - w)[:2] ** 2).mean() < 0.4 * ((expected_weight(one_sided) - w[:2]) ** 2).mean()
-
-
-def test_a_weight_of_many_parts_is_quantized_as_in_one(monkeypatch):
-    w, scheme = random(101, 64), WeightScheme("int4", 32, "minmax")
-    whole = quantize(w, scheme)
-    monkeypatch.setitem(quantize.__globals__, "_ELEMENTS_AT_ONCE", 640)
-    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(quantize(w, scheme)), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

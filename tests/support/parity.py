@@ -1,7 +1,7 @@
 """Every supported family against transformers: what is compared, and how far apart it is.
 
-`test_parity.py` holds the figures to their limits; `python tests/support/parity.py` prints them as a Markdown table.
-To add a family, add a row to tests/data/families.yaml, which says what the fields mean.
+`test_parity.py` holds the figures to their limits. To add a family, add a row to tests/data/families.yaml, which says
+what the fields mean.
 """
 
 from __future__ import annotations
@@ -420,20 +420,3 @@ def layer_error(family: Family, length: int) -> float:
 
 def logits_error(family: Family, length: int) -> float:
     return relative_error(whole_run(family)[length][0], reference_run(family, length)[0])
-
-
-def main() -> None:
-    lengths = " | ".join(f"logits, {length} tokens" for length in PROMPT_LENGTHS)
-    print(f"| family | {lengths} | layers | greedy | {' | '.join(PATHS)} |")
-    print("|---" * (4 + len(PROMPT_LENGTHS) + len(PATHS) - 1) + "|")
-    for family in FAMILIES:
-        figures = [f"{logits_error(family, length):.1e}" for length in PROMPT_LENGTHS]
-        figures.append(f"{max(layer_error(family, length) for length in PROMPT_LENGTHS):.1e}")
-        produced, expected = greedy_tokens(family, prompt(17)), reference_greedy_tokens(family, prompt(17))
-        figures.append(f"{sum(p == e for p, e in zip(produced, expected, strict=True))}/{GREEDY_TOKENS}")
-        figures += [f"{path_error(family, path):.1e}" for path in PATHS]
-        print(f"| {family.name} | {' | '.join(figures)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
