@@ -171,7 +171,7 @@ def test_qwen2_5_vl_may_have_its_texts_keys_outside():
     assert flat.unread_keys() == []
 
 
-def test_a_text_of_another_family_is_refused():
+def test_another_model_type_of_the_text_is_refused():
     values = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": TEXT | {"model_type": "gemma"}}
     with pytest.raises(ConfigError, match="has model_type='gemma', expected 'mistral' or"):
         construct_abstractly(VllmConfig(ModelConfig("other", HFConfig(values))))
