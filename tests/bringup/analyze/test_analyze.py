@@ -205,6 +205,12 @@ def test_every_refused_value_is_reported_not_only_the_first(tmp_path):
     assert keys["hidden_size"] == "supported"
 
 
+def test_a_refused_setting_of_the_rope_is_one_reason(tmp_path):
+    values = of_two_layers("llama-3.1-8b")
+    [problem] = analyzed(tmp_path, values | {"rope_scaling": {"rope_type": "linear", "factor": -1}}).problems
+    assert "factor -1, expected a number above 0" in problem
+
+
 def test_statuses_tell_what_is_used_from_what_is_assumed_anyway(tmp_path):
     values = of_two_layers("qwen3-8b") | {"attention_bias": False, "rope_theta": 1e6, "sliding_window": None}
     keys = statuses(analyzed(tmp_path, values))

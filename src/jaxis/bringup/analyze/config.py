@@ -66,7 +66,7 @@ def construct(
         try:
             model, vllm_config = _construct(config, source, rules, tensors, refusals, refused)
         except ConfigError as error:
-            if refused and isinstance(error, KeyError):  # lacks the keys that were removed
+            if refused.keys() & error.keys or (refused and isinstance(error, KeyError)):  # lacks what was removed
                 break
             refusals.append(_one_line(error))
             # A layer does not know which object its keys are in.
