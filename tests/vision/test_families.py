@@ -105,7 +105,7 @@ def test_linear_layers_are_called_as_in_the_checkpoint(family, reference):
     folder, recorder = reference[1], Recorder()
     config = HFConfig(json.loads((folder / "config.json").read_text()), source=str(folder))
     tower = model_class_of(config).tower
-    chosen = _config_of_tower(VllmConfig(ModelConfig(model=str(folder), hf_config=config)), tower, config, recorder)
+    chosen = _config_of_tower(VllmConfig(ModelConfig(model=str(folder), hf_config=config)), config, recorder)
     construct_abstractly(chosen, model_class=tower)
     with open_checkpoint(folder) as checkpoint:
         # Files of one family may have it or not.

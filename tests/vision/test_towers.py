@@ -29,7 +29,7 @@ def towers():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("config", "tower_class"), towers())
 def test_a_tower_is_made_as_its_config_says(config, tower_class):
-    chosen = _config_of_tower(VllmConfig(ModelConfig(model="", hf_config=config)), tower_class, config, None)
+    chosen = _config_of_tower(VllmConfig(ModelConfig(model="", hf_config=config)), config, None)
     tower = construct_abstractly(chosen, check_config=True, model_class=tower_class)
     num_parameters = sum(param.get_value().size for _, param in tower.named_parameters())
     # Published towers are of few sizes; Gemma 4 12B has none, but a product.

@@ -58,7 +58,7 @@ class EncoderMemory(ExtraMemory):
         max_inputs: Mapping[str, int],
         quant_config: QuantizationConfig | None,
     ) -> None:
-        self._config, self._source = _config_of_tower(config, source.tower_class, source.config, quant_config), source
+        self._config, self._source = _config_of_tower(config, source.config, quant_config), source
         self._pixel_scale, self._max_inputs = pixel_scale, max_inputs
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
@@ -155,19 +155,16 @@ def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str
     return None
 
 
-def _config_of_tower(
-    config: VllmConfig, tower_class: type[VisionTower], hf_config: HFConfig, quant_config: QuantizationConfig | None
-) -> VllmConfig:
-    """The engine's configuration with the keys of config.json that are about the tower, none of which may be unread."""
-    values, chosen = hf_config.to_dict(), {}
-    for dotted in tower_class.config_keys:
-        *parents, key = dotted.split(".")
-        source, target = values, chosen
-        for parent in parents:
-            source, target = source.get(parent) or {}, target.setdefault(parent, {})
-        if key in source:
-            target[key] = source[key]
-    chosen_config = HFConfig(chosen, source=hf_config.source)
+def _config_of_tower(config: VllmConfig, hf_config: HFConfig, quant_config: QuantizationConfig | None) -> VllmConfig:
+    """The engine's configuration with a config.json of which no key of `vision_config` may be unread.
+
+    The text accounts for all other keys, some of which towers read.
+    """
+    values = hf_config.to_dict()
+    chosen_config = HFConfig(values, source=hf_config.source)
+    for key, value in values.items():
+        if key != "vision_config":
+            chosen_config.read_object(key) if isinstance(value, dict) else chosen_config.get(key)
     model_config = dataclasses.replace(config.model_config, hf_config=chosen_config)
     load_config = dataclasses.replace(config.load_config, tensor_changes=None, prediction_layer=False)
     return dataclasses.replace(

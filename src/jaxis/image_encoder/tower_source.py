@@ -70,7 +70,7 @@ class TowerSource:
 
     Attributes:
       tower_class: Class of the tower.
-      config: Configuration with `tower_class.config_keys`.
+      config: Configuration with the tower's `vision_config`.
       files: Folder of the checkpoint, or `mmproj` file, with the processor's settings.
     """
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
@@ -13,12 +12,8 @@ from jaxis.models.common.text_part import InnerTextPart
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
 
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
-
 
 class DeepseekVLVision(TransformerTower):
-    config_keys = ("vision_config", "text_config.hidden_size")
     unused = ("tower.head.",)
     names = siglip_names("vision_model", ("aligner", "projector"), ("linear1", "linear_1"), ("linear2", "linear_2"))
 

@@ -34,7 +34,10 @@ class MiniCPMV4_6ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
     tower = MiniCPMVision
     text_model_types = ("qwen3_5_text",)
     other_parts = ("model.vision_tower", "model.merger")
-    other_keys = tuple(key for key in MiniCPMVision.config_keys if "." not in key)
+    other_keys = (
+        *("vision_config", "insert_layer_id", "image_size", "patch_size", "drop_vision_last_layer"),
+        *("downsample_mode", "merge_kernel_size", "merger_times"),
+    )
 
 
 FAMILY = Family(

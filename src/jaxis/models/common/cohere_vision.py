@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR, SO400M, siglip_names, siglip_options
 from jaxis.models.common.vision_layers import merged
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 class CohereProjector(JaxModule):
@@ -46,10 +41,6 @@ class CohereProjector(JaxModule):
 
 
 class Cohere2Vision(TransformerTower):
-    config_keys = (
-        *("vision_config", "downsample_factor", "alignment_intermediate_size", "text_config.hidden_size"),
-        *("vision_feature_layer", "vision_feature_select_strategy", "adapter_layer_norm_eps"),
-    )
     unused = ("tower.head.", "tower.embeddings.position_ids")
     names = siglip_names("vision_tower", PROJECTOR)
     norms: tuple[str, ...] = ("post_norm",)
@@ -59,8 +50,8 @@ class Cohere2Vision(TransformerTower):
     def options(cls, config: HFConfig) -> VisionOptions:
         config.expect("vision_feature_layer", -1)
         config.expect("vision_feature_select_strategy", "full")
-        defaults = dataclasses.replace(SO400M, merge_size=config.get("downsample_factor", 2), norms=cls.norms)
-        return siglip_options(config["vision_config"], defaults, image_size=364)
+        changes = {"merge_size": config.get("downsample_factor", 2), "norms": cls.norms}
+        return siglip_options(config["vision_config"], SO400M, image_size=364, **changes)
 
 
 class AyaVision(Cohere2Vision):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.module import JaxModule
@@ -15,9 +15,6 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR, siglip_names, siglip_options
 from jaxis.models.common.vision_layers import averaged, parameter
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 class Gemma3Projector(JaxModule):
@@ -34,7 +31,6 @@ class Gemma3Projector(JaxModule):
 
 
 class Gemma3Vision(TransformerTower):
-    config_keys = ("vision_config", "mm_tokens_per_image", "text_config.hidden_size")
     unused = ("tower.head.",)
     names = siglip_names("vision_tower", PROJECTOR)
     make_projector = Gemma3Projector

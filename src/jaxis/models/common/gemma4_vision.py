@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
@@ -23,9 +24,6 @@ from jaxis.models.common.vision_transformer import (
     VisionOptions,
     patch_product,
 )
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 class ClippedLinear(JaxModule):
@@ -145,7 +143,6 @@ class Gemma4Projector(Gemma4Embedder):
 
 
 class Gemma4Vision(TransformerTower):
-    config_keys = ("vision_config", "text_config.hidden_size")
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.patch_embedder.input_proj", "tower.patch_embed")),
@@ -188,7 +185,6 @@ class Gemma4PatchEmbedding(JaxModule):
 
 
 class Gemma4UnifiedVision(TransformerTower):
-    config_keys = ("vision_config", "text_config.hidden_size")
     names = CheckpointNames(
         (
             ("vision_embedder.pos_embedding", "tower.position_embed.weight"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
@@ -17,10 +18,6 @@ from jaxis.models.common.qwen_vision import QWEN, QWEN_NAMES, QwenVision, qwen_o
 from jaxis.models.common.vision_layers import PatchConvolution, merged, num_places
 from jaxis.models.common.vision_positions import Positions, stretched_positions
 from jaxis.models.common.vision_transformer import VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
-
 
 _BICUBIC = partial(stretched_positions, is_cubic=True)
 _SHARED: dict[str, Any] = {**QWEN, "make_norm": rms_norm, "epsilon": 1e-5, "is_gated": True, "patch_bias": True}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule
@@ -17,9 +17,6 @@ from jaxis.models.common.vision_layers import num_places, parameter
 from jaxis.models.common.vision_positions import Positions, learned
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 class FeatureScale(JaxModule):
@@ -58,10 +55,6 @@ def internvit_options(vision: HFConfig, merge_size: int) -> VisionOptions:
 
 
 class InternVLVision(TransformerTower):
-    config_keys = (
-        *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
-        *("downsample_ratio", "text_config.hidden_size"),
-    )
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.embeddings.patch_embeddings.projection", "tower.patch_embed")),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
@@ -17,9 +17,6 @@ from jaxis.models.common.vision_positions import (
 )
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 _ROPE = AxialRope(theta=10_000.0, rotate=rotate_pairs, columns_first=True, alternates=True)
 _DEFAULTS = VisionOptions(
@@ -53,7 +50,6 @@ def moonvit_options(vision: HFConfig) -> VisionOptions:
 
 
 class KimiVision(TransformerTower):
-    config_keys = ("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "text_config.hidden_size")
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.encoder.blocks", "tower.layers")),
@@ -79,7 +75,7 @@ class KimiVision(TransformerTower):
         return VisionProjector(
             scope,
             options,
-            inner_size=options.merged_size,
+            inner_sizes=(options.merged_size,),
             activation=vision.get("projector_hidden_act", "gelu"),
             make_norm=layer_norm,
             epsilon=vision.get("projector_ln_eps", config.get("projection_layer_norm_eps", 1e-5)),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
@@ -15,9 +15,6 @@ from jaxis.models.common.vision_positions import Positions, square
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, patch_product
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 def antialiased(table: jax.Array, patches: Patches) -> jax.Array:
@@ -37,10 +34,6 @@ def antialiased(table: jax.Array, patches: Patches) -> jax.Array:
 
 
 class Lfm2Vision(TransformerTower):
-    config_keys = (
-        *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
-        *("projector_use_layernorm", "downsample_factor", "text_config.hidden_size"),
-    )
     unused = ("tower.head.",)
     names = siglip_names("vision_tower", PROJECTOR, ("projector.layer_norm", "projector.pre_norm"))
 
@@ -61,7 +54,7 @@ class Lfm2Vision(TransformerTower):
         return VisionProjector(
             scope,
             options,
-            inner_size=config.get("projector_hidden_size", 2560),
+            inner_sizes=(config.get("projector_hidden_size", 2560),),
             use_bias=config.get("projector_bias", True),
             make_norm=layer_norm if config.get("projector_use_layernorm", True) else None,
             norms_merged=True,

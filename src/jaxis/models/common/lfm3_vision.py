@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import CONVOLUTION, FULL_ATTENTION, listed_layer_type
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
@@ -28,9 +28,6 @@ from jaxis.models.common.vision_transformer import (
     VisionTransformer,
     frame_convolution,
 )
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 class Lfm3SpatialConvolution(JaxModule):
@@ -122,10 +119,6 @@ def patches_around(patches: Patches, reach: int) -> jax.Array:
 
 
 class Lfm3Vision(TransformerTower):
-    config_keys = (
-        *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
-        "text_config.hidden_size",
-    )
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.patchifier", "tower.patch_embed"), PROJECTOR),
@@ -149,7 +142,7 @@ class Lfm3Vision(TransformerTower):
         return VisionProjector(
             scope,
             options,
-            inner_size=scope.config.get("projector_hidden_size", 4096),
+            inner_sizes=(scope.config.get("projector_hidden_size", 4096),),
             use_bias=scope.config.get("projector_bias", True),
             make_norm=layer_norm,
             epsilon=1e-6,

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
-from jaxis.layers.leaves import linear
-from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import merged, num_places
+from jaxis.models.common.vision_layers import num_places
 from jaxis.models.common.vision_positions import AxialRope, Positions, learned, rotate_pairs
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, patch_product
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 
 class Llama4PatchEmbedding(JaxModule):
@@ -41,32 +37,20 @@ _DEFAULTS = VisionOptions(
 )
 
 
-class Llama4Projector(JaxModule):
-    """`linear_1(act(fc2(act(fc1(x)))))` of joined neighbours."""
-
-    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
-        vision, self.num_merged = scope.config["vision_config"], options.num_merged
-        inner, size = vision.get("projector_input_dim", 4096), vision.get("projector_output_dim", 4096)
-        vision.expect("vision_output_dim", size)
-        self.fc1 = linear(scope / "fc1", options.merged_size, inner, axes=("mlp", "embed"))
-        self.act = activation_function("gelu")
-        self.fc2 = linear(scope / "fc2", inner, size, axes=("embed", "mlp"))
-        outer = scope.config["text_config"]["hidden_size"]
-        self.linear_1 = linear(scope / "linear_1", size, outer, axes=("embed", "mlp"))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P / merge_size ** 2, E]."""
-        return self.linear_1(self.act(self.fc2(self.act(self.fc1(merged(x, self.num_merged))))))
+def llama4_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
+    """Creates three products, of which the tower's config has the first two sizes."""
+    vision = scope.config["vision_config"]
+    sizes = vision.get("projector_input_dim", 4096), vision.get("projector_output_dim", 4096)
+    vision.expect("vision_output_dim", sizes[1])
+    return VisionProjector(scope, options, inner_sizes=sizes, activation="gelu", use_bias=False)
 
 
 class Llama4Vision(TransformerTower):
-    config_keys = ("vision_config", "text_config.hidden_size")
     names = CheckpointNames(
         (
-            *(
-                ("vision_model.vision_adapter.mlp", "projector"),
-                ("multi_modal_projector.linear_1", "projector.linear_1"),
-            ),
+            *(("vision_model.vision_adapter.mlp", "projector"), ("projector.fc1", "projector.linear_1")),
+            ("projector.fc2", "projector.linear_2"),
+            ("multi_modal_projector.linear_1", "projector.linear_3"),
             *(("vision_model", "tower"), ("tower.patch_embedding", "tower.patch_embed")),
             ("tower.positional_embedding_vlm", "tower.position_embed.weight"),
             *(("tower.class_embedding", "tower.class_token"), ("tower.model.layers", "tower.layers")),
@@ -74,7 +58,7 @@ class Llama4Vision(TransformerTower):
             *(("input_layernorm", "norm1"), ("self_attn", "attn"), ("post_attention_layernorm", "norm2")),
         )
     )
-    make_projector = Llama4Projector
+    make_projector = llama4_projector
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:

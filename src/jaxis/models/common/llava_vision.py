@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config import VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
@@ -24,11 +26,6 @@ from jaxis.models.common.vision_positions import Positions, learned
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.hf_config import HFConfig
-
 
 _CLIP_TYPE, _SIGLIP_TYPE = "clip_vision_model", "siglip_vision_model"
 _CLIP = VisionOptions(768, 3072, 12, 12, 32, "quick_gelu", epsilon=1e-5, norms=("pre_norm",))
@@ -53,10 +50,6 @@ class LlavaVision(TransformerTower):
       is_normed: True if the projector has a norm.
     """
 
-    config_keys = (
-        *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
-        *("vision_feature_layers", "multimodal_projector_bias", "text_config.hidden_size"),
-    )
     unused = ("tower.post_norm.", "tower.head.", "tower.embeddings.position_ids")
     names = CheckpointNames(
         (
@@ -100,7 +93,6 @@ class LlavaVision(TransformerTower):
 class LlavaNextVision(LlavaVision):
     """The vision tower of LLaVA-NeXT, Granite Vision and LLaVA-OneVision, with an embedding of a line's end."""
 
-    config_keys = (*LlavaVision.config_keys, "use_image_newline_parameter")
     prefixes = (*LlavaVision.prefixes, "image_newline")
     ends_lines = True
 
@@ -118,7 +110,6 @@ class LlavaNextVision(LlavaVision):
 class VipLlavaVision(LlavaVision):
     """The vision tower of ViP-LLaVA, whose projector has a norm."""
 
-    config_keys = (*LlavaVision.config_keys, "projector_layernorm_eps")
     default_layers = (-2, -5, -8, -11, 6)
     is_normed = True
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import BASE, siglip_names, siglip_options
 from jaxis.models.common.vision_attention import one_segment
 from jaxis.models.common.vision_layers import averaged
-from jaxis.models.common.vision_positions import Positions, square
+from jaxis.models.common.vision_positions import square
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import (
@@ -24,9 +23,6 @@ from jaxis.models.common.vision_transformer import (
     VisionTransformer,
     run_layer,
 )
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 _MERGED = 4  # patches that each of the two mergers joins
 
@@ -55,7 +51,7 @@ class MiniCPMVMerger(VisionProjector):
 
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
         size, norm = options.hidden_size, {"make_norm": layer_norm, "epsilon": options.epsilon, "norms_merged": True}
-        inner = {"inner_size": _MERGED * options.intermediate_size, "activation": "gelu_pytorch_tanh"}
+        inner = {"inner_sizes": (_MERGED * options.intermediate_size,), "activation": "gelu_pytorch_tanh"}
         super().__init__(scope, options, size, num_merged=_MERGED, **inner, **norm)
         self.norm1 = layer_norm(scope, size, epsilon=options.epsilon)
         self.attn = GroupAttention(scope / "attn", options)
@@ -102,10 +98,6 @@ class MiniCPMVTransformer(VisionTransformer):
 
 
 class MiniCPMVision(TransformerTower):
-    config_keys = (
-        *("vision_config", "insert_layer_id", "image_size", "drop_vision_last_layer", "downsample_mode"),
-        *("merge_kernel_size", "merger_times", "patch_size", "text_config.hidden_size"),
-    )
     unused = ("tower.embeddings.position_ids",)
     names = siglip_names("vision_tower", ("merger.mlp.0", "merger"), ("merger", "projector"))
     tower_class = MiniCPMVTransformer
@@ -115,19 +107,15 @@ class MiniCPMVision(TransformerTower):
         vision = config["vision_config"]
         for key, expected in (("drop_vision_last_layer", False), ("merge_kernel_size", [2, 2]), ("merger_times", 1)):
             config.expect(key, expected)
-        config.ignore("image_size", because="the processor's own is read")
-        config.ignore("patch_size", because="the tower's own is read")
         config.expect("downsample_mode", "16x", "4x")
         vision.expect("window_kernel_size", [2, 2])
         vision.ignore("insert_layer_id", because="the checkpoint's own is read")
         merges_twice, after = config.get("downsample_mode", "16x") == "16x", config.get("insert_layer_id", 6)
-        options = siglip_options(vision, _DEFAULTS, "minicpmv4_6_vision")
-        assert options.positions is not None
         changes = {"merge_size": 4 if merges_twice else 2, "merges_after": after if merges_twice else None}
-        return dataclasses.replace(options, positions=Positions(options.positions.shape, nearest), **changes)
+        return siglip_options(vision, _DEFAULTS, "minicpmv4_6_vision", look_up=nearest, **changes)
 
     @staticmethod
     def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
         norm = {"make_norm": layer_norm, "epsilon": 1e-6, "norms_merged": True}
-        inner = {"inner_size": options.hidden_size * _MERGED, "activation": "gelu"}
+        inner = {"inner_sizes": (options.hidden_size * _MERGED,), "activation": "gelu"}
         return VisionProjector(scope, options, num_merged=_MERGED, **inner, **norm)

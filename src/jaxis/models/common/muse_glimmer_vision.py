@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, listed_layer_type
 from jaxis.layers.checkpoint_names import CheckpointNames
-from jaxis.layers.leaves import linear, rms_norm
-from jaxis.layers.mlp import activation_function
-from jaxis.layers.module import JaxModule
+from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import merged
 from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
+from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 _ROPE = AxialRope(theta=10_000.0, columns_first=True, first=1)
 _DEFAULTS = VisionOptions(
@@ -46,35 +41,27 @@ def on_its_side(table: jax.Array, patches: Patches) -> jax.Array:
     return stretched_positions(table, transposed, is_zero_beyond=True)
 
 
-class MuseGlimmerProjector(JaxModule):
-    """`norm(out_proj(act(fc2(act(fc1(x))))))` of joined neighbours, sorted by feature."""
+class MuseGlimmerProjector(VisionProjector):
+    """Three products of joined neighbours, sorted by feature, and a norm."""
 
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
-        config, self.num_merged = scope.config, options.num_merged
+        config, text = scope.config, scope.config["text_config"]
         config.expect("out_hidden_size", options.merged_size)
-        size, text = config.get("projector_hidden_size", 4096), config["text_config"]
-        self.fc1 = linear(scope / "fc1", options.merged_size, size, axes=("mlp", "embed"))
-        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
-        self.fc2 = linear(scope / "fc2", size, size, axes=("embed", "mlp"))
-        outer, epsilon = text["hidden_size"], text.get("rms_norm_eps", 1e-6)
-        self.out_proj = linear(scope / "out_proj", size, outer, axes=("embed", "mlp"))
-        self.norm = rms_norm(scope, outer, epsilon=epsilon, use_weight=False)
+        size = config.get("projector_hidden_size", 4096)
+        super().__init__(scope, options, inner_sizes=(size, size), use_bias=False, by_feature=True)
+        epsilon = text.get("rms_norm_eps", 1e-6)
+        self.norm = rms_norm(scope, text["hidden_size"], epsilon=epsilon, use_weight=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P / merge_size ** 2, E]."""
-        x = merged(x, self.num_merged, by_feature=True)
-        return self.norm(self.out_proj(self.act(self.fc2(self.act(self.fc1(x))))))
+        return self.norm(super().__call__(x))
 
 
 class MuseGlimmerVision(TransformerTower):
-    config_keys = (
-        *("vision_config", "out_hidden_size", "projector_hidden_size", "projector_hidden_act"),
-        *("text_config.hidden_size", "text_config.rms_norm_eps"),
-    )
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("vision_adapter", "projector")),
-            ("vision_projection", "projector.out_proj"),
+            *(("projector.fc1", "projector.linear_1"), ("projector.fc2", "projector.linear_2")),
+            ("vision_projection", "projector.linear_3"),
             ("tower.patch_embedder.patch_embedding", "tower.patch_embed"),
             ("tower.patch_embedder.position_embedding_table", "tower.position_embed"),
             *(("tower.ln_pre", "tower.pre_norm"), ("tower.ln_post", "tower.post_norm")),

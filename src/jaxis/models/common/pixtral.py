@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.scope import LayerScope
@@ -15,9 +15,6 @@ from jaxis.models.common.vision_layers import merged
 from jaxis.models.common.vision_positions import AxialRope, rotate_halves_in_type
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 PIXTRAL_NAMES = (
     *(("vision_tower", "tower"), ("tower.patch_conv", "tower.patch_embed"), ("tower.ln_pre", "tower.pre_norm")),
@@ -53,10 +50,6 @@ class PixtralProjector(VisionProjector):
 
 
 class PixtralVision(TransformerTower):
-    config_keys = (
-        *("vision_config", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
-        *("multimodal_projector_bias", "text_config.hidden_size", "text_config.rms_norm_eps"),
-    )
     names = CheckpointNames(
         (*PIXTRAL_NAMES, PROJECTOR, ("projector.patch_merger.merging_layer", "projector.merging_layer"))
     )

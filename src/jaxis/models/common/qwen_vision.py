@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config import VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import rms_norm
@@ -20,10 +22,6 @@ from jaxis.models.common.vision_positions import AxialRope, Positions, stretched
 from jaxis.models.common.vision_projector import VisionProjector
 from jaxis.models.common.vision_tower import Patches
 from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.hf_config import HFConfig
 
 QWEN_NAMES = (
     *(("visual", "tower"), ("tower.merger", "projector"), ("tower.patch_embed.proj", "tower.patch_embed")),
@@ -62,7 +60,12 @@ def qwen_options(vision: HFConfig, defaults: VisionOptions, **keys: str) -> Visi
 
 def qwen_projector(scope: LayerScope, options: VisionOptions, size: int, **norm: Any) -> VisionProjector:
     """Creates a projector to `size` features, with a norm over patches unless `norm` says otherwise."""
-    of_qwen = {"inner_size": options.merged_size, "activation": "gelu", "make_norm": options.make_norm, "epsilon": 1e-6}
+    of_qwen = {
+        "inner_sizes": (options.merged_size,),
+        "activation": "gelu",
+        "make_norm": options.make_norm,
+        "epsilon": 1e-6,
+    }
     return VisionProjector(scope, options, size, **of_qwen | norm)
 
 
@@ -75,10 +78,6 @@ class QwenVision(TransformerTower):
       size_key: Key of a `vision_config` for E.
     """
 
-    config_keys = (
-        "vision_config",
-        *(f"{parent}{key}" for parent in ("", "text_config.") for key in ("rope_scaling", "rope_parameters")),
-    )
     is_interleaved: ClassVar[bool] = False
     default_section: ClassVar[tuple[int, ...] | None] = None
     size_key: ClassVar[str] = "out_hidden_size"
@@ -142,8 +141,6 @@ class Qwen2_5VLVision(QwenVision):
 
 class Exaone4_5Vision(Qwen2_5VLVision):
     """The vision tower of EXAONE 4.5: Qwen2.5-VL's with grouped-query attention; the text has a usual RoPE."""
-
-    config_keys = ("vision_config",)
 
     def check_rope(self, config: HFConfig) -> None:
         """Accepts any rope."""

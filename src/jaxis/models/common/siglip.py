@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.models.common.vision_layers import num_places
-from jaxis.models.common.vision_positions import Positions, learned
+from jaxis.models.common.vision_positions import LookUp, Positions, learned
 from jaxis.models.common.vision_transformer import VisionOptions
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 BASE = VisionOptions(768, 3072, 12, 12, 16, "gelu_pytorch_tanh", patch_bias=True, norms=("post_norm",))
 SO400M = dataclasses.replace(BASE, hidden_size=1152, intermediate_size=4304, num_layers=27, num_heads=16, patch_size=14)
@@ -31,9 +29,14 @@ def siglip_names(module: str, *others: Rename) -> CheckpointNames:
 
 
 def siglip_options(
-    vision: HFConfig, defaults: VisionOptions = BASE, *model_types: str, image_size: int = 224
+    vision: HFConfig,
+    defaults: VisionOptions = BASE,
+    *model_types: str,
+    image_size: int = 224,
+    look_up: LookUp = learned,
+    **changes: Any,
 ) -> VisionOptions:
-    """Reads a `vision_config`, by default of SigLIP's own `model_type`.
+    """Reads a `vision_config`, by default of SigLIP's own `model_type`, and changes options of it.
 
     Raises:
       ConfigError: A setting is not supported.
@@ -41,5 +44,5 @@ def siglip_options(
     options = defaults.read(vision, *(model_types or ("siglip_vision_model",)), epsilon="layer_norm_eps")
     for key in ("max_image_size", "size", "use_base_siglip"):
         vision.ignore(key, because="the tower has no such setting: the processor's are in its own file")
-    places = num_places(vision, image_size, options.patch_size)
-    return dataclasses.replace(options, positions=Positions((places,), learned))
+    positions = Positions((num_places(vision, image_size, options.patch_size),), look_up)
+    return dataclasses.replace(options, positions=positions, **changes)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import linear
@@ -22,9 +23,6 @@ from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
-
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
 
 MakeNorm = Callable[..., Any]
 """`layer_norm` or `rms_norm`."""

@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import parameter
 from jaxis.models.common.vision_tower import Patches
 
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
-
 _CUBIC = -0.75  # parameter of PyTorch's bicubic interpolation
+
+
+LookUp = Callable[[jax.Array, Patches], jax.Array]
+"""Function from a table of positions and the patches to their embeddings [P, C]."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Positions:
     """
 
     shape: tuple[int, ...]
-    look_up: Callable[[jax.Array, Patches], jax.Array]
+    look_up: LookUp
     class_place: int | None = None
 
 

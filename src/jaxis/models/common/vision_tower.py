@@ -34,11 +34,10 @@ class VisionTower(JaxModule, LoadableWithIterator):
     """Computes embeddings of the text model from a view of an image.
 
     Its parameters are the checkpoint's besides those of the text. The constructor takes `vllm_config`, whose
-    config.json has the keys of `config_keys`, and `rng` for initial weights. It raises a `ConfigError` for settings
-    that are not supported.
+    config.json has the keys of the text too, and `rng` for initial weights. It raises a `ConfigError` for settings that
+    are not supported.
 
     Attributes:
-      config_keys: Keys of config.json that concern the tower; dots separate nested keys.
       prefixes: Name prefixes of the tower's tensors.
       unused: Name prefixes of tensors among them that do not affect embeddings and are skipped.
       names: Renames from checkpoint names to parameter names. They apply before `prefixes` and `unused`, which
@@ -51,7 +50,6 @@ class VisionTower(JaxModule, LoadableWithIterator):
       ends_lines: True if an embedding of the end of a line of patches follows all others.
     """
 
-    config_keys: ClassVar[tuple[str, ...]]
     prefixes: ClassVar[tuple[str, ...]]
     unused: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[CheckpointNames] = CheckpointNames()

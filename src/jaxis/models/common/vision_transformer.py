@@ -13,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config import VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import GatedMLP
@@ -35,10 +37,6 @@ from jaxis.models.common.vision_layers import (
 )
 from jaxis.models.common.vision_positions import AxialRope, Positions, PositionTable, axial_rope_theta
 from jaxis.models.common.vision_tower import Patches, VisionTower
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.hf_config import HFConfig
 
 CLASS_ROWS = 64
 """Rows that a class token and padding after it take; a multiple of the chunks of attention."""
