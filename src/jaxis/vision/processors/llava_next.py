@@ -21,7 +21,7 @@ from jaxis.vision.processors.processor import (
     VideoProcessor,
     ViewGroup,
 )
-from jaxis.vision.processors.resizing import tiles_of, whole_patches
+from jaxis.vision.processors.resizing import centered, fitted, tiles_of, whole_patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -78,14 +78,8 @@ class LlavaNextProcessor(ImageProcessor):
     def parts(self, image: Image) -> list[ViewGroup]:
         """Returns the whole, then the squares row by row."""
         height, width = self.canvas(*image.size)
-        across, down = width / image.size[0], height / image.size[1]
-        if across < down:
-            size = width, min(math.ceil(image.size[1] * across), height)
-        else:
-            size = min(math.ceil(image.size[0] * down), width), height
-        canvas = np.zeros((height, width, 3), np.uint8)
-        left, top = (width - size[0]) // 2, (height - size[1]) // 2
-        canvas[top : top + size[1], left : left + size[0]] = np.asarray(self.resized(image, *size))
+        size = fitted(image.size, (width, height), rounded=math.ceil)
+        canvas = centered(self.resized(image, *size), (width, height))
         whole = np.asarray(self.resized(image, self.size, self.size))
         views = whole_patches(np.concatenate([whole[None], tiles_of(canvas, self.size)]), self.patch_size)
         return [ViewGroup(views, *self.tokens(*image.size), *self.order(*image.size))]
@@ -161,10 +155,8 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
             return super().parts(image)
         from PIL import Image as pil
 
-        longest = max(image.size)
-        red, green, blue = (int(255 * each) for each in self.pixel_scale.mean)
-        square = pil.new("RGB", (longest, longest), (red, green, blue))
-        square.paste(image, ((longest - image.width) // 2, (longest - image.height) // 2))
+        longest, color = max(image.size), [int(255 * each) for each in self.pixel_scale.mean]
+        square = pil.fromarray(centered(image, (longest, longest), color))
         view = np.asarray(self.resized(square, self.size, self.size))
         views = whole_patches(view[None], self.patch_size)
         return [ViewGroup(views, *self.tokens(*image.size), [*range(self.side**2), -1])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,21 +80,22 @@ def filled_grid(size: Size, tile: int, most: int, *, is_enlarged: bool) -> Size:
     return int(columns), int(rows)
 
 
-def fitted(size: Size, canvas: Size, tile: int | None = None) -> Size:
+def fitted(size: Size, canvas: Size, tile: int | None = None, rounded: Callable[[float], int] = math.floor) -> Size:
     """Returns width and height in proportion that fill a canvas in one direction.
 
     Args:
       size: Width and height of the image.
       canvas: Width and height of the canvas.
       tile: Pixels to which a side of a smaller image may grow, at most; None for any growth.
+      rounded: Rounding of the other side, `math.floor` or `math.ceil`.
     """
     (width, height), (most_width, most_height) = size, canvas
     if tile is not None:
         most_width, most_height = min(max(width, tile), most_width), min(max(height, tile), most_height)
     by_width, by_height = most_width / width, most_height / height
     if by_width < by_height:
-        return most_width, max(min(math.floor(height * by_width), most_height), 1)
-    return max(min(math.floor(width * by_height), most_width), 1), most_height
+        return most_width, max(min(rounded(height * by_width), most_height), 1)
+    return max(min(rounded(width * by_height), most_width), 1), most_height
 
 
 def rectangles(size: Size, most: int, area: int) -> Size:
@@ -138,6 +140,24 @@ def _even(side: int) -> int:
 def multiple(length: float, of: int) -> int:
     """Returns the nearest multiple, at least one."""
     return max(round(length / of) * of, of)
+
+
+def centered(image: Image | np.ndarray, size: Size, color: Sequence[int] = (0, 0, 0)) -> np.ndarray:
+    """Returns pixels [height, width, 3] of another size with the middle of an image in the middle, without resizing.
+
+    Args:
+      image: Image or pixels.
+      size: Width and height.
+      color: Red, green and blue around the image.
+    """
+    pixels, canvas = np.asarray(image), np.full((*size[::-1], 3), color, np.uint8)
+    (top, left), (above, beside) = (
+        [max((larger - smaller) // 2, 0) for larger, smaller in zip(a.shape[:2], b.shape[:2], strict=True)]
+        for a, b in ((canvas, pixels), (pixels, canvas))
+    )
+    shown = pixels[above : above + canvas.shape[0], beside : beside + canvas.shape[1]]
+    canvas[top : top + shown.shape[0], left : left + shown.shape[1]] = shown
+    return canvas
 
 
 def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from jaxis.vision.processors.processor import ImageProcessor, placed
 from jaxis.vision.processors.qwen_videos import Qwen3VideoProcessor, read_video
 from jaxis.vision.processors.resizing import (
     Size,
+    centered,
     enlarged_in_turn,
     enlarged_to,
     nearest_merged,
@@ -183,47 +184,8 @@ def _within_edge(settings: ProcessorSettings, side: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlavaProcessor(WholeProcessor):
-    """Images of LLaVA 1.5: squares of one size without patches that are filled in part.
-
-    Attributes:
-      size: Pixels of a side.
-      is_cropped: True to cut off both ends of the longer side, False to stretch.
-    """
-
-    size: int
-    is_cropped: bool
-
-    @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaProcessor:
-        """Reads the settings of LLaVA 1.5."""
-        settings.check("do_center_crop", "crop_size")
-        is_cropped = settings.image("do_center_crop", False)
-        size = settings.size("size", "shortest_edge", 224) if is_cropped else settings.square(224)
-        crop = settings.image("crop_size", None)
-        if is_cropped and crop not in (None, size, {"height": size, "width": size}):
-            raise ConfigError(f"{settings.source} cuts {crop!r} out of images of {size} pixels; expected that size")
-        if settings.image("do_pad", False):
-            raise ConfigError(f"{settings.source}: the image processor has do_pad, which is not supported")
-        patch = settings.processor.get("patch_size") or settings.vision("patch_size", 14)
-        side = size // patch * patch
-        shared = settings.shared(tokenizer, settings.processor.get("image_token", "<image>"), CLIP_SCALE)
-        return cls(**shared, side=patch, resize=lambda _: (side, side), size=size, is_cropped=is_cropped)
-
-    def views(self, image: Image) -> np.ndarray:
-        width, height = self.size, self.size
-        if self.is_cropped:
-            short, long = sorted(image.size)
-            long = int(self.size * long / short)
-            width, height = (self.size, long) if image.size[0] <= image.size[1] else (long, self.size)
-        left, top = (width - self.size) // 2, (height - self.size) // 2
-        pixels = np.asarray(self.resized(image, width, height))
-        return whole_patches(pixels[None, top : top + self.size, left : left + self.size], self.side)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaddedProcessor(WholeProcessor):
-    """An image lies in the middle of a square of one color, without patches that are filled in part.
+class SquareProcessor(WholeProcessor):
+    """Each image becomes the middle of a square, or is cut to it; patches that it fills in part are left out.
 
     Attributes:
       size: Pixels of a side of the square.
@@ -231,21 +193,38 @@ class PaddedProcessor(WholeProcessor):
     """
 
     size: int
-    color: tuple[int, ...]
+    color: tuple[int, ...] = (0, 0, 0)
 
     def views(self, image: Image) -> np.ndarray:
-        width, height = self.resize(image.size)
-        square = np.full((1, self.size, self.size, 3), self.color, np.uint8)
-        left, top = (self.size - width) // 2, (self.size - height) // 2
-        square[0, top : top + height, left : left + width] = np.asarray(self.resized(image, width, height))
-        return whole_patches(square, self.side)
+        square = centered(self.resized(image, *self.resize(image.size)), (self.size, self.size), self.color)
+        return whole_patches(square[None], self.side)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         del width, height
         return self.size // self.side, self.size // self.side
 
 
-def read_deepseek_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> PaddedProcessor:
+def read_llava(settings: ProcessorSettings, tokenizer: Tokenizer) -> SquareProcessor:
+    """Reads the settings of LLaVA 1.5: both ends of the longer side are cut off, or the image is stretched."""
+    settings.check("do_center_crop", "crop_size")
+    is_cropped = settings.image("do_center_crop", False)
+    size = settings.size("size", "shortest_edge", 224) if is_cropped else settings.square(224)
+    crop = settings.image("crop_size", None)
+    if is_cropped and crop not in (None, size, {"height": size, "width": size}):
+        raise ConfigError(f"{settings.source} cuts {crop!r} out of images of {size} pixels; expected that size")
+    if settings.image("do_pad", False):
+        raise ConfigError(f"{settings.source}: the image processor has do_pad, which is not supported")
+
+    def resize(of: Size) -> Size:
+        longer = int(size * max(of) / min(of)) if is_cropped else size
+        return (size, longer) if of[0] <= of[1] else (longer, size)
+
+    shared = settings.shared(tokenizer, settings.processor.get("image_token", "<image>"), CLIP_SCALE)
+    patch = settings.processor.get("patch_size") or settings.vision("patch_size", 14)
+    return SquareProcessor(**shared, side=patch, resize=resize, size=size)
+
+
+def read_deepseek_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> SquareProcessor:
     """Reads the settings of DeepSeek-VL."""
     settings.check("min_size", "background_color")
     size, least, patch = settings.square(384), settings.image("min_size", 14), settings.vision("patch_size", 16)
@@ -259,7 +238,7 @@ def read_deepseek_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> Padde
         width, height = (max(round(each * (size / max(of))), least) for each in of)
         return width, height
 
-    return PaddedProcessor(**shared, side=patch, resize=resize, size=size, color=color)
+    return SquareProcessor(**shared, side=patch, resize=resize, size=size, color=color)
 
 
 _PLAIN_ROPE = functools.partial(read_qwen, has_grid=False)
@@ -272,7 +251,7 @@ READERS: Mapping[str, Reader] = {
     "Kimi_K25": read_kimi,
     "Lfm3Vl": _PLAIN_ROPE,
     "LightOnOcr": read_lighton_ocr,
-    "LlavaProcessor": LlavaProcessor.read,
+    "LlavaProcessor": read_llava,
     "MuseGlimmer": read_muse_glimmer,
     "PaddleOCRVL": functools.partial(
         read_qwen,
