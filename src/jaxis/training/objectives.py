@@ -19,8 +19,7 @@ from jaxis.kernels.sampling import TokenFilters, logsumexp, tempered, weights_of
 from jaxis.layers.attention_metadata import ScratchCache
 from jaxis.layers.module import JaxModule
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.functional_model import FunctionalModel, Values, hidden_states
-from jaxis.training.layer_calls import LayerCalls, RouterSums
+from jaxis.training.functional_model import FunctionalModel, LayerCalls, RouterSums, Values, hidden_states
 from jaxis.training.sharding import Devices
 
 CHUNK_TOKENS = 256

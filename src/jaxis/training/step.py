@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxis.engine.execution.program_context import jit
 from jaxis.parallel.mesh import put
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.functional_model import Values
-from jaxis.training.layer_calls import RouterSums
+from jaxis.training.functional_model import RouterSums, Values
 from jaxis.training.objectives import Forward, Objective, Reported, Scalars
 from jaxis.training.sharding import Devices, Placement
 
