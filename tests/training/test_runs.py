@@ -186,6 +186,12 @@ def test_what_changes_a_run_that_goes_on_is_refused_by_name(checkpoint, rows, wh
         Trainer(config_of(checkpoint, rows, whole, try_resume_from_last_checkpoint=False), lambda _: None)
     with pytest.raises(ConfigError, match=r"training\.learning_rate=0\.01, and this run has 0\.5"):
         training.run(config_of(checkpoint, rows, whole, learning_rate=0.5))
+    state = whole / "checkpoint-6" / "trainer_state.json"
+    before = state.read_text()
+    state.write_text(before.replace('"training.optimizer"', '"training.compile": false, "training.optimizer"'))
+    with pytest.raises(CheckpointError, match=r"checkpoint-6 is of a version of jaxis with training\.compile: go on"):
+        training.run(config_of(checkpoint, rows, whole))
+    state.write_text(before)
     rows.write_text(rows.read_text().replace("Hello", "Good day"))
     with pytest.raises(ConfigError, match="the contents of"):
         training.run(config_of(checkpoint, rows, whole))

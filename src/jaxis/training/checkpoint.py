@@ -61,7 +61,17 @@ class RunState:
     best: Mapping[str, Any] = field(default_factory=dict)
 
     def check_settings(self, settings: Mapping[str, Any], source: Path) -> None:
-        """Raises ConfigError, which names the first setting, unless a run resumes with the settings it began with."""
+        """Raises ConfigError, which names the first setting, unless a run resumes with the settings it began with.
+
+        Raises CheckpointError if only one of two versions of jaxis has a setting.
+        """
+        of_data = ("data.train.datasets", "the contents of")
+        of_version = sorted(name for name in self.settings.keys() ^ settings.keys() if not name.startswith(of_data))
+        if of_version:
+            raise CheckpointError(
+                f"{source} is of a version of jaxis with{'' if of_version[0] in self.settings else 'out'} "
+                f"{of_version[0]}: go on with that version, or train into another training.output_dir"
+            )
         for name in sorted({*self.settings, *settings}, key=lambda name: (" " in name, name)):  # fields first
             before, now = self.settings.get(name), settings.get(name)
             if before != now:

@@ -93,6 +93,7 @@ class Trainer:
             if self.validation is not None and params.metrics_function is not None:
                 scores = AnswerScores(self._config, self.base, self.validation, progress)
                 open_parts.callback(scores.close)
+            limit = product_rate(self.base.compute_dtype, self.base.devices.num_devices)  # before the weights are there
             model = make_trainable(self._config, self.base, progress)
             objective, weights = load_objective(self._config, self.base, progress)
             model.frozen = {**model.frozen, **weights}
@@ -117,8 +118,7 @@ class Trainer:
                 model.placement,
                 router_coefficient(self._config, self.base),
             )
-            cost = step_cost(params, self.base, state.trained)
-            speedometer = Speedometer(cost, product_rate(self.base.compute_dtype, self.base.devices.num_devices))
+            speedometer = Speedometer(step_cost(params, self.base, state.trained), limit)
             log = RunLog(params, state.step, total, schedule, source.shown, speedometer, self._note)
             open_parts.enter_context(closing(log))
             profiler = open_parts.enter_context(closing(StepProfiler(params)))
