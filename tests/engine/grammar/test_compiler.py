@@ -214,26 +214,15 @@ def test_without_a_tokenizer():
         GrammarCompiler(None, 10, []).compile(StructuredOutputs(json_object=True))
 
 
-def test_a_grammar_is_compiled_once_for_all_threads(tokenizer, monkeypatch):
+def test_a_grammar_is_compiled_once_for_all_threads(tokenizer):
     compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
-    calls = []
-    compile_grammar = compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda *given: (calls.append(given), compile_grammar(*given))[1])
-    grammars = []
-    threads = [
-        threading.Thread(target=lambda: grammars.append(compiler.compile(StructuredOutputs(regex="[a-z]+"))))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(grammars) == 8
-    assert len(set(map(id, grammars))) == len(calls) == 1
-    for i in range(structured_output.MAX_CACHED_GRAMMARS + 1):
-        compiler.compile(StructuredOutputs(regex=f"a{i}"))
+    with ThreadPoolExecutor(8) as pool:
+        grammars = list(pool.map(compiler.compile, [StructuredOutputs(regex="[a-z]+")] * 8))
+    assert len(set(map(id, grammars))) == 1
+    others = [StructuredOutputs(regex=f"a{i}") for i in range(structured_output.MAX_CACHED_GRAMMARS)]
+    compiled = [compiler.compile(spec) for spec in others]
+    assert [compiler.compile(spec) for spec in others] == compiled
     assert compiler.compile(StructuredOutputs(regex="[a-z]+")) is not grammars[0]
-    assert len(compiler._compilations) == structured_output.MAX_CACHED_GRAMMARS
 
 
 def test_a_compilation_that_takes_too_long_is_given_up(tokenizer, monkeypatch):
@@ -293,11 +282,14 @@ def test_small_grammars_pass_large_ones_of_which_not_all_wait(tokenizer, monkeyp
 
 def test_the_cache_is_bounded_by_what_its_grammars_take(tokenizer):
     compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
-    for number in range(10):
-        properties = {f"{number}-{i}": {"type": "integer"} for i in range(10)}
-        schema = {"type": "object", "properties": properties, "description": "x" * 100_000}
-        compiler.compile(StructuredOutputs(json_schema=schema))
-    assert len(compiler._compilations) == structured_output.MAX_CACHED_CHARACTERS // 100_000
+    num_kept = structured_output.MAX_CACHED_CHARACTERS // 100_000
+    specs = [
+        StructuredOutputs(json_schema={"const": number, "description": "x" * 100_000}) for number in range(num_kept + 1)
+    ]
+    compiled = [compiler.compile(spec) for spec in specs]
+    for spec, grammar in list(zip(specs, compiled, strict=True))[1:]:
+        assert compiler.compile(spec) is grammar
+    assert compiler.compile(specs[0]) is not compiled[0]
 
 
 def test_without_an_end_token_a_grammar_ends_where_nothing_can_follow(tokenizer):
