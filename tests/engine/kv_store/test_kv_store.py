@@ -9,6 +9,8 @@ import random
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from jaxis.engine.kv_store.host_tier import HostTier
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
 from jaxis.host.threads import Deadline
+from tests.support.waiting import wait_until
 
 SIZE = 1000
 FILE_SIZE = SIZE + OVERHEAD_BYTES
@@ -40,6 +43,18 @@ def written(folder: Path, numbers: range, max_bytes: int = 1 << 20, namespace: s
         tier.write(key(number), block(number))
     tier.close()
     return tier
+
+
+def path_of(folder: Path, number: int, group: int = 0, namespace: str = "a") -> Path:
+    """The file of a block, whose name all processes that share the folder agree on."""
+    return folder / namespace / f"{group}-{key(number)[1].hex()}.kv"
+
+
+def write(tier: DiskTier, number: int) -> None:
+    """Writes a block that is not there, and waits until it is."""
+    num_saved = tier.stats.saved_blocks
+    tier.write(key(number), block(number))
+    wait_until(lambda: tier.stats.saved_blocks > num_saved)
 
 
 class TestHostTier:
@@ -81,13 +96,14 @@ class TestDiskTier:
         assert tier.read(key(0, group=1), SIZE) is None
         # A file under another block's name is not that block.
         [file] = (tmp_path / "a").iterdir()
-        for other in (key(1), key(0, group=1)):
-            tier._path(other).write_bytes(file.read_bytes())
-            assert tier.read(other, SIZE) is None
+        for number, group in ((1, 0), (0, 1)):
+            path_of(tmp_path, number, group).write_bytes(file.read_bytes())
+            assert tier.read(key(number, group), SIZE) is None
         assert tier.stats.failed_blocks == 2
 
     def test_a_changed_cut_or_longer_file_is_a_miss_and_is_removed(self, tmp_path: Path) -> None:
-        whole = (written(tmp_path, range(1))._path(key(0))).read_bytes()
+        written(tmp_path, range(1))
+        whole = path_of(tmp_path, 0).read_bytes()
         tier = DiskTier(tmp_path, "a", 1 << 20)
         damaged = [whole[:length] for length in (0, 1, 51, 52, FILE_SIZE // 2, FILE_SIZE - 1)] + [whole + b"\0"]
         for position in [*range(52), 500, FILE_SIZE - 33, FILE_SIZE - 1]:
@@ -95,19 +111,19 @@ class TestDiskTier:
             data[position] ^= 1
             damaged.append(bytes(data))
         for data in damaged:
-            tier._path(key(0)).write_bytes(data)
+            path_of(tmp_path, 0).write_bytes(data)
             assert tier.read(key(0), SIZE) is None
             assert not tier.has(key(0))
         assert tier.stats.failed_blocks == len(damaged)
 
     def test_links_and_pipes_are_misses(self, tmp_path: Path) -> None:
         tier = written(tmp_path / "blocks", range(1))
-        path = tier._path(key(0))
+        path = path_of(tmp_path / "blocks", 0)
         (tmp_path / "elsewhere").write_bytes(path.read_bytes())
         path.unlink()
         path.symlink_to(tmp_path / "elsewhere")
         assert tier.read(key(0), SIZE) is None
-        os.mkfifo(tier._path(key(1)))
+        os.mkfifo(path_of(tmp_path / "blocks", 1))
         assert tier.read(key(1), SIZE) is None
 
     @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS])
@@ -141,12 +157,12 @@ class TestDiskTier:
 
     def test_takes_no_more_bytes_than_it_may_with_those_of_other_namespaces(self, tmp_path: Path) -> None:
         old = written(tmp_path, range(100, 106), namespace="old")
-        for path in (old._path(key(number)) for number in range(100, 106)):
-            os.utime(path, (1, 1))
+        for number in range(100, 106):
+            os.utime(path_of(tmp_path, number, namespace="old"), (1, 1))
         tier = DiskTier(tmp_path, "a", 10 * FILE_SIZE)
         most = 0
         for number in range(40):
-            tier._write(key(number), block(number), 0)
+            write(tier, number)
             most = max(most, sum(path.stat().st_size for path in tmp_path.glob("*/*")))
         assert 8 * FILE_SIZE <= most <= 10 * FILE_SIZE
         assert tier.stats.used_bytes <= most
@@ -154,25 +170,36 @@ class TestDiskTier:
         assert not old.has(key(100))
 
     def test_what_was_used_stays_longest(self, tmp_path: Path) -> None:
-        tier = written(tmp_path, range(8), 8 * FILE_SIZE)
+        tier = DiskTier(tmp_path, "a", 8 * FILE_SIZE)
         for number in range(8):
-            os.utime(tier._path(key(number)), (1000 + number, 1000 + number))
+            write(tier, number)
+            os.utime(path_of(tmp_path, number), (1000 + number, 1000 + number))
         tier.touch([key(0)])
-        tier._write(key(8), block(8), 0)
+        write(tier, 8)
         assert tier.has(key(0))
         assert not tier.has(key(1))
 
-    def test_removed_blocks_are_gone_those_that_wait_to_be_written_included(self, tmp_path: Path) -> None:
-        for remove in (lambda tier: tier.remove([key(0), key(1)]), lambda tier: tier.clear()):
-            tier = DiskTier(tmp_path, "a", 1 << 20)
-            tier._write(key(0), block(0), 0)
-            with tier._lock:  # the writer waits
-                tier._queue.put((key(1), block(1), tier._epoch))
-            remove(tier)
-            tier.close()
-            assert not tier.has(key(0))
-            tier._write(key(1), block(1), 0)  # what the writer had taken before
-            assert not tier.has(key(1))
+    @pytest.mark.parametrize("remove", [lambda tier: tier.remove(map(key, range(3))), DiskTier.clear])
+    def test_removed_blocks_are_gone_those_that_wait_or_are_just_written_included(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable[[DiskTier], None]
+    ) -> None:
+        tier = DiskTier(tmp_path, "a", 1 << 20)
+        write(tier, 0)
+        begun, go_on, write_block = threading.Event(), threading.Event(), disk_tier.write_block
+
+        def write_slowly(*given: object) -> None:
+            begun.set()
+            go_on.wait(60)
+            write_block(*given)
+
+        monkeypatch.setattr(disk_tier, "write_block", write_slowly)
+        for number in (1, 2):
+            tier.write(key(number), block(number))
+        assert begun.wait(60)
+        remove(tier)
+        go_on.set()
+        tier.close()
+        assert not any(tier.has(key(number)) for number in range(3))
 
     def test_processes_that_share_a_folder_read_whole_blocks_or_none(self, tmp_path: Path) -> None:
         script = (
@@ -180,9 +207,10 @@ class TestDiskTier:
             "tier = DiskTier(Path(sys.argv[1]), 'a', 12 * FILE_SIZE)\n"
             "for _ in range(10):\n"
             "    for number in range(20):\n"
-            "        tier._write(key(number), block(number), 0)\n"
+            "        tier.write(key(number), block(number))\n"
             "        found = tier.read(key(number), SIZE)\n"
             "        assert found is None or (found == block(number)).all()\n"
+            "tier.close()\n"
             "assert tier.stats.failed_blocks == 0, tier.stats\n"
         )
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
