@@ -188,7 +188,7 @@ def announced(events):
 
 
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_stream_announced_is_stored_though_the_call_turns_out_malformed(name, step):
     form = FORMATS[name]

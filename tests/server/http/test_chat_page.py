@@ -9,6 +9,7 @@ import pytest
 
 import jaxis
 from jaxis.server.routes.chat_page import chat_page_paths
+from tests.support.quick_rows import quick_rows
 
 STATIC = Path(jaxis.__file__).parent / "server" / "static"
 QUESTION = "What is the capital of France?"
@@ -101,7 +102,7 @@ def test_an_answer_is_the_apis_and_survives_a_reload(page, server, client):
     assert roles == ["user", "assistant", "user"]
 
 
-@pytest.mark.parametrize("how", ["Escape", "button", "left page"])
+@pytest.mark.parametrize("how", quick_rows(["Escape", "button", "left page"], quick=["Escape"]))
 def test_stopping_frees_the_server_and_keeps_what_came(tab, serve, how):
     server = serve()
     open_page(tab, server.url)

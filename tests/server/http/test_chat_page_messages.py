@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.server.http.scripted_api import ScriptedApi, answer
+from tests.support.quick_rows import quick_rows
 
 NUM_MESSAGES = "document.querySelectorAll('.message').length"
 IDLE = "document.getElementById('log').getAttribute('aria-busy') === 'false'"
@@ -332,7 +333,7 @@ def test_dropped_and_pasted_images_are_shown_and_sent(page, api):
     assert api.bodies[-1]["messages"][0]["content"] == [image, {"type": "text", "text": "And now?"}]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", quick_rows([1280, 390], quick=[390]))
 def test_it_fits_and_everything_has_a_name(page, api, width):
     page.resize(width, 700, dark=width == 390)
     converse(page, api, ("Q" * 200, f"```\n{'x' * 500}\n```\n\n|{'column|' * 30}\n|{'-|' * 30}\n\n{'y' * 500}"))
