@@ -22,7 +22,7 @@ GENERATE_AND_SERVE = textwrap.dedent("""
     import jaxis
     from jaxis.cli import main
     from jaxis.rooms import has_room
-    assert not has_room(ROOM)
+    assert not any(map(has_room, ROOMS))
     if __name__ == "__main__":
         from starlette.testclient import TestClient
         from jaxis.engine.client.async_llm_engine import AsyncLLMEngine
@@ -45,16 +45,20 @@ GENERATE_AND_SERVE = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("room", quick_rows(sorted(OPTIONAL), quick=("engine.drafting", "pooling", "server.anthropic")))
-def test_an_installation_without_an_optional_room_generates_and_serves(room, tmp_path):
+SEVERAL = "engine.drafting pooling server.anthropic"
+
+
+@pytest.mark.parametrize("rooms", quick_rows([SEVERAL, *sorted(OPTIONAL)], quick=(SEVERAL,)))
+def test_an_installation_without_an_optional_room_generates_and_serves(rooms, tmp_path):
     copy = tmp_path / "src" / "jaxis"
     for folder in map(Path, jaxis.__path__):  # an editable installation has the native library elsewhere
         shutil.copytree(folder, copy, copy_function=_link, dirs_exist_ok=True)
     (copy.parent / "sitecustomize.py").write_text(NOT_EDITABLE)
-    path = copy.joinpath(*room.split("."))
-    shutil.rmtree(path) if path.is_dir() else path.with_suffix(".py").unlink()
+    for room in rooms.split():
+        path = copy.joinpath(*room.split("."))
+        shutil.rmtree(path) if path.is_dir() else path.with_suffix(".py").unlink()
     script = tmp_path / "script.py"
-    script.write_text(f"ROOM = {room!r}\n{GENERATE_AND_SERVE}")
+    script.write_text(f"ROOMS = {rooms.split()!r}\n{GENERATE_AND_SERVE}")
     environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,30 +33,43 @@ NUM_DRAFTS = 3
 MAX_MODEL_LEN = 128
 
 
-def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | None]]:
-    """For each kind of layers, the folder of the model and that of the layers; `new` makes folders."""
-    target = write_target(new("target"))
-    # Heads of a size that the native kernels take.
-    grouped = write_prediction_checkpoint(new("grouped"), family("GLM-4.5 MoE", head_dim=32))[0]
-    latent = write_prediction_checkpoint(new("latent"), family("DeepSeek V3"))[0]
-    # Whose tokens attend to some of those before them; layers share what is selected, the one that predicts does not.
-    indexed = write_prediction_checkpoint(new("indexed"), family("GLM-5.2"))[0]
-    return {
-        "grouped": (grouped, None),
-        "latent": (latent, None),
-        # Of several layers, the first one drafts.
-        "several": (write_prediction_checkpoint(new("several"), family("GLM-4.5 MoE", head_dim=32), 3)[0], None),
-        "step": (write_chain_checkpoint(new("step"), "Step 3.5", head_dim=32), None),
-        "mimo": (write_chain_checkpoint(new("mimo"), "MiMo V2 Flash", head_dim=32, v_head_dim=32), None),
-        # One block of attention and experts, behind layers with states.
-        "two layers": (write_nemotron_checkpoint(new("two"))[0], None),
-        "indexed": (indexed, None),
-        "windows": (write_prediction_checkpoint(new("windows"), family("Mellum 2", head_dim=32))[0], None),
-        # Of recurrent layers, and one of attention that predicts.
-        "recurrent": (write_prediction_checkpoint(new("recurrent"), family("Qwen3.5"))[0], None),
-        "eagle3": (target, write_head(new("head"), "SpecForge", layers=(1, 2, 5))),
-        "draft_model": (target, write_target(new("smaller"), num_layers=1, seed=1)),
-    }
+def _write_prediction(name: str, num_layers: int = 1, **changes: int) -> Callable[[Path], Path]:
+    return lambda folder: write_prediction_checkpoint(folder, family(name, **changes), num_layers)[0]
+
+
+# Heads of 32 are of a size that the native kernels take.
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "grouped": _write_prediction("GLM-4.5 MoE", head_dim=32),
+    "latent": _write_prediction("DeepSeek V3"),
+    # Of several layers, the first one drafts.
+    "several": _write_prediction("GLM-4.5 MoE", 3, head_dim=32),
+    "step": lambda folder: write_chain_checkpoint(folder, "Step 3.5", head_dim=32),
+    "mimo": lambda folder: write_chain_checkpoint(folder, "MiMo V2 Flash", head_dim=32, v_head_dim=32),
+    # One block of attention and experts, behind layers with states.
+    "two layers": lambda folder: write_nemotron_checkpoint(folder)[0],
+    # Tokens attend to some of those before them; layers share what is selected, the one that predicts does not.
+    "indexed": _write_prediction("GLM-5.2"),
+    "windows": _write_prediction("Mellum 2", head_dim=32),
+    # Of recurrent layers, and one of attention that predicts.
+    "recurrent": _write_prediction("Qwen3.5"),
+    "eagle3": write_target,
+    "draft_model": write_target,
+}
+DRAFTERS: dict[str, Callable[[Path], Path]] = {
+    "eagle3": lambda folder: write_head(folder, "SpecForge", layers=(1, 2, 5)),
+    "draft_model": lambda folder: write_target(folder, num_layers=1, seed=1),
+}
+
+
+def folder_writer(new: Callable[[str], Path]) -> Callable[[str], tuple[Path, Path | None]]:
+    """Folders of the model and of the layers of a kind, written at the first call; `new` makes folders."""
+
+    @functools.cache
+    def write(kind: str) -> tuple[Path, Path | None]:
+        draft = DRAFTERS[kind](new("head" if kind == "eagle3" else "smaller")) if kind in DRAFTERS else None
+        return MODELS[kind](new("model")), draft
+
+    return write
 
 
 def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) -> Runner:

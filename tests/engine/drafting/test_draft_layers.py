@@ -11,7 +11,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.mesh import make_mesh
-from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run, write_folders
+from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
@@ -21,11 +21,6 @@ KINDS = (
     *("grouped", "latent", "indexed", "several", "step", "mimo", "two layers", "windows"),
     *("recurrent", "eagle3", "draft_model"),
 )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp)
 
 
 @pytest.mark.sampled(6)
@@ -38,7 +33,7 @@ def folders(tmp_path_factory):
     ],
 )
 def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
-    runner = make_runner(folders[kind], max_num_batched_tokens=chunk)
+    runner = make_runner(folders(kind), max_num_batched_tokens=chunk)
     sequences, drafts = run(runner, [prompt(20), prompt(33), prompt(5)], num_tokens=16)
     drafts_of = WholeDrafts(runner.model)
     for tokens, by_length in zip(sequences, drafts, strict=True):
@@ -56,7 +51,7 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
     ],
 )
 def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
-    runner = make_runner(folders[kind], max_num_batched_tokens=16)
+    runner = make_runner(folders(kind), max_num_batched_tokens=16)
     prompts = [prompt(20), prompt(33), prompt(5)]
     plain, _ = run(runner, prompts, num_tokens=16)
     sequences, drafts = run(runner, prompts, num_tokens=16, expected=plain)
@@ -71,7 +66,7 @@ def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
 
 @pytest.mark.parametrize(("kind", "num_layers"), [("grouped", 1), ("several", 1)])
 def test_the_layers_caches_count_in_the_size_of_a_block(folders, kind, num_layers):
-    folder, _ = folders[kind]
+    folder, _ = folders(kind)
     config = VllmConfig(ModelConfig(str(folder), HFConfig.from_folder(folder), max_model_len=MAX_MODEL_LEN))
     with_layer = dataclasses.replace(config, load_config=LoadConfig(prediction_layer=True))
     mesh = make_mesh()

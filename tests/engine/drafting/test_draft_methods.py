@@ -12,7 +12,6 @@ from jaxis.config.speculative import parse_speculative_config
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.speculation import DraftCounts
 from jaxis.errors import ConfigError
-from tests.engine.drafting.draft_runs import write_folders
 from tests.support import tiny_checkpoints
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
@@ -20,13 +19,8 @@ from tests.support.parity import prompt
 SMALL = {"max_model_len": 128, "kv_cache_memory": "8MiB", "max_num_seqs": 4, "show_progress": False}
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp)
-
-
 def speculative(folders, kind):
-    folder = folders[kind][1]
+    folder = folders(kind)[1]
     method = kind if folder is not None else "mtp"
     return {"method": method, "num_speculative_tokens": 2, **({"model": str(folder)} if folder else {})}
 
@@ -51,7 +45,7 @@ def test_answers_stay_and_drafts_are_made(folders, kind, quantization):
     prompts = [prompt(20), prompt(33)]
     found = []
     for config in (None, speculative(folders, kind)):
-        with LLM(folders[kind][0], quantization=quantization, speculative_config=config, **SMALL) as llm:
+        with LLM(folders(kind)[0], quantization=quantization, speculative_config=config, **SMALL) as llm:
             if config is not None:
                 assert drafts_are_tried(llm)
                 llm.engine.speculation.chooser = AllDrafts()
@@ -107,23 +101,23 @@ def test_several_hosts_are_refused():
 
 def test_a_model_without_such_a_layer_is_refused(folders):
     with pytest.raises(ConfigError, match="without layers that predict later tokens"):
-        LLM(folders["eagle3"][0], speculative_config={"method": "mtp"}, **SMALL)
+        LLM(folders("eagle3")[0], speculative_config={"method": "mtp"}, **SMALL)
 
 
 def test_a_draft_model_with_recurrent_layers_is_refused(folders):
-    recurrent, _ = folders["recurrent"]
+    recurrent, _ = folders("recurrent")
     with pytest.raises(ConfigError, match="what is to draft has recurrent layers"):
         LLM(recurrent, speculative_config={"method": "draft_model", "model": str(recurrent)}, **SMALL)
 
 
 def test_a_draft_model_that_is_no_head_is_refused_as_one(folders):
-    target, smaller = folders["draft_model"]
+    target, smaller = folders("draft_model")
     with pytest.raises(ConfigError, match="is not of an EAGLE-3 head"):
         LLM(target, speculative_config={"method": "eagle3", "model": str(smaller)}, **SMALL)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_by_name(folders, tmp_path):
-    target = folders["draft_model"][0]
+    target = folders("draft_model")[0]
     other = tiny_checkpoints.write_checkpoint(tmp_path / "other", tokenizer=False)
     vocab_size = json.loads((other / "config.json").read_text())["vocab_size"]
     with pytest.raises(ConfigError, match=f"other has another vocabulary than .*they have 131 and {vocab_size} tokens"):
@@ -133,7 +127,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused_by_name(folders, tmp_pat
 def test_the_layer_takes_no_memory_unless_it_is_asked_for(folders):
     names = []
     for config in (None, speculative(folders, "grouped")):
-        with LLM(folders["grouped"][0], speculative_config=config, **SMALL) as llm:
+        with LLM(folders("grouped")[0], speculative_config=config, **SMALL) as llm:
             names.append({name for name in llm.engine.runner.bytes_by_weight() if name.startswith("draft.")})
     assert not names[0]
     assert names[1]

@@ -8,7 +8,7 @@ from jaxis import SamplingParams
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.engine import LLMEngine
-from tests.engine.drafting.draft_runs import make_runner, write_folders
+from tests.engine.drafting.draft_runs import make_runner
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import family, write_last_token_checkpoint
@@ -19,11 +19,6 @@ REQUESTS = [
     (prompt(33), SamplingParams(temperature=0.0, max_tokens=1)),
     ([*prompt(32), 5], SamplingParams(temperature=0.5, n=2, seed=1, max_tokens=8, logprobs=0)),
 ]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp)
 
 
 def answers(engine):
@@ -56,7 +51,7 @@ def answers(engine):
     ],
 )
 def test_drafts_of_layers_change_no_answer(folders, kind):
-    runner = make_runner(folders[kind], max_num_batched_tokens=16)
+    runner = make_runner(folders(kind), max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.programs, tokenizer=None, eos_token_ids=frozenset({7}))
     plain = answers(engine)
     engine.reset()
@@ -70,7 +65,7 @@ def test_drafts_of_layers_change_no_answer(folders, kind):
 
 def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
     """The layers see what the model sees: each step gives all drafts and one token more."""
-    target = folders["draft_model"][0]
+    target = folders("draft_model")[0]
     check_always_right((target, target))
 
 

@@ -10,17 +10,12 @@ from jaxis import SamplingParams
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.engine import LLMEngine
-from tests.engine.drafting.draft_runs import make_runner, write_folders
+from tests.engine.drafting.draft_runs import make_runner
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
 KINDS = ("grouped", "recurrent", "latent", "step", "mimo", "eagle3", "draft_model")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp)
 
 
 class Stretches(AllDrafts):
@@ -91,7 +86,7 @@ REQUESTS = [
     ],
 )
 def test_steps_that_are_dispatched_ahead_change_no_draft_and_no_answer(folders, kind, num_blocks):
-    runner = make_runner(folders[kind], max_num_batched_tokens=16)
+    runner = make_runner(folders(kind), max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.programs, tokenizer=None, eos_token_ids=frozenset())
     if num_blocks is not None:  # too few for all: sequences are preempted
         engine.runner.num_blocks = dict.fromkeys(runner.num_blocks, num_blocks)
