@@ -3,6 +3,7 @@
 import pytest
 
 from jaxis.compilation.targets import parse_target
+from jaxis.config.expert_counts import num_experts
 from jaxis.errors import ConfigError
 from jaxis.planning.exchanges import exchange_seconds, links, sent_bytes
 from jaxis.planning.layout import Layout, WantedLayout, layouts
@@ -21,7 +22,7 @@ def deepseek():
 
 def part_on(planner, target, layout):
     wanted = WantedLayout(layout.tensor_parallel_size, layout.data_parallel_size, layout.enable_expert_parallel)
-    assert layout in layouts(target, wanted, planner.widths[0].num_experts)
+    assert layout in layouts(target, wanted, num_experts(planner.widths[0].vllm_config.model_config.hf_config))
     return planner.device_model(target, layout)
 
 

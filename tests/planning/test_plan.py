@@ -1,6 +1,7 @@
 """Plans: their choice, the load that fits, and their refusals."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -9,9 +10,10 @@ from typer.testing import CliRunner
 from jaxis.cli.main import app
 from jaxis.compilation.targets import parse_target
 from jaxis.engine.execution.kv_cache import num_cache_blocks
+from jaxis.engine.execution.state_cache import num_state_slots
+from jaxis.engine.memory_account import MemoryAccount
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.capacity import capacity
 from jaxis.planning.layout import WantedLayout
 from jaxis.planning.plan import Planner, Wanted
 from jaxis.planning.plan_summary import PlanReport, command, remarks, verdict
@@ -94,31 +96,33 @@ def test_published_quantized_weights_are_not_quantized_again():
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", ["gemma-2-9b", "qwen3-8b", "deepseek-v2-lite"])
-@pytest.mark.parametrize("cache_mib", [100, 300])
+@pytest.mark.parametrize(
+    ("name", "cache_mib"),
+    [*itertools.product(["gemma-2-9b", "qwen3-8b", "deepseek-v2-lite"], [100, 300]), ("falcon-h1-0.5b", 3000)],
+)
 def test_as_many_requests_fit_as_the_engine_has_blocks_for(name, cache_mib):
-    """The engine's own count of blocks is enough for so many requests, and not for one more."""
+    """The engine's own counts of blocks and of states' slots are enough for so many requests, and not for one more."""
     planner = Planner(published(name), Wanted(quantization="none", dtype="bfloat16"))
-    target, config = parse_target("v6e-1"), planner.widths[0].vllm_config
-    part = planner.device_model(target)
-    usable = int((part.held_bytes + cache_mib * 2**20) / 0.9) + 1
-    room = capacity([part], config, dataclasses.replace(target.accelerator, usable_bytes=usable), 256)
-    assert room.cache_bytes >> 20 == cache_mib
-    assert room.max_requests > 0
+    config, place = planner.widths[0].vllm_config, planner.device_model(parse_target("v6e-1")).place()
+    (per_block, per_slot), memory = place.units, cache_mib * 2**20
+    max_requests = MemoryAccount(config, [place]).most_requests(place.held_bytes + memory, 256)
+    assert max_requests > 0
 
     def suffices(num_requests):
         sized = dataclasses.replace(
             config,
             model_config=dataclasses.replace(config.model_config, max_model_len=256),
-            cache_config=dataclasses.replace(config.cache_config, kv_cache_memory_bytes=room.cache_bytes),
+            cache_config=dataclasses.replace(config.cache_config, kv_cache_memory_bytes=memory),
             scheduler_config=dataclasses.replace(config.scheduler_config, max_num_seqs=num_requests),
         )
-        blocks, longest = num_cache_blocks(sized, part.bytes_per_block, make_mesh())
+        slots = num_state_slots(sized, per_slot, memory, attends=True)
+        blocks, longest = num_cache_blocks(sized, per_block, make_mesh(), state_bytes=slots * per_slot, memory=memory)
         held = {span: span.max_held_blocks(num_requests, 256, 16, 2048) for span in blocks}
-        return longest == 256 and all(held[span] <= blocks[span] for span in blocks)
+        has_slots = not per_slot or slots >= num_requests
+        return has_slots and longest == 256 and all(held[span] <= blocks[span] for span in blocks)
 
-    assert suffices(room.max_requests)
-    assert not suffices(room.max_requests + 1)
+    assert suffices(max_requests)
+    assert not suffices(max_requests + 1)
 
 
 def test_a_quantized_cache_holds_more():

@@ -99,7 +99,7 @@ def test_the_plan_of_a_training_says_whether_it_fits_and_what_each_device_holds(
     for part in ("trained_bytes", "moments_bytes", "gradients_bytes"):
         assert one[part] / 8 <= eight[part] < one[part] * 1.05 / 8
     assert eight["activations_bytes"] == one["activations_bytes"]
-    monkeypatch.setattr("jaxis.training.plan.training_plan.free_host_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("jaxis.engine.execution.cache_memory.host_bytes", lambda: 1 << 20)
     result = plan("--train", path)
     assert result.exit_code == 1
     assert "does not fit into" in result.output

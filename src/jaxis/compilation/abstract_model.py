@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod
@@ -16,7 +15,6 @@ from jaxis.kernels.weights import WeightValue
 from jaxis.kernels.weights.shards import in_equal_parts, placement
 from jaxis.layers.module import HasAfterLoading, JaxModule, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
-from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.models.model_loader import construct_model
 from jaxis.models.registry import model_class_of
 from jaxis.parallel.mesh import logical_sharding
@@ -49,12 +47,6 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
     return model
 
 
-def example_weight(recipe: WeightRecipe, shape: tuple[int, ...], dtype: DTypeLike) -> WeightValue:
-    """Makes a weight [out, in] as if it were loaded, with meaningless values."""
-    tensors = {name: spec.example() for name, spec in recipe.format.tensors(shape).items() if not spec.is_zero}
-    return recipe.make(tensors, shape, dtype)
-
-
 def _fill(model: JaxModule) -> None:
     """Gives each parameter zeros of its loaded type and shape, and lets modules process them as after loading."""
     structs: dict[str, WeightValue | jax.ShapeDtypeStruct] = {}
@@ -80,7 +72,7 @@ def _example(loader: WeightLoader) -> WeightValue | jax.ShapeDtypeStruct:
     if recipe.scheme is None and set(specs) == {"weight"}:
         plain = jax.ShapeDtypeStruct(shape, loader.dtype)
         return jax.eval_shape(lambda array: in_equal_parts(array, loader.slot.axes), plain)
-    return in_equal_parts(example_weight(recipe, shape, loader.dtype), loader.slot.axes)
+    return in_equal_parts(recipe.example(shape, loader.dtype), loader.slot.axes)
 
 
 def _zeros_of(loader: WeightLoader) -> Callable[[Any], jax.Array]:

@@ -39,7 +39,7 @@ from jaxis.engine.generation_defaults import (
 from jaxis.engine.host_group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
-from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
+from jaxis.engine.memory_plan import MemoryPlan, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
 from jaxis.engine.weights.live_weights import LiveWeights
 from jaxis.engine.weights.new_weights import Weights, read_weights
@@ -50,7 +50,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.header_cache import headers_read_once
-from jaxis.loading.open_checkpoint import ConfigValues, TensorListing, read_generation_defaults
+from jaxis.loading.open_checkpoint import ConfigValues, read_generation_defaults
 from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -268,16 +268,15 @@ def _plan_memory(
     shared: MemoryBudget | None,
     extra_memory: ExtraMemory,
 ) -> MemoryPlan | None:
-    def make_draft(args: EngineArgs) -> PlannedDraft | None:
+    def make_draft(args: EngineArgs) -> tuple[JaxModule, VllmConfig] | None:
         speculative = args.parsed_speculative_config
         if speculative is None or speculative.model is None:
             return None
-        draft_args, draft_config = read_draft_config(args, speculative, make_config(args))
-        model = construct_draft(draft_config, speculative.method)
-        return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
+        _, draft_config = read_draft_config(args, speculative, make_config(args))
+        return construct_draft(draft_config, speculative.method), draft_config
 
-    stored_bytes = _stored_bytes(args, make_config(args))
-    return plan_memory(args, make_config, meshes, stored_bytes, make_draft, shared, extra_memory)
+    can_quantize = not _stays_as_stored(args, make_config(args))
+    return plan_memory(args, make_config, meshes, make_draft, shared, extra_memory, can_quantize=can_quantize)
 
 
 def _make_config(args: EngineArgs, path: Path, config: ConfigValues, meshes: Sequence[jax.sharding.Mesh]) -> VllmConfig:
@@ -286,14 +285,12 @@ def _make_config(args: EngineArgs, path: Path, config: ConfigValues, meshes: Seq
     return make_vllm_config(args, path, hf_config, meshes[0].devices.flat[0].platform)
 
 
-def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:
-    """Returns the size of a checkpoint whose weights stay as they are stored; None for one in floats."""
+def _stays_as_stored(args: EngineArgs, config: VllmConfig) -> bool:
+    """Returns whether a checkpoint is quantized already, so that its weights stay as they are."""
     path, hf_config = Path(config.model_config.model), config.model_config.hf_config
     quantized = gguf_file(path) is not None or hf_config.read_object("quantization_config") is not None
     dequantized = args.requested_quantization is not None and args.requested_quantization.dequantize
-    if not quantized or dequantized or args.load_format == "dummy":
-        return None
-    return sum(info.nbytes for info in TensorListing(path).values())
+    return quantized and not dequantized and args.load_format != "dummy"
 
 
 def _no_chat_template(model: str, tokenizer: Tokenizer | None) -> str:

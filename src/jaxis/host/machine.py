@@ -57,6 +57,15 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def host_bytes() -> int:
+    """Returns the main memory of this machine, or the limit of the container that this process runs in."""
+    total = psutil.virtual_memory().total
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return total
+
+
 def free_host_bytes() -> int:
     """Returns the main memory that this process could still take."""
     free = psutil.virtual_memory().available

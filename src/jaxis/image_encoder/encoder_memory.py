@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import jax
-import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.config.hf_config import HFConfig
@@ -62,10 +61,10 @@ class EncoderMemory(ExtraMemory):
         self._pixel_scale, self._max_inputs = pixel_scale, max_inputs
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
-        del model
+        del model, dtype
         tower = construct_abstractly(self._config, check_config=False, model_class=self._source.tower_class)
         # As if each device had all of it.
-        return weight_bytes(tower, np.dtype(dtype).itemsize)
+        return weight_bytes(tower)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
         [stage] = executor.stages  # `make_memory` gives others none

@@ -16,6 +16,10 @@ class InvalidWeightError(CheckpointError):
     """Tensors do not form a valid weight; the message follows the module's name."""
 
 
+IRREGULAR = tuple(1 + 37 * i % 113 / 113 for i in range(113))
+"""A `sample` of scales that no packing stores as codes, as scales of checkpoints are not."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Expected shape and type of a checkpoint's tensor.

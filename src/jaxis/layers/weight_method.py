@@ -69,10 +69,7 @@ class WeightMethod(WeightRecipe):
 
     def _example(self, slot: WeightSlot, dtype: DTypeLike) -> WeightValue:
         """Returns a one-row weight, otherwise like the slot's."""
-        shape, weight_format = (1, slot.shape[1]), self._format(slot)
-        tensors = {name: spec.example() for name, spec in weight_format.tensors(shape).items()}
-        recipe = dataclasses.replace(self, format=weight_format)
-        return recipe.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
+        return dataclasses.replace(self, format=self._format(slot)).example((1, slot.shape[1]), dtype)
 
 
 def create_weights(

@@ -71,5 +71,10 @@ class WeightRecipe:
             return pack(weight, dtype=dtype, scheme=self.scheme, allocate=allocate)
         return weight if self.scheme is None else quantize(np.asarray(weight), self.scheme)
 
+    def example(self, shape: tuple[int, ...], dtype: DTypeLike) -> WeightValue:
+        """Makes a weight [out, in] as if it were loaded, with meaningless values."""
+        tensors = {name: spec.example() for name, spec in self.format.tensors(shape).items() if not spec.is_zero}
+        return self.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
+
 
 _dequantize = jax.jit(dequantize, static_argnums=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,23 +14,30 @@ from jax.typing import DTypeLike
 
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
 from jaxis.compilation.accelerators import Accelerator
-from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.kv_cache import device_block_bytes, widest_first
 from jaxis.engine.execution.state_cache import slot_bytes
+from jaxis.engine.memory_account import MemoryPlace, Width
 from jaxis.errors import ConfigError
+from jaxis.layers.experts import JaxExperts
 from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
+from jaxis.layers.mlp import GatedMLP, UngatedMLP
+from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.layers.weight_bytes import StoredWeight
+from jaxis.models.common.decoder import DecoderModel
 from jaxis.parallel.equal_shares import check_heads
 from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS
 from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.planning.exchanges import STAGE_AXIS, Exchange
 from jaxis.planning.layout import Layout
 from jaxis.planning.roofline import StepCost
-from jaxis.planning.stored_weights import StoredWeight
 
+_FEED_FORWARDS = (GatedMLP, UngatedMLP, SparseMoE, JaxExperts)
+_LAYER = re.compile(r".*?layers\.\d+(?=\.)")
 _LOGIT_BYTES = 4
 _SUM_BYTES = 4  # of an element of what a device's part of the context adds to the output
 
@@ -94,6 +102,10 @@ class DeviceModel:
         for cache in self.caches:
             total[cache.span] += cache.block_bytes
         return widest_first(total)
+
+    def place(self, extra_bytes: int = 0) -> MemoryPlace:
+        """Returns the device's memory, with so many bytes of extra memory beside the weights."""
+        return MemoryPlace(self.held_bytes + extra_bytes, (self.bytes_per_block, self.state_bytes))
 
     def decode(self, batch_size: int, context_len: int) -> StepCost:
         """Computes a step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
@@ -160,22 +172,15 @@ class DeviceModel:
 
 
 def device_model(
-    specs: Sequence[CacheSpec | StateCacheSpec],
-    layers_per_cache: Sequence[int],
-    num_feed_forwards: int,
-    weights: Sequence[StoredWeight],
-    vllm_config: VllmConfig,
-    accelerator: Accelerator,
-    layout: Layout,
-    cache_dtype: DTypeLike,
-    stage: Stage = WHOLE,
+    width: Width, accelerator: Accelerator, layout: Layout, cache_dtype: DTypeLike, stage: Stage = WHOLE
 ) -> DeviceModel:
-    """Computes one device's part of a model.
+    """Computes one device's part of a model; shapes of caches depend on the accelerator's kernels.
 
-    `specs` are the caches of its layers, from `cache_specs`, each used by a number of layers; their shapes depend on
-    the accelerator's kernels. `weights` are each device's. Raises ConfigError if the model, or its context, cannot be
-    spread over so many devices.
+    Raises ConfigError if the model, or its context, cannot be spread over so many devices.
     """
+    vllm_config, specs = width.vllm_config, width.cache_specs(stage)
+    layers_per_cache = _layers_per_cache(width.model(stage), len(specs))
+    weights = width.weights_on(layout.mesh(), stage, spreads_experts=layout.enable_expert_parallel)
     block_size = vllm_config.cache_config.block_size
     if layout.decode_context_parallel_size > 1:
         specs = _with_divided_context(specs, layout.decode_context_parallel_size, block_size)
@@ -228,7 +233,7 @@ def device_model(
         hidden_bytes=config["hidden_size"] * element_bytes,
         logits_bytes=vocab_size * _LOGIT_BYTES,
         num_layers=num_layers,
-        num_feed_forwards=num_feed_forwards,
+        num_feed_forwards=_num_feed_forwards(width.model(stage)),
         num_expert_layers=len({weight.name.partition(EXPERTS)[0] for weight in experts}),
         num_divided_contexts=sum(number for _, number in divided),
         query_bytes=max((num_heads * (s.latent_dim + s.rope_dim) * element_bytes for s, _ in divided), default=0),
@@ -236,6 +241,21 @@ def device_model(
         sum_bytes=max((num_heads * (s.latent_dim + 1) * _SUM_BYTES for s, _ in divided), default=0),
         splits_vocab=num_devices > 1 and vocab_size % num_devices == 0,
     )
+
+
+def _layers_per_cache(model: JaxModule, num_caches: int) -> list[int]:
+    """Counts the layers that use each cache."""
+    decoder = next((module for _, module in named_modules(model) if isinstance(module, DecoderModel)), None)
+    if decoder is None:
+        return [1] * num_caches
+    uses = Counter(entry for entries in decoder.cache_entries for entry in entries)
+    return [uses[entry] for entry in range(num_caches)]
+
+
+def _num_feed_forwards(model: JaxModule) -> int:
+    """Counts the layers with a feed-forward block: a dense one, experts, or both."""
+    blocks = [name for name, module in named_modules(model) if isinstance(module, _FEED_FORWARDS)]
+    return len({match[0] if (match := _LAYER.match(name)) else name for name in blocks})
 
 
 def _with_divided_context(

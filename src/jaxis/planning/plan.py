@@ -12,14 +12,16 @@ from jax.typing import DTypeLike
 
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.compilation.targets import Target
+from jaxis.config.expert_counts import num_experts
+from jaxis.engine.execution.cache_memory import usable_bytes
+from jaxis.engine.memory_account import LOW_PRECISION, MemoryAccount, Width
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.module import JaxModule
-from jaxis.planning.capacity import capacity
 from jaxis.planning.device_model import DeviceModel, device_model
 from jaxis.planning.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
 from jaxis.planning.roofline import Bound, StepCost, pipeline_bound
-from jaxis.planning.widths import LOW_PRECISION, Width, widths
+from jaxis.planning.widths import widths
 
 DEFAULT_CONTEXT_LEN = 4096
 CACHE_DTYPES = {"auto": None, "int8": jnp.int8}
@@ -78,7 +80,8 @@ class PlanOption:
       quantization: Value for `--quantization`; None leaves weights as stored.
       device_weight_bytes: Bytes of the weights on each device; with several stages, on a device that has most.
       device_place_bytes: Bytes on each device for adapters' places.
-      device_cache_bytes: Bytes that are left for the cache on each device; see `Capacity`.
+      device_cache_bytes: Bytes that are left for the cache on each device; with several stages the average that
+        each uses; negative if the weights do not fit.
       max_context: Tokens of the longest single request; 0 if none fits.
       max_requests: Requests of the asked-for length that a server holds at once, on all its data ranks.
       steps: A decode of one request, a decode of all that fit, and a prefill of the most tokens of a step; none if not
@@ -216,23 +219,10 @@ class Planner:
 
     def _stages(self, target: Target, width: Width, cache: str, layout: Layout) -> list[DeviceModel]:
         dtype = CACHE_DTYPES[cache] or width.vllm_config.model_config.dtype
-        return [
-            device_model(
-                part.cache_specs,
-                part.layers_per_cache,
-                part.num_feed_forwards,
-                part.weights_on(layout),
-                part.vllm_config,
-                target.accelerator,
-                layout,
-                dtype,
-                part.of_stage,
-            )
-            for part in map(width.stage, layout.stages)
-        ]
+        return [device_model(width, target.accelerator, layout, dtype, stage) for stage in layout.stages]
 
     def _options(self, target: Target) -> Iterator[PlanOption]:
-        specs = self.widths[0].cache_specs
+        specs = self.widths[0].cache_specs()
         holds_biases = any(isinstance(spec, KVCacheSpec) and spec.holds_biases for spec in specs)
         caches = ("auto",) if holds_biases else tuple(CACHE_DTYPES)
         if self._wanted.kv_cache_dtype is not None:
@@ -245,7 +235,7 @@ class Planner:
     def _layouts(self, target: Target) -> Sequence[Layout]:
         wanted, width = self._wanted.layout, self.widths[0]
         found = []
-        for layout in layouts(target, wanted, width.num_experts):
+        for layout in layouts(target, wanted, num_experts(width.vllm_config.model_config.hf_config.get_text_config())):
             try:
                 self._stages(target, width, "auto", layout)
             except ConfigError:  # its heads, or its context, cannot be split so
@@ -260,9 +250,13 @@ class Planner:
     def _option(self, target: Target, width: Width, cache: str, layout: Layout) -> PlanOption:
         stages = self._stages(target, width, cache, layout)
         places = self._wanted.places
-        dtype, own = width.vllm_config.model_config.dtype, [width.stage(each).model for each in layout.stages]
-        place_bytes = 0 if places is None else max(places.bytes_of(model, dtype) for model in own)
-        room = capacity(stages, width.vllm_config, target.accelerator, self.context_len, place_bytes)
+        dtype = width.vllm_config.model_config.dtype
+        place_bytes = 0 if places is None else max(places.bytes_of(width.model(each), dtype) for each in layout.stages)
+        account = MemoryAccount(width.vllm_config, [part.place(place_bytes) for part in stages])
+        usable = usable_bytes(target.accelerator.usable_bytes)
+        max_requests = 0
+        if (max_context := account.longest_context(usable)) >= self.context_len:
+            max_requests = account.most_requests(usable, self.context_len)
         option = PlanOption(
             quantization=width.quantization,
             weights=width.name,
@@ -276,9 +270,9 @@ class Planner:
             hosts_of_server=layout.num_hosts(target),
             device_weight_bytes=max(part.held_bytes for part in stages),
             device_place_bytes=place_bytes,
-            device_cache_bytes=room.cache_bytes,
-            max_context=room.max_context,
-            max_requests=room.max_requests * layout.data_parallel_size,
+            device_cache_bytes=account.cache_bytes(usable) // len(stages),
+            max_context=max_context,
+            max_requests=max_requests * layout.data_parallel_size,
             steps=(),
         )
         return dataclasses.replace(option, steps=tuple(self._steps(target, stages, option))) if option.fits else option

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.bench.text import format_number
-from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.cache_memory import usable_bytes
 from jaxis.host.byte_size import human_bytes
 from jaxis.planning.plan import CompiledStep, Plan, PlanOption, Step
 
@@ -52,7 +52,7 @@ def verdict(plan: Plan) -> str:
     chosen = plan.chosen
     if not chosen.fits:
         smallest = min(plan.options, key=lambda option: option.device_weight_bytes)
-        usable = int(plan.target.accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE)
+        usable = usable_bytes(plan.target.accelerator.usable_bytes)
         return (
             f"does not fit: {smallest.weights} weights over {smallest.layout.in_words} take "
             f"{human_bytes(smallest.device_weight_bytes)} of {human_bytes(usable)} on each, and a request of "

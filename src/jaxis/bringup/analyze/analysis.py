@@ -20,9 +20,9 @@ from jaxis.bringup.analyze.figures import (
     ParameterCount,
     bytes_by_dtype,
     cache_kinds,
+    constructed_in,
     count_parameters,
-    fit,
-    machine_memory,
+    fits_in,
 )
 from jaxis.bringup.analyze.module_tree import ModuleRow, module_tree
 from jaxis.bringup.analyze.source import ModelSource, open_source
@@ -31,14 +31,9 @@ from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.usual_keys import with_defaults
 from jaxis.engine.engine_config import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, KV_CACHE_DTYPES
-from jaxis.engine.execution.cache_specs import cache_specs
-from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
+from jaxis.engine.execution.cache_memory import machine_memory
 from jaxis.host.byte_size import parse_bytes
-from jaxis.layers.module import JaxModule
-from jaxis.layers.weight_bytes import weight_bytes
-from jaxis.parallel.mesh import make_mesh
-from jaxis.quantization.rules import RuleQuantizationConfig
-from jaxis.quantization_rules import SHORT_NAMES
+from jaxis.quantization_rules import DEQUANTIZE
 
 SCHEMA = 2
 """Version of the JSON that `Analysis.to_json` writes; incremented when a field changes its meaning or is removed."""
@@ -49,7 +44,6 @@ _STATUS_OF_USE: dict[str, Status] = {
     "neutral": "neutral",
     "ignored": "neutral",
 }
-_QUANTIZATIONS = ("int8", "int4")
 _NUM_READERS = 3
 _ANY_LENGTH = 1 << 20  # tokens, where a config has no limit
 
@@ -146,8 +140,9 @@ def analyze(
       CheckpointError: There is no such model, or a file is broken.
       ConfigError: `memory` is not a size.
     """
-    name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory, "--memory"))
-    return analyze_source(open_source(model, revision=revision), name_and_bytes, kv_cache_dtype, in_order_of_calls)
+    name, sizes = machine_memory() if memory is None else ("given", [parse_bytes(memory, "--memory")])
+    given = name, sum(sizes)
+    return analyze_source(open_source(model, revision=revision), given, kv_cache_dtype, in_order_of_calls)
 
 
 def analyze_source(
@@ -161,7 +156,7 @@ def analyze_source(
         modules = module_tree(construction.model, in_order_of_calls=in_order_of_calls)
         if construction.vllm_config.quant_config is not None or source.tensors is not None:
             # For the figures: the model without quantization, and with parameters that stay empty.
-            plain = construct(_unquantized(source.config), source.config_path)
+            plain = constructed_in(source, DEQUANTIZE)
         if source.tensors is not None and not construction.refusals:
             quant_config = construction.vllm_config.quant_config
             tensor_problems = tuple(check_tensors(construction.model, source.tensors, quant_config))
@@ -174,7 +169,7 @@ def analyze_source(
         parameters = count_parameters(plain.model, text_view)
         kinds = tuple(cache_kinds(plain.model, plain.vllm_config, KV_CACHE_DTYPES[kv_cache_dtype]))
         sized = _sized(plain.vllm_config, max_context or _ANY_LENGTH, KV_CACHE_DTYPES[kv_cache_dtype])
-        fits = _memory(source, plain.model, sized, memory)
+        fits = Memory(*memory, tuple(fits_in(source, plain.model, sized, memory[1])))
     return Analysis(
         model=source.name,
         architectures=tuple(source.config.get("architectures") or ()),
@@ -255,28 +250,6 @@ def _no_tensors_reason(
     return "there is no model to check them against" if construction.model is None else "their format is not supported"
 
 
-def _memory(
-    source: ModelSource,
-    unquantized: JaxModule,
-    vllm_config: VllmConfig,
-    memory: tuple[str, int],
-) -> Memory:
-    name, nbytes = memory
-    mesh = make_mesh()
-    units = unit_bytes(on_devices(cache_specs(unquantized, vllm_config), mesh), vllm_config, mesh)
-    weights = {}
-    if source.tensors is not None:
-        weights["as published"] = sum(info.nbytes for info in source.tensors.values())
-    weights["bfloat16"] = weight_bytes(unquantized)
-    for quantization in _QUANTIZATIONS:
-        rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
-        quantized = construct(_unquantized(source.config), source.config_path, rules)
-        if quantized.model is not None:  # some layers' sizes do not allow it
-            weights[quantization] = weight_bytes(quantized.model)
-    fits = (fit(width, size, vllm_config, units, nbytes) for width, size in weights.items())
-    return Memory(name, nbytes, tuple(fits))
-
-
 def _sized(vllm_config: VllmConfig, max_context: int, cache_dtype: DTypeLike) -> VllmConfig:
     return dataclasses.replace(
         vllm_config,
@@ -284,10 +257,6 @@ def _sized(vllm_config: VllmConfig, max_context: int, cache_dtype: DTypeLike) ->
         cache_config=CacheConfig(block_size=BLOCK_SIZE, cache_dtype=cache_dtype),
         scheduler_config=SchedulerConfig(DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS),
     )
-
-
-def _unquantized(values: dict[str, Any]) -> dict[str, Any]:
-    return {**values, "quantization_config": None}
 
 
 def _finite(value: object) -> Any:

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxis.bringup.analyze.config import Construction, construct
+from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import VllmConfig
-from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.expert_counts import experts_per_token
-from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.cache_memory import usable_bytes
 from jaxis.engine.execution.cache_specs import cache_specs
-from jaxis.engine.execution.kv_cache import longest_context
+from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
+from jaxis.engine.memory_account import LOW_PRECISION, MemoryAccount, MemoryPlace
 from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.state_cache_spec import StateCacheSpec
-from jaxis.layers.weight_bytes import logical_axes
+from jaxis.layers.weight_bytes import logical_axes, weight_bytes
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.common.interfaces import has_tied_head
-from jaxis.parallel.mesh import EXPERT_AXES
+from jaxis.parallel.mesh import EXPERT_AXES, make_mesh
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
 
 BLOCK_SIZE = 16
-MEMORY_SHARE = ACCELERATOR_MEMORY_SHARE
 
 
 @dataclass(frozen=True)
@@ -133,36 +136,30 @@ def cache_span(spec: CacheSpec | StateCacheSpec) -> tuple[str, int | None]:
     return "latent" if isinstance(spec, LatentCacheSpec) else "full", None
 
 
-def fit(
-    weights: str,
-    nbytes: int,
-    vllm_config: VllmConfig,
-    units: tuple[Mapping[AttentionSpan, int], int],
-    memory_bytes: int,
-) -> Fit:
-    """Computes the context that fits beside weights in `MEMORY_SHARE` of a memory.
+def fits_in(source: ModelSource, model: JaxModule, vllm_config: VllmConfig, memory_bytes: int) -> Iterator[Fit]:
+    """Yields the fit of weights as published, in floats, and in each lower precision that their sizes allow.
 
-    `units` are the bytes of a block and of a slot, from `unit_bytes`. The model's `max_model_len` is the longest
-    context.
+    `model` is without quantization. The longest context is the configured `max_model_len`.
     """
-    most = vllm_config.model_config.max_model_len
-    context = longest_context(vllm_config, units, int(memory_bytes * MEMORY_SHARE) - nbytes, most)
-    return Fit(weights, nbytes, context >= min(BLOCK_SIZE, most), context)
+    sizes = {np.dtype(vllm_config.model_config.dtype).name: weight_bytes(model)}
+    if source.tensors is not None:
+        sizes = {"as published": sum(info.nbytes for info in source.tensors.values()), **sizes}
+    for quantization in LOW_PRECISION:
+        if (quantized := constructed_in(source, quantization).model) is not None:
+            sizes[quantization] = weight_bytes(quantized)
+    mesh, most = make_mesh(), vllm_config.model_config.max_model_len
+    units = unit_bytes(on_devices(cache_specs(model, vllm_config), mesh), vllm_config, mesh)
+    for name, size in sizes.items():
+        context = MemoryAccount(vllm_config, [MemoryPlace(size, units)]).longest_context(usable_bytes(memory_bytes))
+        yield Fit(name, size, context >= min(BLOCK_SIZE, most), context)
 
 
-def machine_memory() -> tuple[str, int]:
-    """Returns the memory for weights and cache, all devices together: ("NVIDIA H100", bytes) or ("RAM", bytes)."""
-    import psutil
-
-    devices = jax.local_devices()
-    if devices[0].platform == "cpu":
-        total = psutil.virtual_memory().total
-        try:  # a container's own limit, which the system-wide figure does not include
-            return "RAM", min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-        except (OSError, ValueError):
-            return "RAM", total
-    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in devices]
-    return f"{len(devices)} x {devices[0].device_kind}", sum(limits)
+def constructed_in(source: ModelSource, quantization: str) -> Construction:
+    """Constructs a model without its checkpoint's quantization, in another one or with DEQUANTIZE in none."""
+    rules = None
+    if quantization != DEQUANTIZE:
+        rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
+    return construct({**source.config, "quantization_config": None}, source.config_path, rules)
 
 
 def _num_elements(param: nnx.Param) -> int:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxis.bringup.analyze.analysis import Analysis, KeyStatus
-from jaxis.bringup.analyze.figures import MEMORY_SHARE, Fit
+from jaxis.bringup.analyze.figures import Fit
 from jaxis.bringup.analyze.module_tree import ModuleRow
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.host.byte_size import human_bytes
 
 _STATUSES = ("unsupported", "unknown", "unread", "supported", "default", "neutral")
@@ -48,7 +49,7 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
         _section(console, f"KV cache in {analysis.kv_cache_dtype}", _cache_rows(analysis))
     if analysis.memory is not None:
         memory = analysis.memory
-        title = f"Fits {MEMORY_SHARE:.0%} of {memory.name}, {human_bytes(memory.nbytes)}"
+        title = f"Fits {ACCELERATOR_MEMORY_SHARE:.0%} of {memory.name}, {human_bytes(memory.nbytes)}"
         _section(console, title, [(fit.weights, _fit_text(fit)) for fit in memory.fits])
     if analysis.closest_families:
         name = analysis.architectures[0] if analysis.architectures else "NewModel"

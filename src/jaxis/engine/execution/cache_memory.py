@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
 
 from jaxis.errors import EngineError
-from jaxis.host.machine import free_host_bytes
+from jaxis.host.machine import free_host_bytes, host_bytes
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -44,13 +45,35 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int:
     devices = list(mesh.local_devices)
     if devices[0].platform == "cpu":
         return min(int(free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
-    free = []
-    for device in devices:
-        stats = device.memory_stats() or {}
-        if "bytes_limit" not in stats:
-            raise EngineError(f"{device} does not say how much memory it has: give kv_cache_memory")
-        free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
-    return max(0, min(free)) * len(devices)
+    if (free := free_device_bytes([mesh])) is None:
+        raise EngineError(f"{devices[0]} does not say how much memory it has: give kv_cache_memory")
+    return free
+
+
+def usable_bytes(memory: int) -> int:
+    """Returns the bytes of a device's memory that weights, caches and a step's temporaries may take."""
+    return int(memory * ACCELERATOR_MEMORY_SHARE)
+
+
+def free_device_bytes(meshes: Sequence[jax.sharding.Mesh]) -> int | None:
+    """Returns the usable bytes free on this host's accelerators, as many on each; None if one does not report them."""
+    stats = [device.memory_stats() or {} for mesh in meshes for device in mesh.local_devices]
+    if any("bytes_limit" not in each for each in stats):
+        return None
+    least = min(usable_bytes(each["bytes_limit"]) - each.get("bytes_in_use", 0) for each in stats)
+    return max(0, least) * len(stats)
+
+
+def machine_memory() -> tuple[str, list[int]]:
+    """Returns the name of this machine's memory for models ("RAM" or "NVIDIA H100"), and the bytes of each device.
+
+    Devices of a CPU share the main memory equally.
+    """
+    devices = jax.local_devices()
+    if devices[0].platform == "cpu":
+        return "RAM", [host_bytes() // len(devices)] * len(devices)
+    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in devices]
+    return f"{len(devices)} x {devices[0].device_kind}", limits
 
 
 def cache_memory(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> int:

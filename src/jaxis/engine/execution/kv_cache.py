@@ -117,16 +117,19 @@ def holds(
     `units` is the result of `unit_bytes`. The configured limits of sequences and of their tokens are ignored.
     """
     per_block, per_slot = units
-    left = memory - num_seqs * per_slot
-    if left < 0:
-        return False
     config = dataclasses.replace(
         vllm_config,
         model_config=dataclasses.replace(vllm_config.model_config, max_model_len=num_tokens),
         scheduler_config=dataclasses.replace(vllm_config.scheduler_config, max_num_seqs=num_seqs),
     )
     block_size, step = config.cache_config.block_size, config.scheduler_config.max_num_batched_tokens
-    blocks = blocks_within(config, per_block, left, num_seqs * num_tokens)
+    try:
+        num_slots = num_state_slots(config, per_slot, memory, attends=bool(per_block))
+    except EngineError:
+        return False
+    if per_slot and num_slots < num_seqs:
+        return False
+    blocks = blocks_within(config, per_block, memory - num_slots * per_slot, num_seqs * num_tokens)
     return all(
         span.max_held_blocks(num_seqs, num_tokens, block_size, step) <= number for span, number in blocks.items()
     )

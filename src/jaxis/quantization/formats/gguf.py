@@ -20,6 +20,8 @@ from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays, float16_of, 
 _BYTES_AT_ONCE = 4 << 20
 _BYTE = (np.dtype(np.uint8),)
 _FLOAT32 = (np.dtype(np.float32),)
+# Any two are a finite float16, any one a scale of MXFP4; in no pattern that would make scales alike.
+_SAMPLE = tuple(1 + 37 * i % 112 for i in range(112))
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class GGUFFormat:
     has_scale: bool = False
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
-        specs = {"weight": TensorSpec(stored_shape(self.block_type, shape), _BYTE)}
+        specs = {"weight": TensorSpec(stored_shape(self.block_type, shape), _BYTE, sample=_SAMPLE)}
         return specs | {"scale": TensorSpec((), _FLOAT32, other_shapes=((1,),))} if self.has_scale else specs
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> WeightValue:

@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from jaxis.compilation.targets import Target
-from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.cache_memory import machine_memory, usable_bytes
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
-from jaxis.host.machine import free_host_bytes
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import DISTILLATION, ENGINE, GRPO, TrainConfig
@@ -93,11 +92,12 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
     micro_batch = _of_one_device(batch, base.devices.num_devices)
     places = {str(target): (_num_devices(target), target.accelerator.usable_bytes) for target in targets}
     if not places:
-        places = {"this machine": _this_machine()}
+        _, sizes = machine_memory()
+        places = {"this machine": (len(sizes), min(sizes))}
     memory = {}
     for name, (num_devices, there) in places.items():
         used = num_devices if config.fsdp.enable_fsdp else 1
-        memory[name] = (training_memory(config, base, micro_batch, used), int(there * ACCELERATOR_MEMORY_SHARE))
+        memory[name] = (training_memory(config, base, micro_batch, used), usable_bytes(there))
     return TrainingPlan(batch.ids.shape[2], micro_batch.ids.shape[1], memory)
 
 
@@ -112,9 +112,3 @@ def _num_devices(target: Target) -> int:
             f"--on {target}: a training is shared by the devices of one host, which has {target.devices_per_host}"
         )
     return target.num_devices
-
-
-def _this_machine() -> tuple[int, int]:
-    [device, *_] = devices = jax.local_devices()
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    return len(devices), limit or free_host_bytes() // len(devices)

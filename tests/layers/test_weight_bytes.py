@@ -3,21 +3,23 @@
 import dataclasses
 import itertools
 
+import gguf
 import jax
 import numpy as np
 import pytest
 
+from jaxis import LLM
 from jaxis.bringup.analyze.config import construct
 from jaxis.bringup.analyze.source import open_source
 from jaxis.layers.module import named_parameters
-from jaxis.layers.weight_bytes import weight_bytes
-from jaxis.models.model_loader import load_model
+from jaxis.layers.weight_bytes import stored_weights, weight_bytes
+from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.planning.layout import Layout
-from jaxis.planning.stored_weights import stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 from tests.support.block_checkpoints import write_fp8, write_mxfp4
+from tests.support.gguf_models import write_gguf
 from tests.support.plan_sources import published
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
@@ -36,7 +38,7 @@ def loaded_bytes(folder, rules=None):
 def told_bytes(folder, rules=None):
     source = open_source(folder)
     model = construct(source.config, source.config_path, rules, source.tensors).model
-    return {weight.name: weight.device_bytes for weight in stored_weights(model, Layout())}
+    return {weight.name: weight.device_bytes for weight in stored_weights(model)}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,26 @@ def test_every_parameter_is_as_large_as_when_it_is_loaded(checkpoint, tmp_path, 
     latent = family == "deepseek_v3"
     folder = write_checkpoint(tmp_path / "latent", family, **LATENT_SIZES) if latent else checkpoint(family)
     assert told_bytes(folder, rules()) == loaded_bytes(folder, rules())
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"), [("plain", None), ("plain", "int4"), ("Q5_0", None), ("Q5_0", "dequantize")]
+)
+def test_weights_are_as_large_as_in_an_engine(checkpoint, tmp_path, kind, quantization):
+    """Packed ones too, where native kernels run."""
+    model = checkpoint("qwen3")
+    if kind != "plain":
+        block_type = gguf.GGMLQuantizationType[kind]
+        write_gguf(
+            model,
+            model := tmp_path / "model.gguf",
+            quantize=lambda _, tensor: (
+                (gguf.quants.quantize(tensor, block_type), block_type) if tensor.ndim > 1 else None
+            ),
+        )
+    with LLM(model, quantization=quantization, max_num_seqs=1, max_model_len=64, show_progress=False) as llm:
+        abstract = construct_abstractly(llm.engine.vllm_config, check_config=False)
+        assert weight_bytes(abstract, float_bytes=4) == llm.weight_bytes
 
 
 def test_blocks_that_the_rows_do_not_fill_are_counted(checkpoint, tmp_path):
@@ -72,7 +94,7 @@ def test_mxfp4_experts_are_half_a_byte_and_their_scales(checkpoint, tmp_path):
 def test_devices_share_what_their_number_divides(checkpoint):
     source = open_source(checkpoint("qwen3"))
     model = construct(source.config, source.config_path).model
-    alone, shared = ({w.name: w for w in stored_weights(model, Layout(n))} for n in (1, 4))
+    alone, shared = ({w.name: w for w in stored_weights(model, Layout(n).mesh())} for n in (1, 4))
     size = np.dtype(np.float32).itemsize
     assert alone["model.layers.0.self_attn.q_proj.weight"].device_bytes == 8 * 16 * 64 * size
     assert shared["model.layers.0.self_attn.q_proj.weight"].device_bytes == 8 * 16 * 64 * size // 4
@@ -89,7 +111,7 @@ def test_devices_share_tables_whose_rows_their_number_does_not_divide(checkpoint
     def told(vocab_size):
         rules = None if quantization is None else RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
         model = construct({**source.config, "vocab_size": vocab_size}, source.config_path, rules).model
-        return stored_weights(model, layout), weight_bytes(model, 4, layout.mesh())
+        return stored_weights(model, layout.mesh()), weight_bytes(model, layout.mesh())
 
     assert told(515) == told(516)
     [table] = [weight for weight in told(513)[0] if weight.name == "model.embed_tokens.weight"]
@@ -106,7 +128,7 @@ def test_devices_hold_whole_key_value_heads(name, num_devices, projection, heads
     """4 heads on 8 devices and on 4; 40 query heads and 10 of keys and of values in one matrix, on 20."""
     source = published(name)
     model = construct(source.config, source.config_path).model
-    sizes = {weight.name: weight for weight in stored_weights(model, Layout(num_devices))}
+    sizes = {weight.name: weight for weight in stored_weights(model, Layout(num_devices).mesh())}
     held = sizes[f"model.layers.0.self_attn.{projection}.weight"]
     elements = heads * 128 * source.config["hidden_size"]
     assert (held.device_elements, held.device_bytes) == (elements, 2 * elements), "in bfloat16"
