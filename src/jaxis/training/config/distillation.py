@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, number, text, whole
 
 TEACHER_PROMPT = "{prompt}\n\n{privileged_context}"
 
@@ -27,13 +27,13 @@ class DistillationParams(ParameterGroup):
       log_completions: True to write every sampled answer to answers.jsonl.
     """
 
-    teacher_model_name_or_path: str | None = None
-    teacher_model_revision: str | None = None
-    lmbda: float = 1.0
-    beta: float = 1.0
-    temperature: float = 1.0
-    max_completion_length: int = 512
-    teacher_prompt_template: str | None = None
+    teacher_model_name_or_path: str | None = text(None, "a folder or a Hub id")
+    teacher_model_revision: str | None = text(None, "a branch, tag or commit")
+    lmbda: float = number(1.0, 0, 1)
+    beta: float = number(1.0, 0, 1)
+    temperature: float = number(1.0, 1e-3)
+    max_completion_length: int = whole(512, 1)
+    teacher_prompt_template: str | None = text(None, "a string")
     log_completions: bool = False
 
     @classmethod
@@ -42,13 +42,6 @@ class DistillationParams(ParameterGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("teacher_model_name_or_path", str, "a folder or a Hub id", optional=True)
-        self.check("teacher_model_revision", str, "a branch, tag or commit", optional=True)
-        self.check_number("lmbda", 0, 1)
-        self.check_number("beta", 0, 1)
-        self.check_number("temperature", 1e-3)
-        self.check_number("max_completion_length", 1, whole=True)
-        self.check("teacher_prompt_template", str, "a string", optional=True)
         if "{prompt}" not in (self.teacher_prompt_template or TEACHER_PROMPT):
             self.refuse("teacher_prompt_template", "it must have {prompt}, where the student's prompt stands")
         self.check("log_completions", bool, "true or false")
