@@ -24,6 +24,15 @@ ASKED, ANSWERED = {"role": "user", "content": "a"}, {"role": "assistant", "conte
         ({"messages": [ASKED, ANSWERED], "source": "web"}, Dialogue([ASKED, ANSWERED])),
         ({"messages": [ASKED, ANSWERED], "tools": [TOOL]}, Dialogue([ASKED, ANSWERED], [TOOL])),
         ({"conversation": {"messages": [ASKED, ANSWERED]}}, Dialogue([ASKED, ANSWERED])),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "c"},
+            Dialogue([{"role": "system", "content": "c"}, ASKED, ANSWERED]),
+        ),
+        ({"conversations": [ASKED, ANSWERED]}, Dialogue([ASKED, ANSWERED])),
+        (
+            {"messages": [ASKED, {**ANSWERED, "weight": 0}, ASKED, {**ANSWERED, "weight": 1}]},
+            Dialogue([ASKED, ANSWERED, ASKED, ANSWERED], skipped=frozenset({1})),
+        ),
         ({"prompt": "a", "completion": "b"}, Text("a", "b")),
         ({"prompt": [ASKED], "completion": [ANSWERED]}, Dialogue([ASKED, ANSWERED], None, 1)),
         ({"instruction": "a", "input": "", "output": "b"}, Dialogue([ASKED, ANSWERED])),
@@ -49,6 +58,9 @@ def test_every_shape_of_a_row_is_read(row, expected):
         ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of the assistant"),
         ('{"messages": [{"role": "robot", "content": "a"}]}', "role='robot'"),
         ('{"question": "a", "answer": "b"}', "has the keys 'answer', 'question'; expected messages;"),
+        ('{"conversations": [{"from": "cat", "value": "a"}]}', r"conversations\[0\] needs .*, not 'cat'"),
+        ('{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}', "has no message of the assistant"),
+        ('{"messages": [{"role": "user", "content": "a", "weight": 1}]}', r"messages\[0\].weight=1 must be 0 or 1"),
         ('{"text": ""}', "text is empty"),
         ('{"text": 3}', "text must be a string"),
         ("[1]", "not a JSON object"),
@@ -101,6 +113,20 @@ def test_each_answer_and_the_token_that_ends_it_are_learned(tokenizer):
     assert learned_texts(tokenizer, messages, CHATML, "final_assistant_turn") == [
         f"{begin}user\none{end}\n{begin}assistant\ntwo{end}\n{begin}user\nthree{end}\n{begin}assistant\n«four{end}»"
     ]
+
+
+def test_an_answer_that_begins_a_conversation_is_learned_and_one_of_weight_0_is_not(tokenizer):
+    messages = [ANSWERED, ASKED, ANSWERED, ASKED, ANSWERED]
+    row = read_content({"messages": [ANSWERED, ASKED, {**ANSWERED, "weight": 0}, ASKED, {**ANSWERED, "weight": 1}]})
+    assert isinstance(row, Dialogue)
+    begin, end = "<|im_start|>", "<|im_end|>"
+    skipped, asked = f"{begin}assistant\nb{end}\n", f"{begin}user\na{end}\n"
+    answer = f"{begin}assistant\n«b{end}»"
+    assert learned_texts(tokenizer, messages[:1], CHATML) == [answer]
+    variables = {"chat_template": CHATML, "bos_token": "<|endoftext|>", "eos_token": end}
+    encoder = ExampleEncoder(tokenizer, variables, "all_assistant_turns", 4096)
+    [example] = encoder.encode([DataRow(row, "row")]).examples
+    assert shown(example, tokenizer) == f"{answer}\n{asked}{skipped}{asked}{answer}"
 
 
 def test_a_template_that_changes_earlier_turns_makes_an_example_of_each(tokenizer):

@@ -156,7 +156,12 @@ def test_a_block_that_changes_its_text_is_refused(tokenizers):
 @pytest.mark.parametrize(
     ("template", "messages", "tools", "named"),
     [
-        (AGENT_TEMPLATES["chatml"], [answer("hello"), user("one"), answer("two")], None, "begins with an answer"),
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}",
+            [answer("hello"), user("one"), answer("two")],
+            None,
+            "begins with an answer",
+        ),
         # What it writes of tools comes after all messages.
         (LLAMA31_LIKE, [user("one"), answer("two")], [TOOL], r"what is learned of messages\[1\] is undefined"),
         (

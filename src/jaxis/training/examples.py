@@ -153,6 +153,7 @@ class ExampleEncoder:
             content.messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=content.tools
         )
         turns = [i for i, m in enumerate(messages) if i >= content.first and m["role"] == Role.ASSISTANT]
+        turns = [i for i in turns if i not in content.skipped]
         ids: list[int] = []
         spans: list[Span] = []
         for turn in turns[-1:] if self._target == FINAL_TURN else turns:

@@ -19,9 +19,17 @@ from jaxis.training.config import DatasetParams
 
 _KEYS = {
     *("messages", "tools", "conversation", "prompt", "completion", "instruction", "input", "output", "system", "text"),
-    *("chosen", "rejected"),
+    *("chosen", "rejected", "conversations"),
 }
-_SHAPES = "messages; conversation; prompt and completion; instruction and output; text; chosen and rejected"
+_SENDERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+_SHAPES = (
+    "messages; conversation; conversations; prompt and completion; instruction and output; text; chosen and rejected"
+)
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,13 @@ class Dialogue:
       messages: Messages, as chat templates take them.
       tools: JSON schemas of functions that the model may call; None: none.
       first: Index of the first message that may be learned.
+      skipped: Indices of the assistant's messages that are not learned.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     first: int = 0
+    skipped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -122,12 +132,50 @@ def _dialogue(messages: object, tools: object, first: int = 0) -> Dialogue:
             tools = json.loads(tools)
         except ValueError:
             raise RequestError("tools is a string that is not JSON") from None
+    messages, skipped = _without_weights(messages)
     conversation = Conversation.from_dict({"messages": messages, "tools": tools or None})
     if any(message.has_images for message in conversation.messages):
         raise RequestError("has an image: only text is learned")
-    if not any(message.role == Role.ASSISTANT for message in conversation.messages[first:]):
+    answers = {i for i, each in enumerate(conversation.messages) if i >= first and each.role == Role.ASSISTANT}
+    if not answers - skipped:
         raise RequestError("has no message of the assistant to learn")
-    return Dialogue([message.for_template() for message in conversation.messages], conversation.tools, first)
+    return Dialogue([message.for_template() for message in conversation.messages], conversation.tools, first, skipped)
+
+
+def _without_weights(messages: object) -> tuple[object, frozenset[int]]:
+    """Returns messages without OpenAI's `weight`, and the indices of those whose weight is 0."""
+    if not isinstance(messages, list):
+        return messages, frozenset()
+    found, skipped = [], set[int]()
+    for i, message in enumerate(messages):
+        if isinstance(message, Mapping) and (weight := message.get("weight")) is not None:
+            if isinstance(weight, bool) or weight not in (0, 1) or message.get("role") != Role.ASSISTANT:
+                raise RequestError(f"messages[{i}].weight={weight!r} must be 0 or 1, of a message of the assistant")
+            skipped |= set() if weight else {i}
+            message = {key: value for key, value in message.items() if key != "weight"}
+        found.append(message)
+    return found, frozenset(skipped)
+
+
+def _conversations(row: Mapping[str, Any]) -> Dialogue:
+    """Reads ShareGPT's turns {"from", "value"}; those with {"role", "content"} are messages."""
+    turns = row["conversations"]
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
+        raise RequestError('conversations must be a list of {"from", "value"}')
+    messages: list[Mapping[str, Any]] = []
+    for i, turn in enumerate(turns):
+        if "role" in turn:
+            messages.append(turn)
+        elif (sender := turn.get("from")) not in _SENDERS or not isinstance(turn.get("value"), str):
+            raise RequestError(
+                f'conversations[{i}] needs "value", a string, and "from", one of {", ".join(_SENDERS)}, not {sender!r}'
+            )
+        else:
+            weight = {} if turn.get("weight") is None else {"weight": turn["weight"]}
+            messages.append({"role": _SENDERS[sender], "content": turn["value"], **weight})
+    if system := _string(row, "system"):
+        messages.insert(0, {"role": "system", "content": system})
+    return _dialogue(messages, row.get("tools"))
 
 
 def _conversation(row: Mapping[str, Any]) -> Dialogue:
@@ -192,6 +240,7 @@ _READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Content]], 
     (("chosen", "rejected"), _preference),
     (("messages",), lambda row: _dialogue(row["messages"], row.get("tools"))),
     (("conversation",), _conversation),
+    (("conversations",), _conversations),
     (("prompt", "completion"), _completion),
     (("instruction", "output"), _instruction),
     (("text",), _text),

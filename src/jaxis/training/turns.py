@@ -65,7 +65,7 @@ class TurnEncoder:
         """
         source = self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
         whole, last = self._render(messages, tools, opens=False), f"messages[{len(messages) - 1}]"
-        prompt = self._render(messages[:-1], tools, opens=True) if len(messages) > 1 else ""
+        prompt = self._prompt(messages, tools, whole)
         if _TAG.search(source) is not None:
             return self._tagged(messages, tools, whole, prompt)
         if not prompt:
@@ -87,6 +87,19 @@ class TurnEncoder:
         start = next((i for i, (a, b) in enumerate(zip(prompt_ids, ids, strict=False)) if a != b), len(ids))
         end, is_endless = self._end_of_turn(ids, start)
         return LearnedTurn(ids[:end], [(start, end)], is_unlike=True, is_endless=is_endless)
+
+    def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str) -> str:
+        """Returns the text that a turn answers.
+
+        Before the first turn, it ends with the template's opening of an answer; "" if that is not once in the turn.
+        """
+        if len(messages) > 1:
+            return self._render(messages[:-1], tools, opens=True)
+        opened = self._render(messages, tools, opens=True)
+        opening = opened.removeprefix(whole)
+        if opening in ("", opened) or whole.count(opening) != 1:
+            return ""
+        return whole[: whole.index(opening) + len(opening)]
 
     def _tagged(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str, prompt: str) -> LearnedTurn:
         """Returns the turn with the learned spans of its generation blocks."""
