@@ -106,5 +106,6 @@ def test_every_distribution_of_an_extra_is_looked_for():
         assert wanted - {"uvloop", "pydantic"} <= found, extra
 
 
-def test_all_is_every_extra_of_the_list_but_ray_which_is_heavy():
-    assert PROJECT["optional-dependencies"]["all"] == [f"jaxis[{','.join(name for name in EXTRAS if name != 'ray')}]"]
+def test_all_is_every_extra_of_the_list_but_ray_which_is_heavy_and_wandb_which_is_a_service():
+    names = [name for name in EXTRAS if name not in ("ray", "wandb")]
+    assert PROJECT["optional-dependencies"]["all"] == [f"jaxis[{','.join(names)}]"]
