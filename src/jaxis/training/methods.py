@@ -1,4 +1,4 @@
-"""The data and the objective of each trainer type."""
+"""The methods of training, one for each trainer type: where its batches come from, and its objective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import BatchSource, GivenBatches
-from jaxis.training.config import DISTILLATION, TrainConfig, TrainingParams
+from jaxis.training.config import DISTILLATION, TrainConfig
 from jaxis.training.config import DPO as DPO_TYPE
 from jaxis.training.config import GRPO as GRPO_TYPE
 from jaxis.training.config import SFT as SFT_TYPE
@@ -41,48 +41,57 @@ class TrainingData:
     notes: Sequence[str]
 
 
-def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
-    """Reads the files of a run and checks all of their data rows.
+@dataclass(frozen=True)
+class Method:
+    """A method of training.
 
-    Raises ConfigError, which names the file and line, if a file cannot be read, or a data row cannot be learned.
+    Attributes:
+      objective: Makes the objective, which may load weights of its own that a step must find in `frozen`.
+      data: Reads the files of a run and checks all of their data rows.
+      validation: Reads the files of held-out rows.
+
+    The last two raise ConfigError, which names the file and line, if a file cannot be read, or a row cannot be learned.
     """
-    if config.training.trainer_type == GRPO_TYPE:
-        rollouts, digests = load_rollouts(config, base)
-        return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
-    if config.training.trainer_type == DISTILLATION:
-        source, split = load_distillation(config, base)
-    else:
-        split = load_split(config, config.data.train, base)
-        source = GivenBatches(split)
-    return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
+
+    objective: Callable[[TrainConfig, BaseModel, ProgressDisplay], tuple[Objective, Values]]
+    data: Callable[[TrainConfig, BaseModel], TrainingData]
+    validation: Callable[[TrainConfig, BaseModel], Split]
 
 
-def load_validation(config: TrainConfig, base: BaseModel) -> Split:
-    """Reads the files of held-out rows; raises ConfigError as `load_data` does."""
-    if config.training.trainer_type == DISTILLATION:
-        return load_held_out(config, base)
+def method_of(config: TrainConfig) -> Method:
+    return METHODS[config.training.trainer_type]
+
+
+def _given(config: TrainConfig, base: BaseModel) -> TrainingData:
+    split = load_split(config, config.data.train, base)
+    return _data(GivenBatches(split), split)
+
+
+def _held_out(config: TrainConfig, base: BaseModel) -> Split:
     return load_split(config, config.data.validation, base, is_validation=True)
 
 
-def load_objective(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> tuple[Objective, Values]:
-    """Returns the objective, and weights of its own that a step must find in `frozen`."""
-    if config.training.trainer_type == DISTILLATION:
-        return distillation_of(config, base, progress)
-    return make_objective(config.training), {}
+def _sampled(config: TrainConfig, base: BaseModel) -> TrainingData:
+    rollouts, digests = load_rollouts(config, base)
+    return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
 
 
-def make_objective(params: TrainingParams) -> Objective:
-    """Returns an objective that has no weights of its own."""
-    return _OBJECTIVES[params.trainer_type](params)
+def _distilled(config: TrainConfig, base: BaseModel) -> TrainingData:
+    return _data(*load_distillation(config, base))
 
 
-def _dpo(params: TrainingParams) -> DPO:
+def _data(source: BatchSource, split: Split) -> TrainingData:
+    return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
+
+
+def _dpo(config: TrainConfig) -> DPO:
     names = {field.name for field in dataclasses.fields(DPO)}
-    return DPO(**{name: value for name, value in params.trainer_kwargs.items() if name in names})
+    return DPO(**{name: value for name, value in config.training.trainer_kwargs.items() if name in names})
 
 
-_OBJECTIVES: dict[str, Callable[[TrainingParams], Objective]] = {
-    SFT_TYPE: lambda _: CrossEntropy(),
-    DPO_TYPE: _dpo,
-    GRPO_TYPE: grpo_of,
+METHODS: Mapping[str, Method] = {
+    SFT_TYPE: Method(lambda *_: (CrossEntropy(), {}), _given, _held_out),
+    DPO_TYPE: Method(lambda config, *_: (_dpo(config), {}), _given, _held_out),
+    GRPO_TYPE: Method(lambda config, *_: (grpo_of(config.training), {}), _sampled, _held_out),
+    DISTILLATION: Method(distillation_of, _distilled, load_held_out),
 }

@@ -21,7 +21,7 @@ from jaxis.training.evaluation import AnswerScores, BestStep, HeldOutEvaluation
 from jaxis.training.export import placed_into
 from jaxis.training.forward_pass import choose_forward_pass
 from jaxis.training.loop import TrainingLoop
-from jaxis.training.methods import TrainingData, load_data, load_objective, load_validation
+from jaxis.training.methods import TrainingData, method_of
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.resume import Checkpoints, find_resumed, settings_of
 from jaxis.training.run_log import RunLog
@@ -70,10 +70,10 @@ class Trainer:
         if said is not None:
             note(said)
         self._config = config
-        self.data: TrainingData = load_data(config, self.base)
+        self.data: TrainingData = method_of(config).data(config, self.base)
         self.validation: Split | None = None
         if config.training.eval_strategy != "no":
-            self.validation = load_validation(config, self.base)
+            self.validation = method_of(config).validation(config, self.base)
         for line in self.data.notes:
             note(line)
         self._num_steps = num_steps(config, self.data.source.steps_per_epoch)
@@ -95,7 +95,7 @@ class Trainer:
                 open_parts.callback(scores.close)
             limit = product_rate(self.base.compute_dtype, self.base.devices.num_devices)  # before the weights are there
             model = make_trainable(self._config, self.base, progress)
-            objective, weights = load_objective(self._config, self.base, progress)
+            objective, weights = method_of(self._config).objective(self._config, self.base, progress)
             model.frozen = {**model.frozen, **weights}
             schedule = make_schedule(params, total)
             evaluation = HeldOutEvaluation(

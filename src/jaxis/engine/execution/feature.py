@@ -57,8 +57,8 @@ class RequestFeature:
       places: Places that its sequences need to run.
       observer: Room whose module `observer` observes the model for it (see `ForwardKey`); "" for none.
       extends_prompts: True if prompts may have more than text.
-      calls: Functions for the server's process, by name.
-      facts: Facts for the server's process, which MessagePack has; None for none.
+      calls: Functions that clients of the engine can call, by name.
+      facts: Facts that clients of the engine are told, of types that MessagePack has; None: none.
       needs_memory: Reason why the device's memory cannot be freed for a while; "" if it can.
     """
 

@@ -49,12 +49,12 @@ class RequestFeatures:
 
     @property
     def calls(self) -> Calls:
-        """Functions for the server's process, by name."""
+        """Functions that clients of the engine can call, by name."""
         return {name: call for feature in self._features for name, call in feature.calls.items()}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts for the server's process, by the names of the features."""
+        """Facts that clients of the engine are told by each feature, by its name: loaded adapters, limits of images."""
         return {feature.name: feature.facts for feature in self._features if feature.facts is not None}
 
     def parts(self, entries: Iterable[ScheduledSequence]) -> StepParts:

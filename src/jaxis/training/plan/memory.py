@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import named_modules
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.models.common.decoder import CausalLM
@@ -30,7 +31,7 @@ from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.forward_pass import PlainPass
 from jaxis.training.functional_model import Values, is_float, values_of
-from jaxis.training.methods import make_objective
+from jaxis.training.methods import method_of
 from jaxis.training.objectives import CHUNK_TOKENS, make_forward
 from jaxis.training.optimizer import make_optimizer
 from jaxis.training.sharding import shared_axis
@@ -119,7 +120,7 @@ class _Parts:
     """
 
     def __init__(self, config: TrainConfig, base: BaseModel) -> None:
-        self._config, self._dtype = config, base.compute_dtype
+        self._config, self._base, self._dtype = config, base, base.compute_dtype
         model = base.abstract()
         values = values_of(model)
         adapters: AdaptedLayers | None = None
@@ -150,7 +151,7 @@ class _Parts:
     def residual_bytes(self, batch: TrainingBatch, *, recompute: bool) -> int:
         """Returns the bytes that a micro-batch keeps for its derivatives, besides weights."""
         forward = make_forward(self.model, lambda values, _: self._pass.bind(values), recompute=recompute)
-        objective = make_objective(self._config.training)
+        objective, _ = method_of(self._config).objective(self._config, self._base, ProgressDisplay(enabled=False))
         micro_batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)
 
         def derive(trained: Trained, frozen: Values, micro_batch: TrainingBatch) -> Any:
