@@ -203,7 +203,6 @@ def assert_same(run, alone):
         assert found["logprobs"] == alone[prompt]["logprobs"], f"prompt {prompt}"
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "kind", ["together", "prefix cache hit", "beside others", "chunks of 8", "chunks of 23", "preempted"]
 )

@@ -52,8 +52,8 @@ def print_placed(folder, stages, tensor):
     ("family", "config"),
     [
         ("llama", {"num_hidden_layers": 3, "tie_word_embeddings": True}),
-        pytest.param("llama", {"num_hidden_layers": 5}, marks=pytest.mark.slow),
-        pytest.param("qwen3_5_text", DELTA_NET_SIZES, marks=pytest.mark.slow),
+        ("llama", {"num_hidden_layers": 5}),
+        ("qwen3_5_text", DELTA_NET_SIZES),
     ],
 )
 def test_devices_hold_what_the_engine_places_there(tmp_path, family, config):

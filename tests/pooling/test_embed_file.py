@@ -138,7 +138,7 @@ def kept_rows(output):
     return [int(line.split()[1]) for line in data.split(b"\n")[:-1]]
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [1, 3])
 def test_kills_change_nothing_and_what_changed_is_refused(folder, expected, tmp_path, num_kills):
     source, output, log = write(tmp_path / "in.jsonl", rows()), tmp_path / "out.npy", tmp_path / "log"
     command = [sys.executable, "-c", COMMAND, str(log), "embed", str(folder), str(source), "-o", str(output), *STEPS]

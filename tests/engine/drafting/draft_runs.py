@@ -39,10 +39,10 @@ def _write_prediction(name: str, num_layers: int = 1, **changes: int) -> Callabl
 
 # Heads of 32 are of a size that the native kernels take.
 MODELS: dict[str, Callable[[Path], Path]] = {
-    "grouped": _write_prediction("GLM-4.5 MoE", head_dim=32),
-    "latent": _write_prediction("DeepSeek V3"),
     # Of several layers, the first one drafts.
     "several": _write_prediction("GLM-4.5 MoE", 3, head_dim=32),
+    "grouped": _write_prediction("GLM-4.5 MoE", head_dim=32),
+    "latent": _write_prediction("DeepSeek V3"),
     "step": lambda folder: write_chain_checkpoint(folder, "Step 3.5", head_dim=32),
     "mimo": lambda folder: write_chain_checkpoint(folder, "MiMo V2 Flash", head_dim=32, v_head_dim=32),
     # One block of attention and experts, behind layers with states.

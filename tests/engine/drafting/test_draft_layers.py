@@ -11,27 +11,14 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.mesh import make_mesh
-from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run
+from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, MODELS, NUM_DRAFTS, make_runner, run
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
-# Of grouped and eagle3, test_steps_ahead.py compares drafts; of recurrent, the test after wrong ones does.
-QUICK = (("several", 7), ("step", 7), ("draft_model", 7))
-KINDS = (
-    *("grouped", "latent", "indexed", "several", "step", "mimo", "two layers", "windows"),
-    *("recurrent", "eagle3", "draft_model"),
-)
 
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(
-    ("kind", "chunk"),
-    [
-        pytest.param(kind, chunk, marks=() if (kind, chunk) in QUICK else pytest.mark.slow)
-        for kind in KINDS
-        for chunk in (1, 7, 64)
-    ],
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("chunk", [7, 1, 64])
+@pytest.mark.parametrize("kind", MODELS)
 def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
     runner = make_runner(folders(kind), max_num_batched_tokens=chunk)
     sequences, drafts = run(runner, [prompt(20), prompt(33), prompt(5)], num_tokens=16)
@@ -43,13 +30,7 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
     runner.close()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "recurrent",
-        *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "recurrent"],
-    ],
-)
+@pytest.mark.parametrize("kind", MODELS)
 def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
     runner = make_runner(folders(kind), max_num_batched_tokens=16)
     prompts = [prompt(20), prompt(33), prompt(5)]

@@ -28,16 +28,8 @@ def speculative(folders, kind):
 @pytest.mark.parametrize(
     ("kind", "quantization"),
     [
-        ("eagle3", "int8"),
-        *[
-            pytest.param("eagle3", None, marks=pytest.mark.slow),
-            pytest.param("grouped", "int8", marks=pytest.mark.slow),
-        ],
-        *[
-            pytest.param("latent", "int4", marks=pytest.mark.slow),
-            pytest.param("grouped", None, marks=pytest.mark.slow),
-        ],
-        pytest.param("draft_model", "int8", marks=pytest.mark.slow),
+        *[("eagle3", "int8"), ("eagle3", None), ("grouped", "int8"), ("grouped", None)],
+        *[("latent", "int4"), ("draft_model", "int8")],
     ],
 )
 def test_answers_stay_and_drafts_are_made(folders, kind, quantization):

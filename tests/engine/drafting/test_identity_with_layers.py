@@ -8,7 +8,7 @@ from jaxis import SamplingParams
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.engine import LLMEngine
-from tests.engine.drafting.draft_runs import make_runner
+from tests.engine.drafting.draft_runs import MODELS, make_runner
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import family, write_last_token_checkpoint
@@ -37,19 +37,7 @@ def answers(engine):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("step", "recurrent"),
-        # Of grouped and eagle3, test_steps_ahead.py compares answers, too.
-        *[
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in (
-                *("grouped", "latent", "indexed", "several", "mimo", "two layers", "windows", "eagle3", "draft_model"),
-            )
-        ],
-    ],
-)
+@pytest.mark.parametrize("kind", MODELS)
 def test_drafts_of_layers_change_no_answer(folders, kind):
     runner = make_runner(folders(kind), max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.programs, tokenizer=None, eos_token_ids=frozenset({7}))

@@ -135,7 +135,7 @@ def test_streamed_several_tokens_at_a_time(llm, plain, known):
     assert len(parts) < NUM_TOKENS / 3
 
 
-@pytest.mark.parametrize("block_size", [16, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block_size", [16, 1])
 def test_a_window_shorter_than_the_drafts(block_size):
     folder = checkpoint_folder(family("Mistral, window", sliding_window=4))
     prompts = [{"prompt_token_ids": list(range(1, 1 + n))} for n in (2, 23)]

@@ -77,14 +77,8 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_blocks"),
-    [
-        *[("grouped", 9), ("eagle3", None)],
-        *[pytest.param(kind, None, marks=pytest.mark.slow) for kind in KINDS if kind != "eagle3"],
-        *[pytest.param(kind, 9, marks=pytest.mark.slow) for kind in KINDS if kind != "grouped"],
-    ],
-)
+@pytest.mark.parametrize("num_blocks", [9, None])
+@pytest.mark.parametrize("kind", KINDS)
 def test_steps_that_are_dispatched_ahead_change_no_draft_and_no_answer(folders, kind, num_blocks):
     runner = make_runner(folders(kind), max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.programs, tokenizer=None, eos_token_ids=frozenset())

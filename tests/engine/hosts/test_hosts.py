@@ -27,10 +27,7 @@ def group(scenario, model, num_hosts, num_devices, port):
 @pytest.mark.parametrize(
     ("scenario", "num_hosts", "num_devices"),
     [
-        ("short", 2, 1),
-        pytest.param("all", 2, 1, marks=pytest.mark.slow),
-        pytest.param("all", 2, 2, marks=pytest.mark.slow),
-        pytest.param("all", 4, 1, marks=pytest.mark.slow),
+        *[("short", 2, 1), ("all", 2, 1), ("all", 2, 2), ("all", 4, 1)],
     ],
 )
 def test_several_hosts_answer_as_one_does(checkpoint, scenario, num_hosts, num_devices):
