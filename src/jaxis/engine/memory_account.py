@@ -65,6 +65,7 @@ class Width:
         """`model` is the whole model if it is already constructed."""
         self.quantization, self.vllm_config, self.name, self.float_bytes = quantization, vllm_config, name, float_bytes
         self._models = {} if model is None else {WHOLE: model}
+        self._specs: dict[Stage, list[CacheSpec | StateCacheSpec]] = {}
         self._weights: dict[tuple[Stage, tuple[int, ...], bool], list[StoredWeight]] = {}
 
     def model(self, stage: Stage = WHOLE) -> JaxModule:
@@ -74,9 +75,12 @@ class Width:
         return self._models[stage]
 
     def cache_specs(self, stage: Stage = WHOLE) -> list[CacheSpec | StateCacheSpec]:
-        if stage.num_stages > 1:  # in which no layer may have one
-            return own_cache_specs(self.model(stage))
-        return cache_specs(self.model(stage), self.vllm_config)
+        if stage not in self._specs:
+            model = self.model(stage)
+            # In a part of the model, no layer may have a cache.
+            is_part = stage.num_stages > 1
+            self._specs[stage] = own_cache_specs(model) if is_part else cache_specs(model, self.vllm_config)
+        return self._specs[stage]
 
     def weights_on(
         self, mesh: Mesh | AbstractMesh, stage: Stage = WHOLE, *, spreads_experts: bool = False

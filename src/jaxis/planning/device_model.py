@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -252,6 +253,7 @@ def _layers_per_cache(model: JaxModule, num_caches: int) -> list[int]:
     return [uses[entry] for entry in range(num_caches)]
 
 
+@functools.lru_cache(maxsize=8)
 def _num_feed_forwards(model: JaxModule) -> int:
     """Counts the layers with a feed-forward block: a dense one, experts, or both."""
     blocks = [name for name, module in named_modules(model) if isinstance(module, _FEED_FORWARDS)]
