@@ -28,7 +28,7 @@ TEXTS = [
     "words " * 200,
 ]
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("serving", "structured-output", "embeddings", "faults", "monitoring", "adapters")
+PAGES = ("serving", "structured-output", "embeddings", "sampling", "operations", "adapters")
 LONGEST = 256
 
 
