@@ -119,7 +119,7 @@ def teacher(tmp_path_factory):
 
 @needs_kernels
 @pytest.mark.production_xla
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("beta", [0.5, 0.0, 1.0])
 @pytest.mark.parametrize("peft", [{"lora_r": 4, "lora_dropout": 0.0}, None], ids=["adapters", "all weights"])
 @pytest.mark.parametrize("forward_pass", ["plain", "engine"])
