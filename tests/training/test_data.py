@@ -1,17 +1,22 @@
 """Rows, masks, packs and batches, as pure functions."""
 
+import csv
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from jaxis.errors import ConfigError
+from jaxis.host import extras
 from jaxis.training.batches import Batches, BatchShape, Mixture, pack
 from jaxis.training.config import DatasetParams
 from jaxis.training.examples import Example, ExampleEncoder, shown
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, read_content, read_rows
-from tests.support.training import dialogue
+from tests.support.training import dialogue, write_rows
 
 CALL = {"id": "abcde1234", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -75,6 +80,68 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, named):
         read_rows(DatasetParams(dataset_path=str(path)), 0)
     assert f"{path}, line 3: " in str(caught.value)
     assert "(and 1 more such rows)" in str(caught.value)
+
+
+def columns_and_texts(path):
+    rows, digests = read_rows(DatasetParams(dataset_path=str(path)), 0)
+    return [(row.content, dict(row.columns)) for row in rows], [row.where for row in rows], digests
+
+
+def test_csv_and_parquet_have_the_rows_of_jsonl(tmp_path):
+    plain = [{"prompt": 'a, "b"\nc', "completion": "é", "topic": "x"}, {"prompt": "d", "completion": "e"}]
+    chat = [{**dialogue("a", "b"), "topic": "x"}, {"messages": [ASKED, {**ANSWERED, "tool_calls": [CALL]}]}]
+    for name, rows in (("plain", plain), ("chat", chat)):
+        expected, _, _ = columns_and_texts(write_rows(tmp_path / f"{name}.jsonl", rows))
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet", row_group_size=1)
+        found, where, _ = columns_and_texts(tmp_path / f"{name}.parquet")
+        assert found == expected
+        assert where == [f"{tmp_path}/{name}.parquet, row {i}" for i in (1, 2)]
+    with (tmp_path / "plain.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, list(plain[0]))
+        writer.writeheader()
+        writer.writerows(plain)
+    found, where, _ = columns_and_texts(tmp_path / "plain.csv")
+    assert found == columns_and_texts(tmp_path / "plain.jsonl")[0]
+    assert where == [f"{tmp_path}/plain.csv, row {i}" for i in (1, 2)]
+
+
+def test_a_folder_is_its_files_by_name_each_with_a_digest(tmp_path):
+    (tmp_path / "README.md").write_text("a card")
+    for i, text in enumerate("ba"):
+        parquet.write_table(pyarrow.Table.from_pylist([{"text": text}]), tmp_path / f"{i}.parquet")
+    write_rows(tmp_path / "2.jsonl", [{"text": "c"}])
+    found, _, digests = columns_and_texts(tmp_path)
+    assert [content.completion for content, _ in found] == ["b", "a", "c"]
+    assert [Path(path).name for path in digests] == ["0.parquet", "1.parquet", "2.jsonl"]
+    write_rows(tmp_path / "2.jsonl", [{"text": "d"}])
+    changed = columns_and_texts(tmp_path)[2]
+    assert [changed[path] == digests[path] for path in digests] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.parquet", b"not parquet", r"a\.parquet is not parquet that can be read: "),
+        ("a.csv", b"text\n\xff\n", r"a\.csv is not CSV in UTF-8: "),
+        ("a.csv", b"prompt,completion\na,b\na\n", r"a\.csv, row 2: has another number of cells than the 2 names"),
+        ("a.csv", b"question,answer\na,b\n", r"a\.csv, row 1: has the keys 'answer', 'question'; expected"),
+        ("a.csv", b"text\n", "a.csv has no rows"),
+        ("folder/a.txt", b"a", r"folder has no data files"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, named):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=named) as caught:
+        read_rows(DatasetParams(dataset_path=str(path if path.parent == tmp_path else path.parent)), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(extras, "_is_installed", lambda _: False)
+    with pytest.raises(ConfigError, match=r"a\.parquet needs pyarrow: pip install 'jaxis\[parquet\]'"):
+        read_rows(DatasetParams(dataset_path=str(tmp_path / "a.parquet")), 0)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ EXTRAS = {
     "orbax": ("orbax.checkpoint", "tensorstore"),
     "gguf": ("gguf",),
     "kv-events": ("msgspec", "zmq"),
+    "parquet": ("pyarrow",),
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),
     "vision": ("PIL",),

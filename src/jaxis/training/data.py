@@ -54,7 +54,7 @@ def load_split(
 
     For validation, batches have one micro-batch, in the order of the files. `prepare` is applied to each raw row;
     `encoder` is by default an `ExampleEncoder`. Raises ConfigError, which names the file
-    and line, if a file cannot be read, or a data row cannot be learned.
+    and row, if a file cannot be read, or a data row cannot be learned.
     """
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:
@@ -67,11 +67,12 @@ def load_split(
     encoded, sizes = Encoded([]), []
     for dataset in split.datasets:
         seed = next(s for s in (dataset.seed, split.seed, training.data_seed) if s is not None)
-        of_file, digests[str(dataset.path)] = read_rows(dataset, seed, prepare)
-        check_kind(of_file, training.trainer_type, wants_pairs=wants_pairs)
-        rows += of_file
+        found, of_files = read_rows(dataset, seed, prepare)
+        digests |= of_files
+        check_kind(found, training.trainer_type, wants_pairs=wants_pairs)
+        rows += found
         before = len(encoded.examples)
-        encoder.encode(of_file, encoded)
+        encoder.encode(found, encoded)
         for example in encoded.examples[before:]:
             base.check_ids(example.ids, example.where)
         sizes.append((len(encoded.examples) - before) // (2 if wants_pairs else 1))

@@ -1,4 +1,4 @@
-"""Data rows of JSONL files: conversations, prompts with completions, texts, and preference pairs.
+"""Data rows of files: conversations, prompts with completions, texts, and preference pairs.
 
 The formats are those of TRL (https://huggingface.co/docs/trl/dataset_formats) and Oumi. The keys of a row decide its
 format. Keys of no format are kept as columns.
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from jaxis.errors import ConfigError, RequestError
 from jaxis.jsonl.conversation import Conversation, Role
-from jaxis.jsonl.source import JSONLSource
 from jaxis.training.config import DatasetParams
+from jaxis.training.data_files import files_of, read_file
 
 _KEYS = {
     *("messages", "tools", "conversation", "prompt", "completion", "instruction", "input", "output", "system", "text"),
@@ -70,9 +70,10 @@ Content: TypeAlias = Dialogue | Text | Preference
 
 @dataclass(frozen=True)
 class DataRow:
-    """A data row: one line of a file.
+    """A data row of a file.
 
-    `where` is the file and line number, from 1, and `columns` the values under keys that belong to no format.
+    `where` is the file and the number of the line or row, from 1, and `columns` the values under keys that belong to no
+    format.
     """
 
     content: Content
@@ -82,33 +83,34 @@ class DataRow:
 
 def read_rows(
     dataset: DatasetParams, seed: int, prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-) -> tuple[list[DataRow], str]:
-    """Reads the selected data rows of a file; returns them and the digest of the file.
+) -> tuple[list[DataRow], dict[str, str]]:
+    """Reads the selected data rows of a data set; returns them and the digest of each file, by path.
 
-    `seed` is that of a random selection; `prepare` is applied to each line's object first. Raises ConfigError, which
-    names the first such line, if the file cannot be read, or a row has no valid content.
+    `seed` is that of a random selection; `prepare` is applied to each raw row first. Raises ConfigError, which
+    names the first such row, if a file cannot be read, or a row has no valid content.
     """
-    source = JSONLSource(dataset.path, None)
     rows: list[DataRow] = []
     faults: list[str] = []
-    for row in source.rows(lambda _: True):
-        where = f"{dataset.path}, line {row.line}"
-        try:
-            if row.error is not None:
-                raise RequestError(str(row.error).removeprefix(f"line {row.line}: "))
-            columns = {key: value for key, value in row.value.items() if key not in _KEYS}
-            rows.append(DataRow(read_content(prepare(row.value)), where, columns))
-        except RequestError as error:
-            faults.append(f"{where}: {error}")
+    digests: dict[str, str] = {}
+    for path in files_of(dataset.path):
+        found, digests[str(path)] = read_file(path)
+        for where, value in found:
+            try:
+                if isinstance(value, RequestError):
+                    raise value
+                columns = {key: item for key, item in value.items() if key not in _KEYS}
+                rows.append(DataRow(read_content(prepare(value)), where, columns))
+            except RequestError as error:
+                faults.append(f"{where}: {error}")
     raise_faults(faults)
     if not rows:
-        raise ConfigError(f"{dataset.path} has no rows: give a file with a JSON object a line")
+        raise ConfigError(f"{dataset.path} has no rows: give a file with a JSON object a line, CSV or parquet")
     if dataset.sample_count is None or dataset.sample_count >= len(rows):
-        return rows, source.digest
+        return rows, digests
     if dataset.shuffle:
         drawn = random.Random(seed).sample(range(len(rows)), dataset.sample_count)
-        return [rows[i] for i in sorted(drawn)], source.digest
-    return rows[: dataset.sample_count], source.digest
+        return [rows[i] for i in sorted(drawn)], digests
+    return rows[: dataset.sample_count], digests
 
 
 def raise_faults(faults: Sequence[str]) -> None:

@@ -19,10 +19,10 @@ ALL_TURNS, FINAL_TURN = "all_assistant_turns", "final_assistant_turn"
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetParams(ParameterGroup):
-    """A file of data rows.
+    """A file or folder of data rows.
 
     Attributes:
-      dataset_path: Path of a JSONL file.
+      dataset_path: Path of a JSONL, CSV or parquet file, or of a folder of them.
       dataset_name: text_sft or text_sft_jsonl. Neither changes how the file is read.
       sample_count: Number of rows to take: random ones with `shuffle`, else the first; None: all.
       shuffle: True to draw rows at random instead of from the beginning.
@@ -49,13 +49,13 @@ class DatasetParams(ParameterGroup):
         super().__post_init__()
         path = self.dataset_path or self.dataset_kwargs.get("dataset_path")
         if self.dataset_name not in (None, *DATASET_NAMES):
-            self.refuse("dataset_name", "data sets of the Hub are not downloaded: give dataset_path, a JSONL file")
+            self.refuse("dataset_name", "data sets of the Hub are not downloaded: give dataset_path")
         if unknown := sorted(set(self.dataset_kwargs) - {"dataset_path"}):
             raise ConfigError(f"{self.section()}.dataset_kwargs.{unknown[0]} is not known; known: dataset_path")
         if not isinstance(path, str):
-            raise ConfigError(f"{self.section()} needs dataset_path, the path of a JSONL file")
-        if path.endswith(".parquet"):
-            raise ConfigError(f"{self.section()}.dataset_path={path!r} must be a JSONL file: convert it first")
+            raise ConfigError(
+                f"{self.section()} needs dataset_path, the path of a JSONL, CSV or parquet file, or of a folder of them"
+            )
         object.__setattr__(self, "dataset_path", path)
 
     @property

@@ -30,8 +30,9 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
     digests: dict[str, str] = {}
     for dataset in split.datasets:
         seed = next(s for s in (dataset.seed, split.seed, config.training.data_seed) if s is not None)
-        found, digests[str(dataset.path)] = read_rows(dataset, seed, with_answer)
+        found, of_files = read_rows(dataset, seed, with_answer)
         rows += found
+        digests |= of_files
     return Rollouts(config, base, rows), digests
 
 
