@@ -63,8 +63,8 @@ class HubServer:
 
     def answer(self, request):
         parts = unquote(urlsplit(request.path).path).strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
-        parts = parts[2:] if api else parts
+        api = parts[:1] == ["api"]
+        parts = parts[2:] if api else parts[parts[0] == "datasets" :]
         name, action, revision, path = "/".join(parts[:2]), parts[2] if len(parts) > 2 else "", "main", ""
         if len(parts) > 3:
             revision, path = parts[3], "/".join(parts[4:])

@@ -16,6 +16,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.jsonl.conversation import Conversation, Role
 from jaxis.training.config import DatasetParams
 from jaxis.training.data_files import files_of, read_file
+from jaxis.training.hub_data import hub_files
 
 _KEYS = {
     *("messages", "tools", "conversation", "prompt", "completion", "instruction", "input", "output", "system", "text"),
@@ -92,7 +93,9 @@ def read_rows(
     rows: list[DataRow] = []
     faults: list[str] = []
     digests: dict[str, str] = {}
-    for path in files_of(dataset.path):
+    hub_id = dataset.hub_id
+    files = hub_files(hub_id, dataset.subset, dataset.split or "train") if hub_id else files_of(dataset.path)
+    for path in files:
         found, digests[str(path)] = read_file(path)
         for where, value in found:
             try:
@@ -104,7 +107,9 @@ def read_rows(
                 faults.append(f"{where}: {error}")
     raise_faults(faults)
     if not rows:
-        raise ConfigError(f"{dataset.path} has no rows: give a file with a JSON object a line, CSV or parquet")
+        raise ConfigError(
+            f"{hub_id or dataset.path} has no rows: give a file with a JSON object a line, CSV or parquet"
+        )
     if dataset.sample_count is None or dataset.sample_count >= len(rows):
         return rows, digests
     if dataset.shuffle:

@@ -23,7 +23,9 @@ class DatasetParams(ParameterGroup):
 
     Attributes:
       dataset_path: Path of a JSONL, CSV or parquet file, or of a folder of them.
-      dataset_name: text_sft or text_sft_jsonl. Neither changes how the file is read.
+      dataset_name: Hub id of a data set, in place of a path; or text_sft or text_sft_jsonl, which change nothing.
+      subset: Subset of the Hub's data set; None: its default.
+      split: Split of the Hub's data set; None: train.
       sample_count: Number of rows to take: random ones with `shuffle`, else the first; None: all.
       shuffle: True to draw rows at random instead of from the beginning.
       seed: Seed of `shuffle`; None: `data.train.seed`.
@@ -33,6 +35,8 @@ class DatasetParams(ParameterGroup):
 
     dataset_path: str | None = None
     dataset_name: str | None = None
+    subset: str | None = None
+    split: str | None = None
     dataset_kwargs: dict[str, Any] = field(default_factory=dict)
     sample_count: int | None = whole(None, 1)
     mixture_proportion: float | None = number(None, 1e-6, 1)
@@ -48,15 +52,24 @@ class DatasetParams(ParameterGroup):
     def __post_init__(self) -> None:
         super().__post_init__()
         path = self.dataset_path or self.dataset_kwargs.get("dataset_path")
-        if self.dataset_name not in (None, *DATASET_NAMES):
-            self.refuse("dataset_name", "data sets of the Hub are not downloaded: give dataset_path")
+        if self.dataset_name not in (None, *DATASET_NAMES) and (path or "/" not in str(self.dataset_name)):
+            self.refuse("dataset_name", "give either a Hub id owner/name, or dataset_path")
         if unknown := sorted(set(self.dataset_kwargs) - {"dataset_path"}):
             raise ConfigError(f"{self.section()}.dataset_kwargs.{unknown[0]} is not known; known: dataset_path")
+        if self.hub_id is not None:
+            return
         if not isinstance(path, str):
             raise ConfigError(
                 f"{self.section()} needs dataset_path, the path of a JSONL, CSV or parquet file, or of a folder of them"
             )
+        for name in ("subset", "split"):
+            if getattr(self, name) not in (None, "train" if name == "split" else None):
+                self.refuse(name, f"a file has no {name}s; give dataset_path of the rows to take")
         object.__setattr__(self, "dataset_path", path)
+
+    @property
+    def hub_id(self) -> str | None:
+        return None if self.dataset_name in (None, *DATASET_NAMES) else self.dataset_name
 
     @property
     def path(self) -> Path:

@@ -82,11 +82,9 @@ FSDP: Mapping[str, Unused] = {
     "mixed_precision": refused("give training.mixed_precision_dtype"),
 }
 DATASET: Mapping[str, Unused] = {
-    "split": no_effect("a file has no splits", "train"),
     "shuffle_buffer_size": no_effect("all rows are shuffled", 1000),
     "trust_remote_code": no_effect("data is read, never run"),
     "transform_num_workers": no_effect("rows are tokenized in this process"),
-    "subset": refused("a file has no subsets; give dataset_path of the rows to take"),
 }
 SPLIT: Mapping[str, Unused] = {
     "target_col": no_effect("what is learned is told by the row's keys"),
