@@ -70,7 +70,7 @@ def choose_files(name: str, names: Sequence[str], card: str, subset: str | None,
 def _config(name: str, configs: Mapping[str, Any], subset: str | None) -> Mapping[str, Any]:
     default = [key for key, each in configs.items() if each.get("default") or key == "default" or len(configs) == 1]
     wanted = subset if subset is not None else default[0] if default else None
-    if wanted not in configs:
+    if wanted is None or wanted not in configs:
         fault = "needs data.datasets.subset" if wanted is None else f"has no subset {wanted!r}"
         raise ConfigError(f"data set {name} {fault}; it has {', '.join(configs)}")
     return configs[wanted]
