@@ -16,7 +16,6 @@ from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("chunk", [7, 1, 64])
 @pytest.mark.parametrize("kind", MODELS)
 def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
@@ -30,6 +29,7 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
     runner.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", MODELS)
 def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
     runner = make_runner(folders(kind), max_num_batched_tokens=16)
