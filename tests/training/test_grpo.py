@@ -127,8 +127,12 @@ def loss_of_trl(logprobs, before, reference, gains, mask, params):
         "dapo": (losses * mask).sum(),
     }[params.loss_type]
     clipped = ((ratios < low) & (gains < 0)) | ((ratios > high) & (gains > 0))
-    shares = ((clipped * mask).sum(), (divergence * mask).sum())
-    return total, [share.detach().numpy() for share in shares]
+    if params.is_of_answers:
+        clipped, sizes = clipped.any(-1), torch.ones(len(mask))
+    else:
+        clipped, sizes = clipped * mask, mask
+    sums = (clipped.sum(), (divergence * mask).sum(), sizes.sum(), mask.sum())
+    return total, [each.detach().numpy() for each in sums]
 
 
 @pytest.mark.parametrize("is_of_answers", [False, True], ids=["token", "sequence"])
@@ -178,12 +182,16 @@ def test_losses_of_later_steps_are_those_of_trl(loss_type, is_of_answers):
     found, slopes = loss(jnp.asarray(logprobs))
     given = torch.tensor(logprobs, requires_grad=True)
     arrays = [torch.tensor(np.array(each)) for each in (before, reference, gains, learned)]
-    totals, shares = zip(*(loss_of_trl(given[i], *(each[i] for each in arrays), params) for i in range(2)), strict=True)
+    totals, sums = zip(*(loss_of_trl(given[i], *(each[i] for each in arrays), params) for i in range(2)), strict=True)
     expected = sum(totals) / (learned.sum() if loss_type == "dapo" else 2)
     expected.backward()
     np.testing.assert_allclose(found, expected.item(), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(slopes, given.grad, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose([float(each) for each in values[0]], np.sum(shares, axis=0) / learned.sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        [float(each) for each in values[0]], np.divide(*np.sum(sums, axis=0).reshape(2, 2)), rtol=1e-5
+    )
+    if loss_type == "bnpo":  # as the routers' loss is weighed, in a micro-batch
+        assert params.weight(jax.tree.map(lambda array: array[0], batch)) == 1
 
 
 def test_of_all_micro_batches_and_devices_sums_are_divided_and_the_largest_maximum_stays():

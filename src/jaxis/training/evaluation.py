@@ -56,7 +56,7 @@ class BestStep:
 
 
 class HeldOutEvaluation:
-    """HeldOutEvaluation of a training at the configured steps.
+    """Evaluation of held-out rows at the configured steps of a training.
 
     Args:
       params: Arguments of the training.
@@ -101,10 +101,6 @@ class HeldOutEvaluation:
         log.note(said)
         log.write({"step": state.step, **measured})
         return self.best is not None and self.best.improves(state.step, measured)
-
-    def close(self) -> None:
-        if self._scores is not None:
-            self._scores.close()
 
     def _held_out_loss(self, state: TrainState) -> Measured:
         """Returns the mean loss of all held-out rows and the objective's other values. Names begin with `eval_`."""

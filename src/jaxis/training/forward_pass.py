@@ -189,7 +189,7 @@ class EnginePass:
             elif isinstance(weight, PackedWeight):
                 packed[_PACKED + name] = weight
             elif not isinstance(weight, jax.Array | np.ndarray):
-                raise _refusal(f"the engine has {name} as {weight.storage}, which is not packed; give plain")
+                raise _refusal(f"the engine has {name} as {weight.storage}, which is not packed")
         return packed
 
     def served(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:

@@ -80,9 +80,9 @@ class TrainingLoop:
                 is_best = self.evaluation.is_due(state.step) and self.evaluation.measure(state, log)
 
                 # Save a checkpoint.
-                can_stop = state.step < self.num_steps and self.checkpoints.can_resume_at(state.step)
-                if can_stop and (signal := stopped()) is not None:
-                    return state, Stop(signal, self.checkpoints.save(state))
-                if is_best or self.checkpoints.is_due(state.step):
-                    self.checkpoints.save(state)
+                if self.checkpoints.can_resume_at(state.step):
+                    if (signal := stopped()) is not None and state.step < self.num_steps:
+                        return state, Stop(signal, self.checkpoints.save(state))
+                    if is_best or self.checkpoints.is_due(state.step):
+                        self.checkpoints.save(state)
         return state, None

@@ -318,7 +318,7 @@ class Objective(Protocol):
     """Objective of training: the sum of `loss` over micro-batches, divided by the `weight` of all of them together."""
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
-        """Returns the divisor of the summed losses, for a batch with any number of micro-batches."""
+        """Returns the divisor of the summed losses, for a batch or for one of its micro-batches."""
         ...
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:

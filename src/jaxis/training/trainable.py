@@ -39,8 +39,9 @@ class Trainable(ABC):
     """A model with its trained and frozen arrays.
 
     Attributes:
-      frozen: Arrays that are not trained; if the objective needs them, also the trained weights before training.
-      initial: Trained arrays at the start, float32.
+      frozen: Arrays that are not trained. If the objective needs a reference, also the weights before training, under
+        the names of those that are trained; then a teacher's, and the engine's packed copy of trained weights.
+      initial: Trained arrays at the start, float32; none once training has begun.
       placement: Placement of both on devices.
       logical_axes: Logical axes of the weights among them, by name.
     """
@@ -66,7 +67,7 @@ class Trainable(ABC):
     def refresh_frozen(self, trained: Mapping[str, jax.Array]) -> None:
         """Updates the values in `frozen` that are derived from `trained`: the engine's packed copy of the weights.
 
-        Called once before the first step and after every step. Does nothing without the engine, or for adapters.
+        Called whenever trained weights are others. Does nothing without the engine, or for adapters.
         """
         self.frozen = {**self.frozen, **self._pass.packed(trained)}
 

@@ -105,6 +105,7 @@ class Trainer:
             checkpoints = Checkpoints(params, settings, evaluation.best)
             optimizer = make_optimizer(params, schedule, model.logical_axes)
             state = TrainState(0, *begin(model.initial, model.frozen, optimizer))
+            model.initial = {}  # a resumed run has other arrays
             if self._resumed is not None:
                 state = checkpoints.restore(self._resumed, state, self._note)
                 model.refresh_frozen(state.trained)
@@ -142,7 +143,10 @@ class Trainer:
         self._note(f"the model is that of step {best.step}, whose {best.metric} of {best.value:.4f} is the best")
         if best.step == self._num_steps:
             return trained
-        _, arrays = load_checkpoint(checkpoint_folder(self._output, best.step))
+        folder = checkpoint_folder(self._output, best.step)
+        if self._resumed is not None and not folder.exists():  # from before the run went on in another folder
+            folder = checkpoint_folder(self._resumed.parent, best.step)
+        _, arrays = load_checkpoint(folder)
         return {name: arrays[f"weights.{name}"] for name in trained}
 
     def _write(self, model: Trainable, trained: Mapping[str, jax.Array | np.ndarray]) -> None:

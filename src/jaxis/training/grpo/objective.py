@@ -68,10 +68,12 @@ def grpo_of(params: TrainingParams) -> GRPO:
 class GRPO:
     """Minus the advantage of each sampled token times the ratio of its probabilities now and when it was sampled.
 
-    Losses and reported values are those of TRL's GRPOTrainer. Each batch row has one answer.
+    If each batch has one step, the ratio is 1 and only has derivatives. Losses are those of TRL's GRPOTrainer; reported
+    values are means of the whole batch, where TRL has means of its micro-batches. Each batch row has one answer.
 
     Attributes:
-      corrects: True to weigh a token by the ratio of its probabilities in training and in sampling, up to MAX_WEIGHT.
+      corrects: True to weigh a token by the ratio of its probabilities in training and in sampling, up to MAX_WEIGHT;
+        not for several steps.
       has_filters: True if some tokens could not be sampled.
       loss_type: Kind of mean over tokens; see `GrpoParams`.
       max_completion_length: Limit of an answer's tokens, the divisor of "dr_grpo".
@@ -94,7 +96,7 @@ class GRPO:
         if self.loss_type == "dapo":
             return jnp.sum(batch.learned, dtype=jnp.float32)
         if self.loss_type == "bnpo":
-            return jnp.float32(len(batch.ids))
+            return jnp.float32(len(batch.ids) if batch.ids.ndim == 3 else 1)  # micro-batches
         num_answers = jnp.sum(batch.num_sequences, dtype=jnp.float32)
         return num_answers * self.max_completion_length if self.loss_type == "dr_grpo" else num_answers
 
@@ -143,4 +145,7 @@ class GRPO:
         gains = jnp.minimum(ratios * advantages, jnp.clip(ratios, low, high) * advantages)
         is_low, is_high = (ratios < low) & (advantages < 0), (ratios > high) & (advantages > 0)
         shares = {"low_mean": is_low, "high_mean": is_high, "region_mean": is_low | is_high}
+        if self.is_of_answers:
+            shares = {name: jnp.any(share, axis=-1) for name, share in shares.items()}
+            learned = jnp.any(learned, axis=-1)
         return gains, {f"clip_ratio/{name}": Mean.of(share, learned) for name, share in shares.items()}
