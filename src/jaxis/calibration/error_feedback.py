@@ -26,10 +26,10 @@ def damped(moments: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """Shares of each column's rounding error that are added to later columns.
+    """Shares of each column's rounding error (the original weight less the rounded one) that later columns get added.
 
     Attributes:
-      order: int32 [in], columns in the order of rounding, the one with the largest inputs first.
+      order: int32 [in], columns in the order of rounding, the one with the largest second moment of its input first.
       factors: float32 [in, in], strictly upper triangular, in that order: factor [i, j] of column i's error goes to
         column j.
     """

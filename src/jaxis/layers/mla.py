@@ -263,7 +263,8 @@ def _attention_through_scratch(
 ) -> jax.Array:
     """Returns attention [T, H, value_dim] of q [T, H, D] to entries [T, D] by the paged kernel, within each sequence.
 
-    The derivative is the definition's: rounding entries to the type of the scratch cache changes none.
+    The derivative is that of the definition, at the entries as the cache has them; rounding them to its type counts as
+    the identity.
     """
     scratch = metadata.scratch
     assert scratch is not None

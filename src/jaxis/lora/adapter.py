@@ -117,7 +117,7 @@ class Adapter:
 
     @property
     def extra_targets(self) -> list[str]:
-        """Names that `lora_target_modules` must have for it besides linear layers: embeddings, heads, experts."""
+        """Names that the engine's `lora_target_modules` needs for this adapter: of embeddings, heads and experts."""
         found = {stack.split(".")[-2] for stack in self.experts}
         for name, change in self.changes.items():
             if (part := stack_and_part(f"{name}.weight")) is not None:

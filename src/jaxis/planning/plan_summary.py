@@ -162,8 +162,9 @@ def decode_rates(option: PlanOption) -> tuple[float, float] | None:
 
 
 def _best_over_hosts(plan: Plan) -> PlanOption | None:
-    """Returns the best option of several hosts, if it has wider weights or serves faster than the chosen one of one
-    host.
+    """Returns the best option that needs several hosts, to be named beside the chosen one, which needs one.
+
+    None if it has no wider weights and serves no faster.
     """
     several = [
         option

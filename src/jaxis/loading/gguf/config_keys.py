@@ -108,7 +108,7 @@ class Keys:
         return value.tolist()[:num_layers]
 
     def ignore(self, *keys: str) -> None:
-        """Marks keys as read that cannot change this architecture's logits."""
+        """Marks keys of the file as read; for those that have no effect on the logits of this architecture."""
         self._read.update(keys)
 
     def expect(self, key: str, *expected: Any) -> None:

@@ -160,7 +160,9 @@ def yarn_mscale(rope: RopeConfig) -> float:
 
 
 def deepseek_v3_routing(config: HFConfig) -> Routing:
-    """Routing by sigmoid scores: a bias affects only the choice, of the best experts in the best groups.
+    """Makes the routing that a config.json describes, DeepSeek V3's, with sigmoid scores.
+
+    The best experts of the best groups are chosen by scores with a bias, and weighed by scores without it.
 
     Raises ConfigError if config.json asks for another method.
     """

@@ -29,7 +29,7 @@ from jaxis.server.openai.response_tools import AnyTool, NamedTool
 
 
 class TextSchemaFormat(StrictModel):
-    """JSON that follows a schema. The name, the description and `strict` are as in `JsonSchema`."""
+    """JSON that follows a schema. The name, the description and `strict` have no effect."""
 
     type: Literal["json_schema"]
     name: str | None = None
