@@ -4,6 +4,9 @@
 
 A teacher learns from 500 rows, written by four people who answer in different ways. Students have 96 other rows, and
 learn them as they are, or the teacher's distributions there.
+
+The setting was chosen after others had lost: where all rows are right, fine-tuning wins, and by `beta: 0.5` next to
+nothing is learned in 60 steps.
 """
 
 import itertools
