@@ -64,7 +64,7 @@ def test_what_a_training_needs_is_what_its_arrays_and_its_compiled_step_take(kin
     optimizer = make_optimizer(config.training, lambda _: jax.numpy.asarray(1e-3))
     state = optimizer.init(model.initial)
     held = [num_bytes(tree) for tree in (model.initial, model.frozen, state)]
-    objective, _ = method_of(config).objective(config, trainer.base, ProgressDisplay(enabled=False))
+    objective, _ = method_of(config, trainer.base).objective(ProgressDisplay(enabled=False))
     step = make_step(model.forward(is_training=True), objective, model.combine, optimizer, 1.0)
     needed = step.lower(model.initial, model.frozen, state, batch, jax.random.key(0)).compile().memory_analysis()
     expected = needed.argument_size_in_bytes + needed.temp_size_in_bytes

@@ -6,6 +6,7 @@ An epoch has the examples in a random order, packed into batch rows, or in a mix
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -43,6 +44,10 @@ class TrainingBatch:
     query_start_loc: np.ndarray | jax.Array
     num_sequences: np.ndarray | jax.Array
     number: np.ndarray | jax.Array
+
+    def arrays(self) -> dict[str, np.ndarray | jax.Array]:
+        """Returns the arrays above by name, without those of a subclass."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainingBatch)}
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ def load_split(
     """Reads files for a model and checks all of their data rows.
 
     For validation, batches have one micro-batch, in the order of the files. `prepare` is applied to each raw row;
-    `encoder` is by default an `ExampleEncoder`. Raises ConfigError, which names the file
-    and row, if a file cannot be read, or a data row cannot be learned.
+    `encoder` is by default an `ExampleEncoder`. Raises ConfigError, which names the file and row, if a file cannot be
+    read, or a data row cannot be learned.
     """
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:

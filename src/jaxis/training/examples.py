@@ -6,6 +6,7 @@ ends its turn (`turns.py`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from jaxis.jsonl.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import check_tool_arguments, messages_for_template
 from jaxis.training.config import FINAL_TURN
-from jaxis.training.rows import DataRow, Dialogue, Preference, Text, raise_faults
+from jaxis.training.rows import DataRow, Dialogue, Preference, Text, of_each
 from jaxis.training.turns import Span, TurnEncoder, check_template
 
 
@@ -109,13 +110,7 @@ class ExampleEncoder:
         tokens is learned.
         """
         encoded = Encoded([]) if encoded is None else encoded
-        faults: list[str] = []
-        for row in rows:
-            try:
-                encoded.examples += self._of_row(row, encoded)
-            except RequestError as error:
-                faults.append(f"{row.where}: {error}")
-        raise_faults(faults)
+        encoded.examples += itertools.chain(*of_each(rows, lambda row: self._of_row(row, encoded)))
         return encoded
 
     def _of_row(self, row: DataRow, encoded: Encoded) -> list[Example]:

@@ -35,7 +35,6 @@ from jaxis.training.functional_model import FunctionalModel, Values, cast_floats
 
 BLOCK_SIZE = 16
 _PACKED = "packed "
-_ADVICE = "; or give plain"
 
 
 class ForwardPass(Protocol):
@@ -86,7 +85,8 @@ def forward_pass_of(config: TrainConfig) -> type[ForwardPass]:
     """Returns the pass that the user chose. Raises ConfigError if the engine's is not for this configuration."""
     if config.training.forward_pass != ENGINE:
         return PlainPass
-    _check_configuration(config)
+    if reason := _unsupported(config):
+        raise _refusal(reason)
     return EnginePass
 
 
@@ -100,26 +100,22 @@ def choose_forward_pass(config: TrainConfig, base: BaseModel) -> tuple[TrainConf
         return config, None
     chosen, said = PLAIN, None
     if params.trainer_type in (GRPO, DISTILLATION):
-        try:
-            _check_configuration(config)
-            _check_derivatives(base.construct(base.compute_dtype, packed=True))
-            chosen = ENGINE
-        except ConfigError as error:
-            reason = str(error).partition(": ")[2].removesuffix(_ADVICE)
+        reason = _unsupported(config) or _without_derivatives(base.construct(base.compute_dtype, packed=True))
+        if reason:
             said = f"the forward pass of training is plain, with other last bits than that of sampling: {reason}"
+        else:
+            chosen = ENGINE
     return dataclasses.replace(config, training=dataclasses.replace(params, forward_pass=chosen)), said
 
 
-def _check_configuration(config: TrainConfig) -> None:
-    """Raises ConfigError if the engine's pass is not for this machine or configuration."""
+def _unsupported(config: TrainConfig) -> str | None:
+    """Returns why the engine's pass is not for this machine or configuration."""
     reasons = {
         "the native kernels do not run here": not native.usable(),
         "it runs on one device: leave out fsdp": config.fsdp.enable_fsdp,
         "it drops nothing: set peft.lora_dropout to 0": config.training.use_peft and bool(config.peft.lora_dropout),
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise _refusal(reason)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 class PlainPass:
@@ -154,7 +150,8 @@ class EnginePass:
     is_packed: ClassVar[bool] = True
 
     def __init__(self, model: JaxModule, dtype: DTypeLike, layers: AdaptedLayers | None = None) -> None:
-        _check_derivatives(model)
+        if reason := _without_derivatives(model):
+            raise _refusal(reason)
         self.scratch: ScratchCache | None = ScratchCache(BLOCK_SIZE, jnp.dtype(dtype))
         self._layers, self._table_type = layers, table_type(dtype)
         self._additions = [] if layers is None else list(_added_to(model, layers, self._table_type))
@@ -227,12 +224,13 @@ class EnginePass:
         return self.model.bind(values, {**others, slots: jnp.full(1, bool(adapted), jnp.int32)})
 
 
-def _check_derivatives(model: JaxModule) -> None:
-    """Raises ConfigError if the engine's kernel of a layer has no derivatives."""
+def _without_derivatives(model: JaxModule) -> str | None:
+    """Returns the first layer whose kernel has no derivatives in the engine's pass, in words."""
     for name, module in named_modules(model):
         is_known = not isinstance(module, HasCache) or isinstance(module.kv_cache_spec, KVCacheSpec | LatentCacheSpec)
         if not is_known or isinstance(module, HandsOnSelection):
-            raise _refusal(f"the kernels of {name} ({type(module).__name__}) have no derivatives")
+            return f"the kernels of {name} ({type(module).__name__}) have no derivatives"
+    return None
 
 
 def _added_to(
@@ -260,4 +258,4 @@ def _parts_of_heads(name: str) -> tuple[str, str]:
 
 
 def _refusal(why: str) -> ConfigError:
-    return ConfigError(f"training.forward_pass='engine' cannot be honoured: {why}{_ADVICE}")
+    return ConfigError(f"training.forward_pass='engine' cannot be honoured: {why}; or give plain")

@@ -6,6 +6,7 @@ A layer is recomputed for its derivatives, gathers its weights from other device
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
@@ -78,6 +79,11 @@ def values_of(model: JaxModule) -> dict[str, WeightValue]:
     """Returns the values of a model's parameters by name. A module with two names counts once."""
     _, parameters, _ = nnx.split(model, nnx.Param, ...)
     return {_name(path): cast(nnx.Param, param).get_value() for path, param in nnx.to_flat_state(parameters)}
+
+
+def bytes_of(tree: Any) -> int:
+    """Returns the bytes of all arrays, or shapes of arrays, in a tree."""
+    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
 @jax.tree_util.register_dataclass

@@ -7,7 +7,7 @@ from jaxis.errors import RequestError
 from jaxis.jsonl.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
-from jaxis.training.rows import DataRow, Dialogue, Preference, raise_faults
+from jaxis.training.rows import DataRow, Dialogue, Preference, of_each
 from jaxis.training.turns import check_template
 
 
@@ -37,28 +37,23 @@ class HeldOutPrompts:
         max_tokens: int,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self.ids: list[list[int]] = []
         self.where = [row.where for row in rows]
-        self.prompts: list[Any] = []
         self._tokenizer, self._template = tokenizer, template
         self._columns: dict[str, list[Any]] = {
             name: [row.columns.get(name) for row in rows]
             for name in sorted({key for row in rows for key in row.columns})
         }
-        references: list[str] = []
-        faults = []
-        for row in rows:
-            try:
-                prompt, ids, reference = self._prompt(row, tools)
-                if len(ids) > max_tokens:
-                    raise RequestError(f"its prompt of {len(ids)} tokens leaves no room for an answer")
-                self.prompts.append(prompt)
-                self.ids.append(ids)
-                references.append(reference)
-            except RequestError as error:
-                faults.append(f"{row.where}: {error}")
-        raise_faults(faults)
-        self._columns.setdefault("reference", references)
+
+        def prompt_of(row: DataRow) -> tuple[Any, list[int], str]:
+            prompt, ids, reference = self._prompt(row, tools)
+            if len(ids) > max_tokens:
+                raise RequestError(f"its prompt of {len(ids)} tokens leaves no room for an answer")
+            return prompt, ids, reference
+
+        found = of_each(rows, prompt_of)
+        self.prompts: list[Any] = [prompt for prompt, _, _ in found]
+        self.ids: list[list[int]] = [ids for _, ids, _ in found]
+        self._columns.setdefault("reference", [reference for _, _, reference in found])
         self.longest = max(map(len, self.ids))
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
@@ -14,6 +15,12 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.training.base_model import BaseModel
 
 _MAX_NUM_SEQS = 16
+
+
+def answer_seed(words: Sequence[int]) -> int:
+    """Returns the seed of an answer, from words such as the seed of the run, the step and the answer's number."""
+    # NumPy guarantees the stream of this generator, whatever its version.
+    return int(np.random.RandomState(words).randint(2**31 - 1))
 
 
 class LiveEngine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxis.host.progress import ProgressDisplay
@@ -16,6 +16,7 @@ from jaxis.training.config import SFT as SFT_TYPE
 from jaxis.training.data import Split, load_split
 from jaxis.training.distillation.data import load_distillation, load_held_out
 from jaxis.training.distillation.objective import distillation_of
+from jaxis.training.distillation.teacher import open_teacher
 from jaxis.training.examples import Example
 from jaxis.training.functional_model import Values
 from jaxis.training.grpo.data import load_rollouts
@@ -41,57 +42,75 @@ class TrainingData:
     notes: Sequence[str]
 
 
-@dataclass(frozen=True)
 class Method:
-    """A method of training.
+    """A method of training for one run: fine-tuning, and the base of the others."""
 
-    Attributes:
-      objective: Makes the objective, which may load weights of its own that a step must find in `frozen`.
-      data: Reads the files of a run and checks all of their data rows.
-      validation: Reads the files of held-out rows.
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        self._config, self._base = config, base
 
-    The last two raise ConfigError, which names the file and line, if a file cannot be read, or a row cannot be learned.
-    """
+    def data(self) -> TrainingData:
+        """Reads the files of the run and checks all of their data rows.
 
-    objective: Callable[[TrainConfig, BaseModel, ProgressDisplay], tuple[Objective, Values]]
-    data: Callable[[TrainConfig, BaseModel], TrainingData]
-    validation: Callable[[TrainConfig, BaseModel], Split]
+        Raises ConfigError, which names the file and row, if a file cannot be read, or a row cannot be learned.
+        """
+        split = load_split(self._config, self._config.data.train, self._base)
+        return _data(GivenBatches(split), split)
 
+    def validation(self) -> Split:
+        """Reads the files of held-out rows; raises ConfigError as `data` does."""
+        return load_split(self._config, self._config.data.validation, self._base, is_validation=True)
 
-def method_of(config: TrainConfig) -> Method:
-    return METHODS[config.training.trainer_type]
-
-
-def _given(config: TrainConfig, base: BaseModel) -> TrainingData:
-    split = load_split(config, config.data.train, base)
-    return _data(GivenBatches(split), split)
-
-
-def _held_out(config: TrainConfig, base: BaseModel) -> Split:
-    return load_split(config, config.data.validation, base, is_validation=True)
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        """Returns the objective, and weights of its own that a step must find in `frozen`."""
+        del progress
+        return CrossEntropy(), {}
 
 
-def _sampled(config: TrainConfig, base: BaseModel) -> TrainingData:
-    rollouts, digests = load_rollouts(config, base)
-    return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
+class _Preferences(Method):
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        del progress
+        names = {field.name for field in dataclasses.fields(DPO)}
+        given = self._config.training.trainer_kwargs.items()
+        return DPO(**{name: value for name, value in given if name in names}), {}
 
 
-def _distilled(config: TrainConfig, base: BaseModel) -> TrainingData:
-    return _data(*load_distillation(config, base))
+class _Rewards(Method):
+    def data(self) -> TrainingData:
+        rollouts, digests = load_rollouts(self._config, self._base)
+        return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
+
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        del progress
+        return grpo_of(self._config.training), {}
+
+
+class _Distillation(Method):
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        super().__init__(config, base)
+        self._teacher = open_teacher(config, base)
+
+    def data(self) -> TrainingData:
+        return _data(*load_distillation(self._config, self._base))
+
+    def validation(self) -> Split:
+        return load_held_out(self._config, self._base)
+
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        return distillation_of(self._config, self._base, self._teacher, progress)
+
+
+def method_of(config: TrainConfig, base: BaseModel) -> Method:
+    """Makes the method of a run. Raises ConfigError if another model that it needs cannot be used."""
+    return METHODS[config.training.trainer_type](config, base)
 
 
 def _data(source: BatchSource, split: Split) -> TrainingData:
     return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
 
 
-def _dpo(config: TrainConfig) -> DPO:
-    names = {field.name for field in dataclasses.fields(DPO)}
-    return DPO(**{name: value for name, value in config.training.trainer_kwargs.items() if name in names})
-
-
-METHODS: Mapping[str, Method] = {
-    SFT_TYPE: Method(lambda *_: (CrossEntropy(), {}), _given, _held_out),
-    DPO_TYPE: Method(lambda config, *_: (_dpo(config), {}), _given, _held_out),
-    GRPO_TYPE: Method(lambda config, *_: (grpo_of(config.training), {}), _sampled, _held_out),
-    DISTILLATION: Method(distillation_of, _distilled, load_held_out),
+METHODS: Mapping[str, type[Method]] = {
+    SFT_TYPE: Method,
+    DPO_TYPE: _Preferences,
+    GRPO_TYPE: _Rewards,
+    DISTILLATION: _Distillation,
 }

@@ -6,18 +6,22 @@ format. Keys of no format are kept as columns.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias, TypeVar
 
 from jaxis.errors import ConfigError, RequestError
 from jaxis.jsonl.conversation import Conversation, Role
 from jaxis.training.config import DatasetParams
-from jaxis.training.data_files import files_of, read_file
+from jaxis.training.data_files import RawRow, files_of, read_file
 from jaxis.training.hub_data import hub_files
 
+Row = TypeVar("Row")
+Converted = TypeVar("Converted")
 _KEYS = {
     *("messages", "tools", "conversation", "prompt", "completion", "instruction", "input", "output", "system", "text"),
     *("chosen", "rejected", "conversations"),
@@ -90,22 +94,19 @@ def read_rows(
     `seed` is that of a random selection; `prepare` is applied to each raw row first. Raises ConfigError, which
     names the first such row, if a file cannot be read, or a row has no valid content.
     """
-    rows: list[DataRow] = []
-    faults: list[str] = []
-    digests: dict[str, str] = {}
+
+    def row_of(raw: RawRow) -> DataRow:
+        where, value = raw
+        if isinstance(value, RequestError):
+            raise value
+        columns = {key: item for key, item in value.items() if key not in _KEYS}
+        return DataRow(read_content(prepare(value)), where, columns)
+
     hub_id = dataset.hub_id
-    files = hub_files(hub_id, dataset.subset, dataset.split or "train") if hub_id else files_of(dataset.path)
-    for path in files:
-        found, digests[str(path)] = read_file(path)
-        for where, value in found:
-            try:
-                if isinstance(value, RequestError):
-                    raise value
-                columns = {key: item for key, item in value.items() if key not in _KEYS}
-                rows.append(DataRow(read_content(prepare(value)), where, columns))
-            except RequestError as error:
-                faults.append(f"{where}: {error}")
-    raise_faults(faults)
+    paths = hub_files(hub_id, dataset.subset, dataset.split or "train") if hub_id else files_of(dataset.path)
+    files = [read_file(path) for path in paths]
+    digests = {str(path): digest for path, (_, digest) in zip(paths, files, strict=True)}
+    rows = of_each(itertools.chain(*(found for found, _ in files)), row_of, where=itemgetter(0))
     if not rows:
         raise ConfigError(
             f"{hub_id or dataset.path} has no rows: give a file with a JSON object a line, CSV or parquet"
@@ -118,11 +119,35 @@ def read_rows(
     return rows[: dataset.sample_count], digests
 
 
-def raise_faults(faults: Sequence[str]) -> None:
-    """Raises ConfigError with the first fault and the number of the others; does nothing without faults."""
+def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a raw row with an empty answer if it is a prompt alone."""
+    prompt, messages = row.get("prompt"), row.get("messages")
+    nothing = {"role": "assistant", "content": ""}
+    if prompt is not None and row.get("completion") is None:
+        return {**row, "completion": [nothing] if isinstance(prompt, list) else ""}
+    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
+        return row if messages[-1].get("role") == "assistant" else {**row, "messages": [*messages, nothing]}
+    return row
+
+
+def of_each(
+    rows: Iterable[Row], convert: Callable[[Row], Converted], where: Callable[[Row], str] = attrgetter("where")
+) -> list[Converted]:
+    """Converts rows, or what is made of them.
+
+    Raises ConfigError, which names the first one for which `convert` raises RequestError, and the number of others.
+    """
+    found: list[Converted] = []
+    faults: list[str] = []
+    for row in rows:
+        try:
+            found.append(convert(row))
+        except RequestError as error:
+            faults.append(f"{where(row)}: {error}")
     if faults:
         more = f" (and {len(faults) - 1} more such rows)" if len(faults) > 1 else ""
         raise ConfigError(f"{faults[0]}{more}")
+    return found
 
 
 def read_content(row: Mapping[str, Any]) -> Content:

@@ -69,11 +69,11 @@ class Trainer:
         config, said = choose_forward_pass(config, self.base)
         if said is not None:
             note(said)
-        self._config = config
-        self.data: TrainingData = method_of(config).data(config, self.base)
+        self._config, self._method = config, method_of(config, self.base)
+        self.data: TrainingData = self._method.data()
         self.validation: Split | None = None
         if config.training.eval_strategy != "no":
-            self.validation = method_of(config).validation(config, self.base)
+            self.validation = self._method.validation()
         for line in self.data.notes:
             note(line)
         self._num_steps = num_steps(config, self.data.source.steps_per_epoch)
@@ -95,7 +95,7 @@ class Trainer:
                 open_parts.callback(scores.close)
             limit = product_rate(self.base.compute_dtype, self.base.devices.num_devices)  # before the weights are there
             model = make_trainable(self._config, self.base, progress)
-            objective, weights = method_of(self._config).objective(self._config, self.base, progress)
+            objective, weights = self._method.objective(progress)
             model.frozen = {**model.frozen, **weights}
             schedule = make_schedule(params, total)
             evaluation = HeldOutEvaluation(

@@ -62,8 +62,8 @@ class DatasetParams(ParameterGroup):
             raise ConfigError(
                 f"{self.section()} needs dataset_path, the path of a JSONL, CSV or parquet file, or of a folder of them"
             )
-        for name in ("subset", "split"):
-            if getattr(self, name) not in (None, "train" if name == "split" else None):
+        for name, accepted in (("subset", None), ("split", "train")):
+            if getattr(self, name) not in (None, accepted):
                 self.refuse(name, f"a file has no {name}s; give dataset_path of the rows to take")
         object.__setattr__(self, "dataset_path", path)
 

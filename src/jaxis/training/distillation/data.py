@@ -16,12 +16,10 @@ from jaxis.training.batches import BatchShape
 from jaxis.training.config import TrainConfig
 from jaxis.training.data import Split, load_split
 from jaxis.training.distillation.student_answers import StudentAnswers
-from jaxis.training.distillation.teacher import open_teacher
 from jaxis.training.distillation.teacher_prompts import TaughtBatches, rows_of_teacher, taught
 from jaxis.training.examples import Encoded, Example
-from jaxis.training.grpo.data import with_answer
 from jaxis.training.held_out_prompts import HeldOutPrompts
-from jaxis.training.rows import DataRow, raise_faults
+from jaxis.training.rows import DataRow, of_each, with_answer
 
 
 def load_distillation(config: TrainConfig, base: BaseModel) -> tuple[BatchSource, Split]:
@@ -30,7 +28,6 @@ def load_distillation(config: TrainConfig, base: BaseModel) -> tuple[BatchSource
     Raises ConfigError if a file cannot be read, a row has no prompt where the student answers, or the configuration is
     not supported.
     """
-    open_teacher(config, base)
     params, data = config.training.distillation, config.data.train
     if params.lmbda == 1:
         encoder = _PromptEncoder(_Prompts(config, base))
@@ -109,15 +106,8 @@ class _PromptEncoder:
 
 def _pairs(split: Split, prompts: Sequence[list[int]], teachers: Sequence[list[int]]) -> list[tuple[Example, Example]]:
     """Returns each example and that of the teacher. Raises ConfigError, which names the row, if there is none."""
-    found: list[tuple[Example, Example]] = []
-    faults: list[str] = []
-    for example, *both in zip(split.examples, prompts, teachers, strict=True):
-        try:
-            found.append(taught(example, *both))
-        except RequestError as error:
-            faults.append(f"{example.where}: {error}")
-    raise_faults(faults)
-    return found
+    found = zip(split.examples, prompts, teachers, strict=True)
+    return of_each(found, lambda each: taught(*each), where=lambda each: each[0].where)
 
 
 def _with_given_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:

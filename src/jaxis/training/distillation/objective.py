@@ -12,7 +12,7 @@ from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.distillation.divergence import divergence
-from jaxis.training.distillation.teacher import load_teacher, open_teacher, vocabulary_size
+from jaxis.training.distillation.teacher import load_teacher, vocabulary_size
 from jaxis.training.distillation.teacher_prompts import TaughtBatch
 from jaxis.training.functional_model import Values
 from jaxis.training.objectives import CHUNK_TOKENS, Forward, Losses, Reported, in_chunks
@@ -20,9 +20,14 @@ from jaxis.training.objectives import CHUNK_TOKENS, Forward, Losses, Reported, i
 _TEACHER = "teacher "
 
 
-def distillation_of(config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> tuple[Distillation, Values]:
-    """Loads the teacher. Returns the objective, and the teacher's weights, which it looks for in `frozen`."""
-    params, teacher = config.training.distillation, open_teacher(config, base)
+def distillation_of(
+    config: TrainConfig, base: BaseModel, teacher: BaseModel | None, progress: ProgressDisplay
+) -> tuple[Distillation, Values]:
+    """Loads the teacher, from `open_teacher`.
+
+    Returns the objective, and the teacher's weights, which it looks for in `frozen`.
+    """
+    params = config.training.distillation
     if teacher is None:
         return Distillation(params.beta, params.temperature), {}
     forward, weights = load_teacher(config, teacher, progress)

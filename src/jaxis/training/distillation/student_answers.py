@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from jaxis.training.config import TrainConfig
 from jaxis.training.data import Split
 from jaxis.training.distillation.teacher_prompts import TaughtBatches, taught
 from jaxis.training.examples import Example
-from jaxis.training.grpo.rollouts import LARGEST_SEED
-from jaxis.training.live_engine import LiveEngine
+from jaxis.training.live_engine import LiveEngine, answer_seed
 
 
 class StudentAnswers:
@@ -97,14 +95,16 @@ class StudentAnswers:
             return {}
         if self._engine is None:
             self._engine = LiveEngine(self._base, self._max_tokens, context.progress)
-        sampling = [self._sampling([self._seed, context.step, number]) for number in prompts]
+        sampling = [
+            SamplingParams(
+                temperature=self._params.temperature,
+                seed=answer_seed([self._seed, context.step, number]),
+                max_tokens=self._params.max_completion_length,
+            )
+            for number in prompts
+        ]
         found = self._engine.answers(context.model(), list(prompts.values()), sampling)
         return dict(zip(prompts, found, strict=True))
-
-    def _sampling(self, words: list[int]) -> SamplingParams:
-        seed = int(np.random.RandomState(words).randint(LARGEST_SEED))
-        settings: dict[str, Any] = {"temperature": self._params.temperature, "seed": seed}
-        return SamplingParams(max_tokens=self._params.max_completion_length, **settings)
 
     def _example(self, place: int, answer: CompletionOutput) -> Example:
         prompt, sampled = self._prompts[place], answer.token_ids

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 
@@ -13,7 +12,7 @@ from jaxis.layers.attention_metadata import ScratchCache
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.config import ENGINE, TrainConfig
 from jaxis.training.forward_pass import BLOCK_SIZE
-from jaxis.training.functional_model import FunctionalModel, Values, values_of
+from jaxis.training.functional_model import FunctionalModel, Values, bytes_of, values_of
 from jaxis.training.objectives import Forward, make_forward
 
 _KEY = "training.distillation.teacher_model_name_or_path"
@@ -41,8 +40,7 @@ def open_teacher(config: TrainConfig, student: BaseModel) -> BaseModel | None:
         raise ConfigError(f"{_KEY}={name!r}: {error}") from None
     teacher = dataclasses.replace(teacher, quantization=None)
     _check_vocabulary(teacher, student)
-    abstract = values_of(teacher.abstract())
-    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
+    needed = bytes_of(values_of(teacher.abstract()))
     there = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or free_host_bytes()
     if needed > there:
         raise ConfigError(

@@ -19,7 +19,7 @@ from jaxis.jsonl.conversation import Role
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import TEACHER_PROMPT
 from jaxis.training.examples import Example
-from jaxis.training.rows import DataRow, Dialogue, Text, raise_faults
+from jaxis.training.rows import DataRow, Dialogue, Text, of_each
 
 CONTEXT = "privileged_context"
 
@@ -51,9 +51,7 @@ class TaughtBatches(Batches):
         self._teacher = Batches([(each,) for each in teachers], shape, seed=None)
 
     def batch(self, step: int) -> TaughtBatch:
-        own = super().batch(step)
-        fields = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
-        return TaughtBatch(**fields, teacher=self._teacher.batch(step))
+        return TaughtBatch(**super().batch(step).arrays(), teacher=self._teacher.batch(step))
 
 
 def taught(example: Example, prompt: Sequence[int], teacher_prompt: Sequence[int]) -> tuple[Example, Example]:
@@ -79,15 +77,7 @@ def rows_of_teacher(rows: Sequence[DataRow], template: str | None) -> list[DataR
     """
     if template is None and not any(row.columns.get(CONTEXT) is not None for row in rows):
         return None
-    found: list[DataRow] = []
-    faults: list[str] = []
-    for row in rows:
-        try:
-            found.append(_of_teacher(row, template or TEACHER_PROMPT))
-        except RequestError as error:
-            faults.append(f"{row.where}: {error}")
-    raise_faults(faults)
-    return found
+    return of_each(rows, lambda row: _of_teacher(row, template or TEACHER_PROMPT))
 
 
 def _of_teacher(row: DataRow, template: str) -> DataRow:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxis.errors import ConfigError
 from jaxis.training.base_model import BaseModel
 from jaxis.training.config import ENGINE, TrainConfig
 from jaxis.training.grpo.rollouts import Rollouts
-from jaxis.training.rows import DataRow, read_rows
+from jaxis.training.rows import DataRow, read_rows, with_answer
 
 
 def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[str, str]]:
@@ -34,14 +31,3 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
         rows += found
         digests |= of_files
     return Rollouts(config, base, rows), digests
-
-
-def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a raw row with an empty answer if it is a prompt alone."""
-    prompt, messages = row.get("prompt"), row.get("messages")
-    nothing = {"role": "assistant", "content": ""}
-    if prompt is not None and row.get("completion") is None:
-        return {**row, "completion": [nothing] if isinstance(prompt, list) else ""}
-    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
-        return row if messages[-1].get("role") == "assistant" else {**row, "messages": [*messages, nothing]}
-    return row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import cast
 
@@ -102,7 +101,7 @@ class GRPO:
 
     def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
         rollouts = cast(RolloutBatch, batch)
-        rows = TrainingBatch(**{field.name: getattr(batch, field.name) for field in dataclasses.fields(TrainingBatch)})
+        rows = TrainingBatch(**batch.arrays())
         filters = TokenFilters(*map(jnp.asarray, (rollouts.top_k, rollouts.top_p, rollouts.min_p)))
         draws = Draws(jnp.asarray(rollouts.temperature), filters if self.has_filters else None)
         scores = forward(values, rows, key, draws)

@@ -18,10 +18,9 @@ from jaxis.training.grpo.episode import Episode
 from jaxis.training.grpo.objective import MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import Rewards, advantages
 from jaxis.training.held_out_prompts import HeldOutPrompts
-from jaxis.training.live_engine import LiveEngine
+from jaxis.training.live_engine import LiveEngine, answer_seed
 from jaxis.training.rows import DataRow
 
-LARGEST_SEED = 2**31 - 1
 ALL_TOKENS = 2**31 - 1
 
 
@@ -198,7 +197,7 @@ class Rollouts:
             self._distribution,
             max_tokens=max_tokens,
             logprobs=0,
-            seed=int(np.random.RandomState(words).randint(LARGEST_SEED)),
+            seed=answer_seed(words),
             skip_special_tokens=self.environments is None or self.environments.skip_special_tokens,
         )
 
@@ -229,10 +228,9 @@ class Rollouts:
             first = len(episode.prompt_ids) - 1
             sampled[row][first : first + len(episode.ids)] = episode.logprobs
             weights[row][first : first + len(episode.ids)] = gains[number]
-        arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         drawn_from = self._distribution
         return RolloutBatch(
-            **arrays,
+            **batch.arrays(),
             sampled_logprobs=sampled,
             advantages=weights,
             vocab_positions=np.zeros((num_micro_batches, 0), np.int32),

@@ -30,7 +30,7 @@ from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.forward_pass import PlainPass
-from jaxis.training.functional_model import Values, is_float, values_of
+from jaxis.training.functional_model import Values, bytes_of, is_float, values_of
 from jaxis.training.methods import method_of
 from jaxis.training.objectives import CHUNK_TOKENS, make_forward
 from jaxis.training.optimizer import make_optimizer
@@ -79,7 +79,7 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
     def held(tree: Mapping[str, Any]) -> int:
         """Returns the bytes that a device holds of arrays, or of trees of arrays, by weight name."""
         return sum(
-            _bytes(leaf)
+            bytes_of(leaf)
             // (num_devices if shared_axis(mesh, leaf.shape, parts.model.logical_axes.get(name)) >= 0 else 1)
             for name, value in tree.items()
             for leaf in jax.tree.leaves(value)
@@ -89,7 +89,7 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
     optimizer = make_optimizer(config.training, lambda _: jnp.zeros(()), parts.model.logical_axes)
     state = jax.eval_shape(optimizer.init, parts.trained)
     by_name = [each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if _is_by_name(each)]
-    counters = _bytes_of([each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if not _is_by_name(each)])
+    counters = bytes_of([each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if not _is_by_name(each)])
     trained = held(parts.trained)
     recomputes = config.training.enable_gradient_checkpointing
     plain, kept = (
@@ -145,13 +145,13 @@ class _Parts:
         self.num_layers = len(decoder.layers)
         self.vocab_size = cast(CausalLM, model).vocab_size
         layers = [f"{name}." for name, module in named_modules(model) if any(module is each for each in decoder.layers)]
-        sizes = [_bytes_of([values[name] for name in values if name.startswith(prefix)]) for prefix in layers]
-        self.gathered_bytes = _bytes_of(values) - sum(sizes) + max(sizes)
+        sizes = [bytes_of([values[name] for name in values if name.startswith(prefix)]) for prefix in layers]
+        self.gathered_bytes = bytes_of(values) - sum(sizes) + max(sizes)
 
     def residual_bytes(self, batch: TrainingBatch, *, recompute: bool) -> int:
         """Returns the bytes that a micro-batch keeps for its derivatives, besides weights."""
         forward = make_forward(self.model, lambda values, _: self._pass.bind(values), recompute=recompute)
-        objective, _ = method_of(self._config).objective(self._config, self._base, ProgressDisplay(enabled=False))
+        objective, _ = method_of(self._config, self._base).objective(ProgressDisplay(enabled=False))
         micro_batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)
 
         def derive(trained: Trained, frozen: Values, micro_batch: TrainingBatch) -> Any:
@@ -169,17 +169,9 @@ class _Parts:
             if weights[leaf.shape, leaf.dtype] > 0:
                 weights[leaf.shape, leaf.dtype] -= 1  # the weight itself
             else:
-                num_bytes += _bytes(leaf)
+                num_bytes += bytes_of(leaf)
         return num_bytes
 
 
 def _is_by_name(tree: Any) -> bool:
     return isinstance(tree, dict)
-
-
-def _bytes_of(tree: Any) -> int:
-    return sum(map(_bytes, jax.tree.leaves(tree)))
-
-
-def _bytes(array: Any) -> int:
-    return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize

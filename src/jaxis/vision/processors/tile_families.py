@@ -162,10 +162,8 @@ def read_lfm2_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProce
     )
     image = settings.image
     side, tile = image("encoder_patch_size", 16) * image("downsample_factor", 2), image("tile_size", 512)
-    least, most, tolerance = (
-        *(image("min_image_tokens", 64), image("max_image_tokens", 256)),
-        image("max_pixels_tolerance", 2.0),
-    )
+    least, most = image("min_image_tokens", 64), image("max_image_tokens", 256)
+    tolerance = image("max_pixels_tolerance", 2.0)
     cuts = image("do_image_splitting", True) and image("max_tiles", 10) != 1
     bounds = image("min_tiles", 2), image("max_tiles", 10)
     has_whole, has_marks = image("use_thumbnail", True), settings.processor.get("use_image_special_tokens", True)
