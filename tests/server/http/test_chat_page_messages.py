@@ -1,6 +1,7 @@
 """The chat page with answers that a small model does not give, and with what users do to conversations."""
 
 import json
+import re
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_markdown_is_shown_and_hostile_markdown_does_nothing(page, api):
 
 def test_streamed_markdown_equals_the_whole_at_every_cut(page, api):
     text = "# A\n\nb *c* `d`\n\n1. e\n2. f\n\n```js\nlet x = 1;\n```\n\n| g | h |\n|---|---|\n| 1 | 2 |"
-    text += "\n\n[i][j]\n\n[j]: https://k.example"
+    text += "\n\n[i][j]\n\n[j]: https://k.example\n\n- [x] l\n- [ ] $m$\n\n$$\nn\n\\\\\n= o\n$$\np \\(q\\)"
     html = page.evaluate(
         f"""(async () => {{
           const {{MarkdownView}} = await import("/static/js/markdown.js");
@@ -138,7 +139,33 @@ def test_streamed_markdown_equals_the_whole_at_every_cut(page, api):
     )
     assert html is not None
     assert 'href="https://k.example"' in html
-    assert html.count("<li>") == 2
+    assert html.count("<li>") == 4
+    assert html.count('class="katex-html"') == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        (r"Mass is $E = mc^2$, not \(p\)", ["E = mc^2", "p"]),
+        ("So:\n$$\na\n= b\n- c\n$$\nand\n\\[\nd \\\\\n\n+ e\n\\]\nthen", ["a\n= b\n- c", "d \\\\\n\n+ e"]),
+        (r"1. \[f\]", ["f"]),
+        ("```math\ng < h\n```", ["g < h"]),
+        (r"| $i \le j$ |" + "\n|---|\n| $$k$$ |", [r"i \le j", "k"]),
+        (r"$\vec{v}$", [r"\vec{v}"]),
+        ("From $5 to $10, or $ x $; `$y$`, \\$z$, $open", []),
+        (r"$\unknown{$ and $\href{javascript:alert(1)}{x}$", [r"\href{javascript:alert(1)}{x}"]),
+    ],
+)
+def test_formulas_are_drawn(page, api, text, formulas):
+    converse(page, api, ("Q", text))
+    annotations = "[...document.querySelectorAll('.content annotation')].map(a => a.textContent.trim())"
+    assert page.evaluate(annotations) == formulas
+    if "$open" in text or "unknown" in text:  # what is no formula stays as it was written
+        assert re.search(r"\$open|\$\\unknown\{\$", page.text(".content"))
+    assert page.evaluate("document.querySelectorAll('.content a, .katex-error').length") == 0
+    arrows = page.evaluate("[...document.querySelectorAll('.content svg')].map(svg => svg.clientWidth)")
+    assert all(1 < width < 20 for width in arrows)
+    assert len(arrows) == text.count(r"\vec")
 
 
 def test_reasoning_and_tool_calls(page, api):
@@ -336,7 +363,11 @@ def test_dropped_and_pasted_images_are_shown_and_sent(page, api):
 @pytest.mark.parametrize("width", quick_rows([1280, 390], quick=[390]))
 def test_it_fits_and_everything_has_a_name(page, api, width):
     page.resize(width, 700, dark=width == 390)
-    converse(page, api, ("Q" * 200, f"```\n{'x' * 500}\n```\n\n|{'column|' * 30}\n|{'-|' * 30}\n\n{'y' * 500}"))
+    table = f"|{'several words|' * 6}\n|{'-|' * 6}\n|{'some longer words|' * 6}"
+    formula = f"${'a+' * 100}a$ and ${'w' * 100}$\n\n$${'b=' * 100}b$$"
+    converse(page, api, ("Q" * 200, f"```\n{'x' * 500}\n```\n\n{table}\n\n{formula}\n\n{'y' * 500}"))
+    heights = page.evaluate("[...document.querySelectorAll('td, th')].map(cell => cell.clientHeight)")
+    assert max(heights) < 40  # a wide table scrolls: its words stand in one line
     overflow = "document.documentElement.scrollWidth - innerWidth"
     assert page.evaluate(overflow) == 0
     assert page.evaluate("document.getElementById('log').scrollWidth - document.getElementById('log').clientWidth") == 0

@@ -18,8 +18,8 @@ _HEADERS = {
     # Model output is untrusted. Only the page's own scripts run and only its own files are loaded, and HTML gets into
     # the page only through DOMPurify ("trusted types").
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types dompurify"
     ),
     "X-Content-Type-Options": "nosniff",

@@ -4,6 +4,7 @@
 import hljs from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
 import DOMPurify from "../vendor/purify.js";
+import { drawFormulas, formula, formulaExtensions } from "./math.js";
 
 const MAX_HIGHLIGHTED_CHARACTERS = 30_000; // a longer block would hold up the page at every new token
 const SANITIZE = {
@@ -65,9 +66,10 @@ const marked = new Marked({
   renderer: {
     html: ({ text }) => escape(text),
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)} (image)</a>`,
-    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+    checkbox: ({ checked }) => `<span class="checkbox">${checked ? "☑" : "☐"} </span>`,
     code: ({ text, lang }) => {
       const language = (lang ?? "").match(/^[\w+#.-]*/)[0];
+      if (language === "math") return formula(`$$${escape(text)}$$`);
       return (
         `<div class="code-block"><div class="code-head"><span>${escape(language || "text")}</span></div>` +
         `<pre><code>${highlight(text, language)}\n</code></pre></div>`
@@ -75,6 +77,7 @@ const marked = new Marked({
     },
   },
 });
+marked.use({ extensions: formulaExtensions(escape) });
 
 /** Shows Markdown that grows. Only the blocks that changed are rendered again: a selection in the others stays. */
 export class MarkdownView {
@@ -103,6 +106,7 @@ function renderBlock(token) {
   const block = document.createElement("div");
   block.className = "block";
   block.append(DOMPurify.sanitize(marked.parser([token]), SANITIZE));
+  drawFormulas(block);
   for (const head of block.querySelectorAll(".code-head")) {
     const button = document.createElement("button");
     button.type = "button";
