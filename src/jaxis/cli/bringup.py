@@ -143,6 +143,16 @@ def verify(
         list[VerifyPart] | None,
         typer.Option(help="Check this part only; may be given several times.", show_default=False),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Compare with a server of the model instead: vLLM, llama-server, Ollama, ..."),
+    ] = None,
+    against_model: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name at --against (default: the first listed there).")
+    ] = "",
+    against_key: Annotated[
+        str, typer.Option(metavar="KEY", help="API key of --against.", envvar="OPENAI_API_KEY", show_envvar=True)
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
@@ -153,6 +163,7 @@ def verify(
 
     Without weights, a tiny model of the same architecture is made with random weights and compared.
     Needs torch and transformers: pip install 'jaxis\\[verify]'.
+    With --against, compares log-probabilities with a server's, and says if template, tokenizer or weights differ.
     Exits with 1 if anything differs, and names the first module that does; with 3 if it could not run.
 
     \b
@@ -162,8 +173,17 @@ def verify(
       jaxis verify ./config.json --only layers
       jaxis verify ./Qwen3-0.6B --save-golden qwen3.safetensors
       jaxis verify ./Qwen3-0.6B --golden qwen3.safetensors
+      jaxis verify ./Qwen3-0.6B --against http://127.0.0.1:8000
     """
     lengths = _parse_lengths(prompt_lens, context.args)
+    if against is not None:
+        if golden is not None or save_golden is not None or only or lengths or revision is not None:
+            raise typer.BadParameter(
+                "compares with a server: give it with --dtype, --json, --against-model and --against-key only",
+                param_hint="--against",
+            )
+        _verify_against(model, against, against_model, against_key, dtype, as_json=as_json, debug=debug)
+        return
     if golden is not None and (save_golden is not None or lengths):
         raise typer.BadParameter("brings its own prompts and logits: give it alone", param_hint="--golden")
     with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
@@ -188,6 +208,45 @@ def verify(
             _print(result)
         if save_golden is not None:
             note(f"{save_golden}: {save_golden.stat().st_size / 1e6:.1f} MB of reference logits")
+    if not result.passed:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _verify_against(
+    model: str, url: str, server_model: str, api_key: str, dtype: Dtype, *, as_json: bool, debug: bool
+) -> None:
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        from jaxis.bringup.verify.against import verify_against
+
+        with Console(stderr=True).status("Starting") as status:
+            result = verify_against(
+                model,
+                url,
+                server_model=server_model,
+                api_key=api_key,
+                dtype=dtype.value,
+                on_stage=lambda stage: status.update(stage.capitalize()),
+            )
+        if as_json:
+            print(json.dumps(result.to_dict(), indent=2))
+        else:
+            console = Console(highlight=False)
+            what = f"{result.dtype}, against {result.server_model} of {result.url}"
+            console.print(f"[bold]{escape(result.model)}[/bold]: {escape(what)}", soft_wrap=True)
+            table = Table("log-probabilities", "mean difference", "max", "top 1", "", box=SIMPLE)
+            for check in result.checks:
+                agreement = "" if check.argmax_agreement is None else f"{check.argmax_agreement:.0%}"
+                figures = f"{check.mean_difference:.1e}", f"{check.max_difference:.1e}", agreement
+                table.add_row(f"{check.probe}, {check.num_tokens} tokens", *figures, _mark(check.passed))
+            console.print(table)
+            for finding in result.findings:
+                console.print(escape(f"{finding.code}: {finding.message}"), soft_wrap=True)
+            print("verified" if result.passed else "differs")
     if not result.passed:
         raise typer.Exit(EXIT_ERROR)
 
