@@ -44,7 +44,7 @@ def jaxis_steps(options: argparse.Namespace, done: Callable[[float], None]) -> N
     from jaxis.training.batches import Batches, BatchShape
     from jaxis.training.config import TrainConfig
     from jaxis.training.examples import Example
-    from jaxis.training.methods import make_objective
+    from jaxis.training.objectives import CrossEntropy
     from jaxis.training.optimizer import make_optimizer
     from jaxis.training.step import begin, make_step
     from jaxis.training.trainable import make_trainable
@@ -68,7 +68,7 @@ def jaxis_steps(options: argparse.Namespace, done: Callable[[float], None]) -> N
     items = [(Example(row.astype(np.int32), np.arange(len(row)) > 0, ""),) for row in rows_of(options)]
     batch = Batches(items, BatchShape(1, options.rows, options.tokens), seed=None).batch(0)
     optimizer = make_optimizer(config.training, lambda _: jax.numpy.asarray(1e-4))
-    step = make_step(model.forward(is_training=True), make_objective(config.training), model.combine, optimizer, 1.0)
+    step = make_step(model.forward(is_training=True), CrossEntropy(), model.combine, optimizer, 1.0)
     trained, state = begin(model.initial, model.frozen, optimizer)
     key = jax.random.key(0)
     for _ in range(options.steps + 1):

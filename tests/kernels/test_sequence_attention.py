@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.sequence_attention import sequence_attention
-from jaxis.training.recompute import recomputed
+from jaxis.training.functional_model import recomputed
 from tests.support.kernel_paths import each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]

@@ -15,7 +15,7 @@ import transformers
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
-from jaxis.training.config import TrainingParams
+from jaxis.training.config.training import TrainingParams
 from jaxis.training.optimizer import make_optimizer
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from jaxis.errors import ConfigError
 from jaxis.host import extras
 from jaxis.training.batches import Batches, BatchShape, Mixture, pack
-from jaxis.training.config import DatasetParams
+from jaxis.training.config.data import DatasetParams
 from jaxis.training.examples import Example, ExampleEncoder, shown
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, read_content, read_rows
 from tests.support.training import dialogue, write_rows

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
-from jaxis.training.batch_source import StepContext
-from jaxis.training.distillation.divergence import TILE, divergence
+from jaxis.training.data import StepContext
+from jaxis.training.distillation.objective import TILE, divergence
 from jaxis.training.objectives import in_chunks
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer

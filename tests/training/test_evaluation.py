@@ -16,8 +16,8 @@ import torch
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
-from jaxis.training.run_page import write_report
-from jaxis.training.scorer import load_scorer, scores_of
+from jaxis.training.answers import load_scorer, scores_of
+from jaxis.training.report import write_report
 from jaxis.training.trainer import Trainer
 from jaxis.version import __version__
 from tests.support import training

@@ -18,7 +18,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, logsumexp
 from jaxis.parallel.mesh import DATA_AXIS
-from jaxis.training import live_engine
+from jaxis.training import answers
 from jaxis.training.grpo.objective import GRPO, MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import advantages
 from jaxis.training.objectives import Draws, Reported, Scores
@@ -255,7 +255,7 @@ def test_training_sees_what_was_sampled_at_other_temperatures_and_from_fewer_tok
 @pytest.mark.production_xla
 def test_training_sees_what_was_guessed_ahead(here, monkeypatch):
     # By default nothing is guessed while steps are as short as this model's.
-    monkeypatch.setattr(live_engine, "EngineArgs", partial(EngineArgs, speculative_config={"method": "ngram"}))
+    monkeypatch.setattr(answers, "EngineArgs", partial(EngineArgs, speculative_config={"method": "ngram"}))
     answer = "I am Tiny, the small demonstration model of jaxis. I know a few tables and nothing else."
     earlier = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": answer}]
     run(grpo_config(here, here / "out", max_steps=2, earlier=earlier, grpo={"max_completion_length": 24}))

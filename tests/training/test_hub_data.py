@@ -14,7 +14,7 @@ from tests.support.hub_server import HubServer, client_environment
 _READ = """
 import json, sys
 from jaxis.errors import ConfigError
-from jaxis.training.config import DatasetParams
+from jaxis.training.config.data import DatasetParams
 from jaxis.training.rows import read_rows
 for line in sys.stdin:
     try:

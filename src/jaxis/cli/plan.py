@@ -189,7 +189,7 @@ def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *
     from jaxis.config.yaml_file import read_yaml_mapping
     from jaxis.errors import ConfigError
     from jaxis.training.config import TrainConfig
-    from jaxis.training.plan.training_plan import plan_training
+    from jaxis.training.memory_plan import plan_training
 
     for parameter in context.command.params:
         name = parameter.name or ""

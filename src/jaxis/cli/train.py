@@ -84,7 +84,7 @@ def _show(trainer: Trainer, count: int) -> None:
 def _write_report(config: TrainConfig, num_rows: int) -> None:
     """Writes the page of a run; a failure is a note, not an error."""
     from jaxis.errors import JaxisError
-    from jaxis.training.run_page import write_report
+    from jaxis.training.report import write_report
 
     try:
         write_report(config, num_rows)

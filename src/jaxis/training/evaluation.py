@@ -11,15 +11,14 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import SamplingParams
+from jaxis.training.answers import HeldOutPrompts, LiveEngine, Scorer, load_scorer, scores_of
 from jaxis.training.base_model import BaseModel
 from jaxis.training.checkpoint import TrainState
-from jaxis.training.config import TrainConfig, TrainingParams
+from jaxis.training.config import TrainConfig
+from jaxis.training.config.training import TrainingParams
 from jaxis.training.data import Split
-from jaxis.training.held_out_prompts import HeldOutPrompts
-from jaxis.training.live_engine import LiveEngine
 from jaxis.training.objectives import Objective
 from jaxis.training.run_log import RunLog
-from jaxis.training.scorer import Scorer, load_scorer, scores_of
 from jaxis.training.step import make_evaluation
 from jaxis.training.trainable import Trainable
 

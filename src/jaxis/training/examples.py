@@ -17,7 +17,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.jsonl.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import check_tool_arguments, messages_for_template
-from jaxis.training.config import FINAL_TURN
+from jaxis.training.config.data import FINAL_TURN
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, of_each
 from jaxis.training.turns import Span, TurnEncoder, check_template
 

@@ -30,7 +30,8 @@ from jaxis.layers.partial_weight import WeightLoader
 from jaxis.lora.adaptable import table_type
 from jaxis.training.adapters import AdaptedLayers
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import DISTILLATION, ENGINE, GRPO, PLAIN, TrainConfig
+from jaxis.training.config import TrainConfig
+from jaxis.training.config.training import DISTILLATION, ENGINE, GRPO, PLAIN
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats
 
 BLOCK_SIZE = 16

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import jax
 import numpy as np
 
 from jaxis.host.progress import ProgressDisplay
-from jaxis.training.batch_source import BatchSource, StepContext
 from jaxis.training.checkpoint import TrainState
+from jaxis.training.data import BatchSource, StepContext
 from jaxis.training.evaluation import HeldOutEvaluation
 from jaxis.training.resume import Checkpoints
 from jaxis.training.run_log import RunLog
+from jaxis.training.speed import StepProfiler
 from jaxis.training.step import StepFunction
-from jaxis.training.step_profiler import StepProfiler
-from jaxis.training.stop_signals import stop_signals
 from jaxis.training.trainable import Trainable
 
 
@@ -86,3 +90,28 @@ class TrainingLoop:
                     if is_best or self.checkpoints.is_due(state.step):
                         self.checkpoints.save(state)
         return state, None
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int | None]]:
+    """Holds back SIGTERM and Ctrl-C until a run can stop; a second signal has its usual effect.
+
+    Yields a function that returns the number of the received signal, or None.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    for number in previous:
+        signal.signal(number, receive)
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import BaseModel
-from jaxis.training.batch_source import BatchSource, GivenBatches
-from jaxis.training.config import DISTILLATION, TrainConfig
-from jaxis.training.config import DPO as DPO_TYPE
-from jaxis.training.config import GRPO as GRPO_TYPE
-from jaxis.training.config import SFT as SFT_TYPE
-from jaxis.training.data import Split, load_split
-from jaxis.training.distillation.data import load_distillation, load_held_out
+from jaxis.training.config import TrainConfig
+from jaxis.training.config.training import DISTILLATION
+from jaxis.training.config.training import DPO as DPO_TYPE
+from jaxis.training.config.training import GRPO as GRPO_TYPE
+from jaxis.training.config.training import SFT as SFT_TYPE
+from jaxis.training.data import BatchSource, GivenBatches, Split, load_split
 from jaxis.training.distillation.objective import distillation_of
+from jaxis.training.distillation.student_answers import load_distillation, load_held_out
 from jaxis.training.distillation.teacher import open_teacher
 from jaxis.training.examples import Example
 from jaxis.training.functional_model import Values
-from jaxis.training.grpo.data import load_rollouts
 from jaxis.training.grpo.objective import grpo_of
+from jaxis.training.grpo.rollouts import load_rollouts
 from jaxis.training.objectives import DPO, CrossEntropy, Objective
 
 

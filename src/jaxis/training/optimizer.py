@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxis.training.config import OPTIMIZERS, TrainingParams
+from jaxis.training.config.training import OPTIMIZERS, TrainingParams
 
 Schedule = Callable[[Any], jax.Array]
 """Function from the number of finished steps to the learning rate of the next."""

@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 from jaxis.errors import ConfigError, EngineError
 from jaxis.parallel.mesh import put
 from jaxis.training.checkpoint import RunState, TrainState, find_checkpoints, load_checkpoint, save_checkpoint
-from jaxis.training.config import TrainConfig, TrainingParams
+from jaxis.training.config import TrainConfig
+from jaxis.training.config.training import TrainingParams
 from jaxis.training.evaluation import BestStep
 
 # Settings that do not change the results of a step.

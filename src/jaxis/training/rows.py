@@ -16,9 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from jaxis.errors import ConfigError, RequestError
 from jaxis.jsonl.conversation import Conversation, Role
-from jaxis.training.config import DatasetParams
-from jaxis.training.data_files import RawRow, files_of, read_file
-from jaxis.training.hub_data import hub_files
+from jaxis.training.config.data import DatasetParams
+from jaxis.training.data_files import RawRow, files_of, hub_files, read_file
 
 Row = TypeVar("Row")
 Converted = TypeVar("Converted")

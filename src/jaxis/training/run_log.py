@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
-from jaxis.training.config import TrainingParams
+from jaxis.training.config.training import TrainingParams
 from jaxis.training.optimizer import Schedule
 from jaxis.training.speed import Speedometer
 

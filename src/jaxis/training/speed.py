@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import named_modules
 from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import TrainingParams
+from jaxis.training.config.training import TrainingParams
 
 _LEAST_SECONDS, _NUM_PRODUCTS = 0.01, 5
 
@@ -106,3 +107,28 @@ class Speedometer:
             "mfu": round(flops / self.seconds / self._limit, 4),
             "peak_memory_bytes": peak_bytes(),
         }
+
+
+class StepProfiler:
+    """Records traces of a run's steps by `jax.profiler`, as `training.profiler` says."""
+
+    def __init__(self, params: TrainingParams) -> None:
+        self._params = params.profiler
+        self._folder = Path(params.profiler.save_dir or Path(params.output_dir) / "profiler")
+        self._number = -1
+        self._is_recording = False
+
+    def before_step(self) -> None:
+        """Begins or ends a trace, as the next step needs it."""
+        self._number += 1
+        self._record(self._params.is_on and self._params.schedule.records(self._number))
+
+    def close(self) -> None:
+        self._record(False)
+
+    def _record(self, is_wanted: bool) -> None:
+        if is_wanted and not self._is_recording:
+            jax.profiler.start_trace(self._folder)
+        elif self._is_recording and not is_wanted:
+            jax.profiler.stop_trace()
+        self._is_recording = is_wanted

@@ -25,9 +25,8 @@ from jaxis.training.methods import TrainingData, method_of
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.resume import Checkpoints, find_resumed, settings_of
 from jaxis.training.run_log import RunLog
-from jaxis.training.speed import Speedometer, product_rate, step_cost
+from jaxis.training.speed import Speedometer, StepProfiler, product_rate, step_cost
 from jaxis.training.step import begin, make_step
-from jaxis.training.step_profiler import StepProfiler
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
 
 

@@ -1,8 +1,11 @@
+"""Answers of several turns: episodes, and a user's environments whose tools they call."""
+
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxis.errors import ConfigError, RequestError
@@ -12,12 +15,53 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.tool_parsers.tools import function_tools
 from jaxis.tokenizer.chat_messages import messages_for_template
+from jaxis.training.answers import HeldOutPrompts, load_scorer, scores_of
 from jaxis.training.base_model import BaseModel
-from jaxis.training.grpo.episode import Episode
 from jaxis.training.grpo.tool_schema import tool_schema
-from jaxis.training.held_out_prompts import HeldOutPrompts
-from jaxis.training.scorer import load_scorer, scores_of
 from jaxis.training.turns import TurnEncoder
+
+
+@dataclass
+class Episode:
+    """A prompt and the tokens after it, of one turn or several, sampled by the engine or returned by tools.
+
+    Attributes:
+      prompt, completion: Prompt and answer as a string or messages.
+      ids: Token ids after the prompt.
+      is_sampled: For each of `ids`, True if the engine sampled it; False if a tool returned it.
+      logprobs: Log-probability of each sampled token when it was sampled; 0.0 for the others.
+      is_cut: True if the answer ended because the limit was reached.
+      environment: Instance of the user's environment; None without one.
+      num_calls: Number of tool calls.
+      num_failed: Number of calls that raised an error or named an unknown tool.
+    """
+
+    prompt: str | list[dict[str, Any]]
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)
+    is_sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    completion: str | list[dict[str, Any]] = ""
+    is_cut: bool = False
+    num_accepted_drafts: int = 0
+    environment: Any = None
+    num_calls: int = 0
+    num_failed: int = 0
+
+    def add_sampled(self, answer: CompletionOutput) -> None:
+        """Adds the tokens of an answer, which must have log-probabilities."""
+        assert answer.logprobs is not None
+        self.ids += answer.token_ids
+        self.is_sampled += [True] * len(answer.token_ids)
+        self.logprobs += [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+        self.is_cut = answer.finish_reason == "length"
+        self.num_accepted_drafts += answer.num_accepted_drafts
+
+    def add_given(self, ids: list[int]) -> None:
+        self.ids += ids
+        self.is_sampled += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
 
 _KEY = "training.grpo.environment_factory"
 _NO_TOOLS = ("reset", "get_reward")

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxis.kernels.sampling import TokenFilters
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.config import CORRECT, TrainingParams
+from jaxis.training.config.methods import CORRECT
+from jaxis.training.config.training import TrainingParams
 from jaxis.training.functional_model import Values
 from jaxis.training.objectives import Draws, Forward, Losses, Mean, Reported
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.training.scorer import load_scorer, scores_of
+from jaxis.training.answers import load_scorer, scores_of
 
 MIN_DEVIATION = 1e-4
 

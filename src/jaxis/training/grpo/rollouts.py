@@ -8,18 +8,18 @@ import numpy as np
 from jaxis.errors import ConfigError, EngineError
 from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import ALL_LOGPROBS, SamplingParams
+from jaxis.training.answers import HeldOutPrompts, LiveEngine, answer_seed
 from jaxis.training.base_model import BaseModel
-from jaxis.training.batch_source import StepContext
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
-from jaxis.training.config import ERROR, TrainConfig
+from jaxis.training.config import TrainConfig
+from jaxis.training.config.methods import ERROR
+from jaxis.training.config.training import ENGINE
+from jaxis.training.data import StepContext
 from jaxis.training.examples import Example
-from jaxis.training.grpo.environments import Environments
-from jaxis.training.grpo.episode import Episode
+from jaxis.training.grpo.environments import Environments, Episode
 from jaxis.training.grpo.objective import MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import Rewards, advantages
-from jaxis.training.held_out_prompts import HeldOutPrompts
-from jaxis.training.live_engine import LiveEngine, answer_seed
-from jaxis.training.rows import DataRow
+from jaxis.training.rows import DataRow, read_rows, with_answer
 
 ALL_TOKENS = 2**31 - 1
 
@@ -262,3 +262,27 @@ class Rollouts:
             found.append([entry[token].logprob for token in range(len(entry))])
         logprobs = np.asarray(found, np.float32).reshape(*positions.shape, -1)
         return dataclasses.replace(batch, vocab_positions=positions.astype(np.int32), vocab_logprobs=logprobs)
+
+
+def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[str, str]]:
+    """Returns the batch source of a run and the digest of each file.
+
+    Raises ConfigError if a file cannot be read, a data row has no prompt, or the configuration is not supported.
+    """
+    if config.fsdp.enable_fsdp:
+        raise ConfigError("fsdp.enable_fsdp cannot be honoured with TRL_GRPO: leave it out")
+    grpo = config.training.grpo
+    if config.training.forward_pass != ENGINE and (grpo.has_filters or grpo.num_iterations > 1):
+        needing = "top_p, top_k and min_p need" if grpo.has_filters else "num_iterations above 1 needs"
+        raise ConfigError(
+            f"training.grpo.{needing} training.forward_pass=engine, whose log-probabilities are those of sampling"
+        )
+    split = config.data.train
+    rows: list[DataRow] = []
+    digests: dict[str, str] = {}
+    for dataset in split.datasets:
+        seed = next(s for s in (dataset.seed, split.seed, config.training.data_seed) if s is not None)
+        found, of_files = read_rows(dataset, seed, with_answer)
+        rows += found
+        digests |= of_files
+    return Rollouts(config, base, rows), digests
