@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from jaxis.training.checkpoint import Checkpoints
 from jaxis.training.config import TrainConfig
-from jaxis.training.resume import Checkpoints
 from tests.support import training
 
 

@@ -14,8 +14,8 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.training.data import StepContext
-from jaxis.training.distillation.objective import TILE, divergence
-from jaxis.training.objectives import in_chunks
+from jaxis.training.divergence import TILE, divergence
+from jaxis.training.scores import in_chunks
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
 from tests.support import training

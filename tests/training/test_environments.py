@@ -11,8 +11,8 @@ from transformers.utils import get_json_schema
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
-from jaxis.training.grpo.objective import MISMATCH, VOCAB_MISMATCH
-from jaxis.training.grpo.tool_schema import tool_schema
+from jaxis.training.objectives import MISMATCH, VOCAB_MISMATCH
+from jaxis.training.tool_schema import tool_schema
 from jaxis.training.trainer import Trainer
 from tests.support import training
 

@@ -19,9 +19,9 @@ from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, logsumexp
 from jaxis.parallel.mesh import DATA_AXIS
 from jaxis.training import answers
-from jaxis.training.grpo.objective import GRPO, MISMATCH, VOCAB_MISMATCH, RolloutBatch
-from jaxis.training.grpo.rewards import advantages
-from jaxis.training.objectives import Draws, Reported, Scores
+from jaxis.training.objectives import GRPO, MISMATCH, VOCAB_MISMATCH, Reported, RolloutBatch
+from jaxis.training.rollouts import advantages
+from jaxis.training.scores import Draws, Scores
 from jaxis.training.sharding import Devices
 from jaxis.training.trainer import Trainer
 from tests.support import training

@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 from jaxis.cli.main import app
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.memory_plan import training_memory
-from jaxis.training.methods import method_of
 from jaxis.training.optimizer import make_optimizer
 from jaxis.training.step import make_step
 from jaxis.training.trainable import make_trainable
-from jaxis.training.trainer import Trainer
+from jaxis.training.trainer import Trainer, method_of
 from tests.support import training
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_checkpoint

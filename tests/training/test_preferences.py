@@ -7,7 +7,8 @@ import pytest
 
 from jaxis.errors import ConfigError
 from jaxis.training.config import TrainConfig
-from jaxis.training.objectives import DPO, Scores
+from jaxis.training.objectives import DPO
+from jaxis.training.scores import Scores
 
 
 class Pairs:

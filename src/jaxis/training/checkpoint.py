@@ -7,22 +7,31 @@ Safetensors need no further dependency, since jaxis has a writer for them, and t
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
-from jaxis.errors import CheckpointError, ConfigError
+from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import SafetensorsFile
 from jaxis.loading.safetensors_writer import write_tensors
+from jaxis.parallel.mesh import put
+from jaxis.training.config import TrainConfig
+from jaxis.training.config.training import TrainingParams
+from jaxis.training.written_folder import written_beside
 
 _STATE, _ARRAYS = "trainer_state.json", "state.safetensors"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -81,6 +90,156 @@ class RunState:
                 )
 
 
+@dataclass
+class BestStep:
+    """The best step so far, by a metric of metrics.jsonl; None before anything has been measured.
+
+    If `is_greater`, larger values are better.
+    """
+
+    metric: str
+    is_greater: bool
+    step: int | None = None
+    value: float | None = None
+
+    def improves(self, step: int, measured: Mapping[str, float]) -> bool:
+        """Records a step's measurements; returns whether the step is better than all before it.
+
+        Raises ConfigError if the metric was not measured.
+        """
+        if self.metric not in measured:
+            raise ConfigError(
+                f"training.trainer_kwargs.metric_for_best_model={self.metric!r} is not measured; known: "
+                f"{', '.join(sorted(measured))}"
+            )
+        value = measured[self.metric]
+        if self.value is not None and not (value > self.value if self.is_greater else value < self.value):
+            return False
+        self.step, self.value = step, value
+        return True
+
+
+# Settings that do not change the results of a step.
+_FREE_TO_CHANGE = frozenset(
+    {
+        *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
+        *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
+        *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
+        *("enable_wandb", "run_name", "profiler"),
+        # The fields of these are sections of their own.
+        *("grpo", "distillation", "datasets", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
+    }
+)
+
+
+def find_resumed(params: TrainingParams) -> Path | None:
+    """Returns the checkpoint that a run resumes from; None: it starts. Raises ConfigError if the user must choose."""
+    if params.resume_from_checkpoint is not None:
+        return Path(params.resume_from_checkpoint)
+    found = find_checkpoints(Path(params.output_dir))
+    if not found:
+        return None
+    if not params.try_resume_from_last_checkpoint:
+        raise ConfigError(
+            f"{params.output_dir} has {found[-1][1].name} of an earlier run: set "
+            "training.try_resume_from_last_checkpoint=true to go on from it, or another training.output_dir"
+        )
+    return found[-1][1]
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+      params: Arguments of the training.
+      settings: Settings that must not change when the run resumes; see `settings_of`.
+      best: Best step so far; None: none is tracked.
+    """
+
+    def __init__(self, params: TrainingParams, settings: Mapping[str, Any], best: BestStep | None) -> None:
+        self._params, self._settings, self._best = params, settings, best
+        self._output = Path(params.output_dir)
+
+    def can_resume_at(self, step: int) -> bool:
+        """Returns whether a run can resume after so many steps: not between steps that share a batch."""
+        return step % self._params.steps_per_batch == 0
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether a checkpoint is saved after so many steps, the first where a run can resume."""
+        every, last = self._params.save_steps, step - self._params.steps_per_batch
+        return bool(every) and self.can_resume_at(step) and step // every > last // every
+
+    def save(self, state: TrainState) -> Path:
+        """Writes a checkpoint and returns its folder. Raises CheckpointError if it cannot be written."""
+        arrays = {f"weights.{name}": np.asarray(value) for name, value in state.trained.items()}
+        arrays |= {f"optimizer.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state.moments))}
+        best = {} if self._best is None else {"step": self._best.step, "value": self._best.value}
+        run_state = RunState(state.step, self._settings, _software(), best)
+        return save_checkpoint(self._output, run_state, arrays, self._params.save_total_limit)
+
+    def restore(self, source: Path, initial: TrainState, note: Callable[[str], None]) -> TrainState:
+        """Reads a checkpoint, with arrays placed as those of the initial state.
+
+        Raises ConfigError, which names the setting, if the run has another one than before.
+        """
+        run_state, arrays = load_checkpoint(source)
+        run_state.check_settings(self._settings, source)
+        if run_state.software != _software():
+            note(f"{source} was made with other software or threads: the last bits of the loss may differ")
+        if self._best is not None:
+            self._best.step, self._best.value = run_state.best.get("step"), run_state.best.get("value")
+        trained = {name: _placed_as(array, arrays[f"weights.{name}"]) for name, array in initial.trained.items()}
+        leaves, treedef = jax.tree.flatten(initial.moments)
+        moments = [_placed_as(leaf, arrays[f"optimizer.{i}"]) for i, leaf in enumerate(leaves)]
+        return TrainState(run_state.step, trained, jax.tree.unflatten(treedef, moments))
+
+    def check_finite(self, step: int, values: Mapping[str, float]) -> None:
+        """Raises EngineError, which names the last good checkpoint, if a step's loss or gradient is not finite."""
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            return
+        last = find_checkpoints(self._output)
+        good = f"the last good checkpoint is {last[-1][1]}" if last else "there is no checkpoint yet"
+        raise EngineError(
+            f"step {step}: the loss is {values['loss']}, and the norm of its gradient {values['grad_norm']}; {good}: "
+            "lower training.learning_rate, or look at the rows of this step"
+        )
+
+
+def settings_of(config: TrainConfig, num_devices: int, num_steps: int, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings that must not change when a run resumes, by configuration name.
+
+    `digests` are those of the files of data, by path.
+    """
+    training, train = config.training, config.data.train
+    sections: dict[str, Any] = {
+        **{"training": training, "training.grpo": training.grpo, "training.distillation": training.distillation},
+        **{"peft": config.peft, "model": config.model, "data.train": train},
+        **{f"data.train.datasets[{number}]": dataset for number, dataset in enumerate(train.datasets)},
+    }
+    found: dict[str, Any] = {
+        f"{section}.{each.name}": getattr(group, each.name)
+        for section, group in sections.items()
+        for each in dataclasses.fields(group)
+        if each.name not in _FREE_TO_CHANGE
+    }
+    found["training.trainer_kwargs"] = {
+        name: value for name, value in training.trainer_kwargs.items() if name != "save_total_limit"
+    }
+    rows = found.pop("training.per_device_train_batch_size") * num_devices
+    found["training.per_device_train_batch_size times the number of devices"] = rows
+    found["the number of steps (training.max_steps, or training.num_train_epochs and the rows)"] = num_steps
+    found |= {f"the contents of {path}": digest for path, digest in digests.items()}
+    return json.loads(json.dumps(found))  # as a checkpoint has them
+
+
+def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:
+    return put(array, like.sharding) if isinstance(like.sharding, NamedSharding) else jnp.asarray(array)
+
+
+def _software() -> dict[str, Any]:
+    return {"jax": version("jax"), "jaxlib": version("jaxlib"), "threads": len(os.sched_getaffinity(0))}
+
+
 def checkpoint_folder(output: Path, step: int) -> Path:
     return output / f"checkpoint-{step}"
 
@@ -130,53 +289,3 @@ def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
         raise CheckpointError(f"{folder / _STATE} is of another version of jaxis: {error}") from None
     with SafetensorsFile(folder / _ARRAYS) as file:
         return state, {name: np.array(file.tensor(name)) for name in file.names}
-
-
-class written_beside:
-    """A context that fills a temporary folder and renames it to `folder` if the block ends without an error.
-
-    Raises CheckpointError if a file cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
-        self._partial = self._folder.with_name(f".{folder.name}.partial")
-
-    def __enter__(self) -> Path:
-        try:
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self._partial, ignore_errors=True)
-            self._partial.mkdir()
-        except OSError as error:
-            raise self._fault(error) from None
-        return self._partial
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise self._fault(error) from None
-            return
-        try:
-            for path in self._partial.rglob("*"):
-                sync(path)
-            sync(self._partial)
-            if self._folder.exists():
-                shutil.rmtree(self._folder)
-            self._partial.rename(self._folder)
-            sync(self._folder.parent)
-        except OSError as fault:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            raise self._fault(fault) from None
-
-    def _fault(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"{self._folder} cannot be written: {error.strerror or error}; free space, and go on")
-
-
-def sync(path: Path) -> None:
-    """Waits until a file, or a folder's list of files, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

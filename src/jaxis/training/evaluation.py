@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import SamplingParams
 from jaxis.training.answers import HeldOutPrompts, LiveEngine, Scorer, load_scorer, scores_of
 from jaxis.training.base_model import BaseModel
-from jaxis.training.checkpoint import TrainState
+from jaxis.training.checkpoint import BestStep, TrainState
 from jaxis.training.config import TrainConfig
 from jaxis.training.config.training import TrainingParams
 from jaxis.training.data import Split
@@ -23,35 +21,6 @@ from jaxis.training.step import make_evaluation
 from jaxis.training.trainable import Trainable
 
 Measured = dict[str, float]
-
-
-@dataclass
-class BestStep:
-    """The best step so far, by a metric of metrics.jsonl; None before anything has been measured.
-
-    If `is_greater`, larger values are better.
-    """
-
-    metric: str
-    is_greater: bool
-    step: int | None = None
-    value: float | None = None
-
-    def improves(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Records a step's measurements; returns whether the step is better than all before it.
-
-        Raises ConfigError if the metric was not measured.
-        """
-        if self.metric not in measured:
-            raise ConfigError(
-                f"training.trainer_kwargs.metric_for_best_model={self.metric!r} is not measured; known: "
-                f"{', '.join(sorted(measured))}"
-            )
-        value = measured[self.metric]
-        if self.value is not None and not (value > self.value if self.is_greater else value < self.value):
-            return False
-        self.step, self.value = step, value
-        return True
 
 
 class HeldOutEvaluation:

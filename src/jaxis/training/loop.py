@@ -15,10 +15,9 @@ import jax
 import numpy as np
 
 from jaxis.host.progress import ProgressDisplay
-from jaxis.training.checkpoint import TrainState
+from jaxis.training.checkpoint import Checkpoints, TrainState
 from jaxis.training.data import BatchSource, StepContext
 from jaxis.training.evaluation import HeldOutEvaluation
-from jaxis.training.resume import Checkpoints
 from jaxis.training.run_log import RunLog
 from jaxis.training.speed import StepProfiler
 from jaxis.training.step import StepFunction

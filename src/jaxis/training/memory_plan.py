@@ -38,11 +38,11 @@ from jaxis.training.config.training import DISTILLATION, ENGINE, GRPO
 from jaxis.training.data import load_split
 from jaxis.training.forward_pass import PlainPass
 from jaxis.training.functional_model import Values, bytes_of, is_float, values_of
-from jaxis.training.methods import method_of
-from jaxis.training.objectives import CHUNK_TOKENS, make_forward
 from jaxis.training.optimizer import make_optimizer
+from jaxis.training.scores import CHUNK_TOKENS, make_forward
 from jaxis.training.sharding import shared_axis
 from jaxis.training.step import Trained
+from jaxis.training.trainer import method_of
 
 
 @dataclass(frozen=True)

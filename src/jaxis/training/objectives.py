@@ -1,29 +1,21 @@
-"""Objectives of training: the loss of learned tokens, and DPO's loss of preferred answers.
-
-Both use the log-probabilities of learned tokens. These are computed in chunks of tokens, and only for chunks that have
-learned tokens, so that the logits of all tokens are never in memory together.
-"""
+"""Objectives of training: the loss of learned tokens, DPO's of preferred answers, and GRPO's of rewarded ones."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.kernels.sampling import TokenFilters, logsumexp, tempered, weights_of
-from jaxis.layers.attention_metadata import ScratchCache
-from jaxis.layers.module import JaxModule
+from jaxis.kernels.sampling import TokenFilters
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.functional_model import FunctionalModel, LayerCalls, RouterSums, Values, hidden_states
+from jaxis.training.config.methods import CORRECT
+from jaxis.training.config.training import TrainingParams
+from jaxis.training.functional_model import RouterSums, Values
+from jaxis.training.scores import Draws, Forward
 from jaxis.training.sharding import Devices
-
-CHUNK_TOKENS = 256
-_ROWS = "rows"
 
 Scalars = dict[str, jax.Array]
 """float32 scalars by name."""
@@ -72,23 +64,6 @@ class Reported:
         return {name: value / weight for name, value in self.sums.items()} | self.maxima | means
 
 
-class Scores(NamedTuple):
-    """A model's scores of a micro-batch.
-
-    Attributes:
-      logprobs: float32 [B, L], log-probability of each learned target; 0 where the target is not learned.
-      hits: bool [B, L], True where the target is the most likely token.
-      router_sums: Statistics of routers; None if they are not observed.
-      vocab_logprobs: Function of positions (int32 [N], counted through all batch rows) that returns the
-        log-probabilities of all tokens there, float32 [N, V].
-    """
-
-    logprobs: jax.Array
-    hits: jax.Array
-    router_sums: RouterSums | None
-    vocab_logprobs: Callable[[jax.Array], jax.Array]
-
-
 class Losses(NamedTuple):
     """Sum of the losses of a micro-batch, to be divided by the weight, and reported values.
 
@@ -98,220 +73,6 @@ class Losses(NamedTuple):
     total: jax.Array
     reported: Reported
     router_sums: RouterSums | None
-
-
-class Draws(NamedTuple):
-    """Changes to a model's distribution before the tokens of a micro-batch were drawn.
-
-    Logits were divided by the temperature, a float32 scalar. Filters have scalar values; None keeps every token.
-    """
-
-    temperature: jax.Array
-    filters: TokenFilters | None
-
-    def logits(self, logits: jax.Array) -> jax.Array:
-        """Returns the logits that the sampler drew from: float32 [R, V] -> [R, V], -inf where filtered."""
-        temperature = jnp.full(len(logits), self.temperature)
-        divided = tempered(logits, temperature)
-        if self.filters is None:
-            return divided
-        filters = TokenFilters(*(jnp.full(len(logits), each) for each in self.filters))
-        # The choice of kept tokens is not differentiated.
-        fixed = jax.lax.stop_gradient(logits)
-        cutoff = weights_of(fixed, temperature, filters).cutoff
-        assert cutoff is not None
-        return jnp.where(fixed >= cutoff[:, None], divided, -jnp.inf)
-
-
-@dataclass(frozen=True)
-class States:
-    """Hidden states of a micro-batch, whose logits are computed in chunks.
-
-    Attributes:
-      hidden: [B * L, E], of all batch rows one after the other.
-      head: Function of hidden states [N, E] that returns their logits, float32 [N, V].
-      head_is_frozen: True if only hidden states need derivatives; see `in_chunks`.
-      router_sums: Statistics of routers; None if they are not observed.
-    """
-
-    hidden: jax.Array
-    head: Callable[[jax.Array], jax.Array]
-    head_is_frozen: bool
-    router_sums: RouterSums | None
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Forward pass of a model, for objectives; `states` computes the hidden states of a micro-batch."""
-
-    states: Callable[[Values, TrainingBatch, jax.Array], States]
-
-    def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
-        """Scores a micro-batch by the model's own distribution, or by the changed distribution of `draws`."""
-        return self._scores(self.states(values, batch, key), batch, draws)
-
-    def fixed(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
-        """Scores a micro-batch as a call does, by weights that are not trained: computes nothing for derivatives."""
-        states = self.states(values, batch, key)
-        fixed = dataclasses.replace(states, hidden=jax.lax.stop_gradient(states.hidden), head_is_frozen=False)
-        return self._scores(fixed, batch, draws)
-
-    def _scores(self, states: States, batch: TrainingBatch, draws: Draws | None) -> Scores:
-        def head(hidden: jax.Array) -> jax.Array:
-            logits = states.head(hidden)
-            return logits if draws is None else draws.logits(logits)
-
-        def vocab_logprobs(positions: jax.Array) -> jax.Array:
-            logits = head(states.hidden[positions])
-            return logits - logsumexp(logits)[:, None]
-
-        logprobs, hits = token_logprobs(
-            head,
-            states.hidden,
-            jnp.asarray(batch.targets).reshape(-1),
-            jnp.asarray(batch.learned).reshape(-1),
-            head_is_frozen=states.head_is_frozen,
-        )
-        shape = batch.ids.shape
-        return Scores(logprobs.reshape(shape), hits.reshape(shape), states.router_sums, vocab_logprobs)
-
-
-ChunkLoss = Callable[..., tuple[jax.Array, ...]]
-"""Function of a chunk's logits [C, V] and other arrays [C, ...]. It returns a value of each token, float32 [C], perhaps
-other results [C], and last the derivatives of each value by its token's logits, float32 [C, V]."""
-
-
-def in_chunks(
-    loss: ChunkLoss,
-    head: Callable[[jax.Array], jax.Array],
-    hidden: jax.Array,
-    learned: jax.Array,
-    *others: jax.Array,
-    head_is_frozen: bool,
-    chunk_tokens: int = CHUNK_TOKENS,
-) -> tuple[jax.Array, ...]:
-    """Computes the values and other results of a loss for the learned tokens, bool [N]; tokens not learned have zeros.
-
-    `head` maps hidden states [N, E] to float32 [N, V]; the loss is given `others` [N, ...]. If the head is frozen, only
-    hidden states need derivatives. These are then computed along with the values, by the loss; otherwise later, by
-    computing logits again and differentiating the values.
-    """
-    size = len(learned)
-    chunk_size = min(chunk_tokens, size)
-    num_chunks = -(-size // chunk_size)
-    # Learned tokens come first, so that as few chunks as possible contain any.
-    order = jnp.argsort(~learned, stable=True)
-    padded = jnp.concatenate([order, jnp.zeros(num_chunks * chunk_size - size, order.dtype)])
-    is_real = jnp.arange(len(padded)) < size
-
-    def value(rows: jax.Array, counts: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
-        *results, _ = loss(head(rows), *others)
-        return tuple(jnp.where(counts, each, jnp.zeros_like(each)) for each in results)
-
-    def value_and_slope(rows: jax.Array, counts: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
-        logits, derive = jax.vjp(head, rows)
-        *results, slopes = loss(logits, *others)
-        results = [jnp.where(counts, each, jnp.zeros_like(each)) for each in results]
-        return *results, derive(jnp.where(counts[:, None], slopes, 0.0))[0]
-
-    def of_chunk(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        function = value_and_slope if head_is_frozen else value
-
-        def skip(*arguments: jax.Array) -> tuple[jax.Array, ...]:
-            return jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(function, *arguments))
-
-        return jax.lax.cond(jnp.any(arguments[1]), function, skip, *arguments)
-
-    def chunked(array: jax.Array) -> jax.Array:
-        return array.reshape(num_chunks, chunk_size, *array.shape[1:])
-
-    counted = chunked(learned[padded] & is_real)
-    rows, *others_of_chunks = (chunked(each[padded]) for each in (hidden, *others))
-    if head_is_frozen:
-        fixed = jax.lax.stop_gradient(rows)
-        values, *more, slopes = jax.lax.map(of_chunk, (fixed, counted, *others_of_chunks))
-        # Adds zeros with the derivatives of the values: each depends on its own token's hidden state only.
-        values += jnp.sum(slopes.astype(jnp.float32) * (rows - fixed).astype(jnp.float32), axis=-1)
-    else:
-        values, *more = jax.lax.map(jax.checkpoint(of_chunk), (rows, counted, *others_of_chunks))
-    # Back to the order of the tokens.
-    places = jnp.where(is_real, padded, size)
-    return tuple(jnp.zeros(size, each.dtype).at[places].set(each.reshape(-1), mode="drop") for each in (values, *more))
-
-
-def token_logprobs(
-    head: Callable[[jax.Array], jax.Array],
-    hidden: jax.Array,
-    targets: jax.Array,
-    learned: jax.Array,
-    *,
-    head_is_frozen: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Computes the log-probabilities of targets int32 [N], for hidden states [N, E]; arguments as of `in_chunks`.
-
-    Returns float32 [N], log-probability of each target that is learned, else 0; and bool [N], True where the target has
-    the largest logit.
-    """
-
-    def loss(logits: jax.Array, wanted: jax.Array) -> tuple[jax.Array, ...]:
-        chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
-        # As the sampler computes them.
-        normalizers = logsumexp(logits)
-        # In one pass, which can overwrite the logits.
-        slopes = (jnp.arange(logits.shape[-1]) == wanted[:, None]) - jnp.exp(logits - normalizers[:, None])
-        return chosen - normalizers, jnp.argmax(logits, axis=-1) == wanted, slopes
-
-    logprobs, hits = in_chunks(loss, head, hidden, learned, targets, head_is_frozen=head_is_frozen)
-    return logprobs, hits
-
-
-def make_forward(
-    model: FunctionalModel,
-    bound: Callable[[Values, jax.Array], JaxModule],
-    *,
-    recompute: bool = False,
-    observes_routers: bool = False,
-    head_is_frozen: bool = False,
-    scratch: ScratchCache | None = None,
-) -> Forward:
-    """Makes the forward pass of a model.
-
-    Args:
-      model: The model.
-      bound: Function of weights and the random key of a batch row that returns the model with them.
-      recompute: True to recompute layers for their derivatives.
-      observes_routers: True to compute `States.router_sums`.
-      head_is_frozen: True if only hidden states need derivatives; see `in_chunks`.
-      scratch: Cache of the engine's forward pass; None for the plain forward pass.
-    """
-
-    is_mapped = not model.has_experts and scratch is None
-
-    def states(values: Values, batch: TrainingBatch, key: jax.Array) -> States:
-        values = model.gathered(values)
-        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(batch.number)
-
-        def bind(key: jax.Array) -> GenerativeModel:
-            return cast(GenerativeModel, bound(values, key))
-
-        def of_row(row: TrainingBatch, key: jax.Array) -> tuple[jax.Array, RouterSums | None]:
-            calls = LayerCalls(recompute, observes_routers, _ROWS if is_mapped else None)
-            hidden = hidden_states(bind(key), row, calls, scratch)
-            return hidden, jax.tree.map(lambda *each: sum(each), *calls.router_sums) if observes_routers else None
-
-        if is_mapped:
-            hidden, router_sums = jax.vmap(of_row, axis_name=_ROWS)(batch, keys)
-        else:
-            hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
-        compute_logits = bind(key).compute_logits
-        return States(
-            hidden.reshape(-1, hidden.shape[-1]),
-            lambda hidden: compute_logits(hidden).astype(jnp.float32),
-            head_is_frozen,
-            jax.tree.map(lambda each: jnp.sum(each, axis=0), router_sums),
-        )
-
-    return Forward(states)
 
 
 class Objective(Protocol):
@@ -405,3 +166,138 @@ def _sums_of_pairs(
         "rewards/accuracies": total(margin > 0),
     }
     return total(losses), Reported(sums)
+
+
+MISMATCH = "sampler_trainer_logprob_diff_max"
+VOCAB_MISMATCH = "sampler_trainer_logprob_diff_vocab_max"
+MAX_WEIGHT = 2.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RolloutBatch(TrainingBatch):
+    """A batch of sampled answers.
+
+    Attributes:
+      sampled_logprobs: float32 [M, B, L], log-probability of each target when the engine sampled it; 0 where the target
+        is not learned.
+      advantages: float32 [M, B, L], advantage of the answer that the target belongs to.
+      vocab_positions: int32 [M, N], positions of tokens, counted through the batch rows of a micro-batch.
+      vocab_logprobs: float32 [M, N, V], the engine's log-probabilities of all next tokens at these positions.
+      temperature: float32 [M], temperature of the sampling.
+      top_k: int32 [M]; `top_k`, `top_p` and `min_p` are as in `TokenFilters`.
+      top_p: float32 [M].
+      min_p: float32 [M].
+      is_first: float32 [M], 1 in the first step that learns from these answers, 0 in later ones.
+    """
+
+    sampled_logprobs: np.ndarray | jax.Array
+    advantages: np.ndarray | jax.Array
+    vocab_positions: np.ndarray | jax.Array
+    vocab_logprobs: np.ndarray | jax.Array
+    temperature: np.ndarray | jax.Array
+    top_k: np.ndarray | jax.Array
+    top_p: np.ndarray | jax.Array
+    min_p: np.ndarray | jax.Array
+    is_first: np.ndarray | jax.Array
+
+
+def grpo_of(params: TrainingParams) -> GRPO:
+    grpo = params.grpo
+    return GRPO(
+        corrects=params.on_mismatch == CORRECT,
+        has_filters=grpo.has_filters,
+        loss_type=grpo.loss_type,
+        max_completion_length=grpo.max_completion_length,
+        has_several_steps=grpo.num_iterations > 1,
+        clips_at=(1 - grpo.epsilon, 1 + (grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high)),
+        is_of_answers=grpo.importance_sampling_level == "sequence",
+        beta=grpo.beta,
+    )
+
+
+@dataclass(frozen=True)
+class GRPO:
+    """Minus the advantage of each sampled token times the ratio of its probabilities now and when it was sampled.
+
+    If each batch has one step, the ratio is 1 and only has derivatives. Losses are those of TRL's GRPOTrainer; reported
+    values are means of the whole batch, where TRL has means of its micro-batches. Each batch row has one answer.
+
+    Attributes:
+      corrects: True to weigh a token by the ratio of its probabilities in training and in sampling, up to MAX_WEIGHT;
+        not for several steps.
+      has_filters: True if some tokens could not be sampled.
+      loss_type: Kind of mean over tokens; see `GrpoParams`.
+      max_completion_length: Limit of an answer's tokens, the divisor of "dr_grpo".
+      has_several_steps: True if later steps learn from the same answers. Ratios are then not 1, and are clipped.
+      clips_at: Bounds beyond which a ratio is clipped.
+      is_of_answers: True for one ratio of an answer, the geometric mean of those of its tokens.
+      beta: Factor of the KL divergence from the model before training.
+    """
+
+    corrects: bool
+    has_filters: bool
+    loss_type: str = "dapo"
+    max_completion_length: int = 1
+    has_several_steps: bool = False
+    clips_at: tuple[float, float] = (0.8, 1.2)
+    is_of_answers: bool = False
+    beta: float = 0.0
+
+    def weight(self, batch: TrainingBatch) -> jax.Array:
+        if self.loss_type == "dapo":
+            return jnp.sum(batch.learned, dtype=jnp.float32)
+        if self.loss_type == "bnpo":
+            return jnp.float32(len(batch.ids) if batch.ids.ndim == 3 else 1)  # micro-batches
+        num_answers = jnp.sum(batch.num_sequences, dtype=jnp.float32)
+        return num_answers * self.max_completion_length if self.loss_type == "dr_grpo" else num_answers
+
+    def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
+        rollouts = cast(RolloutBatch, batch)
+        rows = TrainingBatch(**batch.arrays())
+        filters = TokenFilters(*map(jnp.asarray, (rollouts.top_k, rollouts.top_p, rollouts.min_p)))
+        draws = Draws(jnp.asarray(rollouts.temperature), filters if self.has_filters else None)
+        scores = forward(values, rows, key, draws)
+        learned, num_tokens = jnp.asarray(batch.learned), jnp.sum(batch.learned, axis=-1, keepdims=True)
+        now = jax.lax.stop_gradient(scores.logprobs)
+        change = jnp.where(learned, now - rollouts.sampled_logprobs, 0.0)
+        before = jnp.asarray(rollouts.sampled_logprobs) if self.has_several_steps else now
+        log_ratios = jnp.where(learned, scores.logprobs - before, 0.0)
+        if self.is_of_answers:
+            log_ratios = jnp.sum(log_ratios, axis=-1, keepdims=True) / jnp.maximum(num_tokens, 1)
+        gains, means = self._gains(jnp.exp(log_ratios), jnp.asarray(rollouts.advantages), learned)
+        if self.corrects and not self.has_several_steps:
+            gains *= jnp.minimum(jnp.exp(change), MAX_WEIGHT)
+        if self.beta:
+            reference = forward.fixed(frozen, rows, key, draws).logprobs
+            divergence = jnp.exp(reference - scores.logprobs) - (reference - scores.logprobs) - 1
+            gains -= self.beta * divergence
+            means["kl"] = Mean.of(divergence, learned)
+        losses = jnp.where(learned, -gains, 0.0)
+        if self.loss_type == "grpo":
+            losses /= jnp.maximum(num_tokens, 1)
+        total = jnp.sum(losses)
+        if self.loss_type == "bnpo":
+            total /= jnp.maximum(jnp.sum(num_tokens), 1)
+        # Later steps have other weights than those that sampled.
+        maxima = {MISMATCH: jnp.max(jnp.abs(change)) * rollouts.is_first}
+        if rollouts.vocab_positions.size:
+            sampled = jnp.asarray(rollouts.vocab_logprobs)
+            here = jax.lax.stop_gradient(scores.vocab_logprobs(jnp.asarray(rollouts.vocab_positions)))
+            # Also for tokens that both exclude.
+            differences = jnp.where(here == sampled, 0.0, jnp.abs(here - sampled))
+            maxima[VOCAB_MISMATCH] = jnp.max(differences) * rollouts.is_first
+        return Losses(total, Reported(maxima=maxima, means=means), scores.router_sums)
+
+    def _gains(self, ratios: jax.Array, advantages: jax.Array, learned: jax.Array) -> tuple[jax.Array, dict[str, Mean]]:
+        """Returns the products of ratios [B, L or 1] and advantages [B, L], clipped, and the shares that were."""
+        if not self.has_several_steps:
+            return ratios * advantages, {}
+        low, high = self.clips_at
+        gains = jnp.minimum(ratios * advantages, jnp.clip(ratios, low, high) * advantages)
+        is_low, is_high = (ratios < low) & (advantages < 0), (ratios > high) & (advantages > 0)
+        shares = {"low_mean": is_low, "high_mean": is_high, "region_mean": is_low | is_high}
+        if self.is_of_answers:
+            shares = {name: jnp.any(share, axis=-1) for name, share in shares.items()}
+            learned = jnp.any(learned, axis=-1)
+        return gains, {f"clip_ratio/{name}": Mean.of(share, learned) for name, share in shares.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from jaxis.engine.execution.program_context import jit
 from jaxis.parallel.mesh import put
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import RouterSums, Values
-from jaxis.training.objectives import Forward, Objective, Reported, Scalars
+from jaxis.training.objectives import Objective, Reported, Scalars
+from jaxis.training.scores import Forward
 from jaxis.training.sharding import Devices, Placement
 
 Trained = dict[str, jax.Array]
@@ -25,24 +26,18 @@ Combine = Callable[[Mapping[str, jax.Array], Values], Values]
 """Function of trained and frozen arrays that returns the values of the model's parameters."""
 
 
-class StepFunction(Protocol):
-    """A compiled step of training. It donates its first and third arguments."""
+StepFunction = Callable[
+    [Trained, Values, optax.OptState, TrainingBatch, jax.Array], tuple[Trained, optax.OptState, Scalars]
+]
+"""A compiled step of trained and frozen arrays, the optimizer's state, a batch and a random key.
 
-    def __call__(
-        self, trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[Trained, optax.OptState, Scalars]:
-        """Returns the new weights, the new optimizer state, and reported values."""
-        ...
+It returns the new weights, the new optimizer state and reported values, and donates its first and third arguments.
+"""
+GradientFunction = Callable[[Trained, Values, TrainingBatch, jax.Array], tuple[jax.Array, Trained, Reported]]
+"""A function of trained and frozen arrays, a batch and a random key.
 
-
-class GradientFunction(Protocol):
-    """A function that sums over all micro-batches and devices."""
-
-    def __call__(
-        self, trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, Trained, Reported]:
-        """Returns the loss, its gradient, and reported values."""
-        ...
+It returns the loss, its gradient and reported values, summed over all micro-batches and devices.
+"""
 
 
 def begin(initial: Trained, frozen: Values, optimizer: optax.GradientTransformation) -> tuple[Trained, optax.OptState]:

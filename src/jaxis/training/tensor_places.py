@@ -98,11 +98,24 @@ def find_places(
     others = {name: tuple(shape) for name, shape in tensors.items() if name not in parameter_of}
     if any(max(shape, default=1) > _MAX_SIZE for shape in others.values()):
         raise ConfigError(f"{missing[0]} cannot be trained: {source} has it in tensors that are too long")
-    probe = _Probe(construct, others, {name: shapes[name] for name in missing}, source)
+
+    def load(value_of: Callable[[str, tuple[int, ...]], np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the missing parameters as loaded from tensors of integers that `value_of` makes of name and shape."""
+        probed = construct()
+        loader_of(probed).load_weights((name, value_of(name, shape)) for name, shape in others.items())
+        loaded = values_of(probed)
+        for name in missing:
+            if not isinstance(value := loaded[name], jax.Array) or value.shape != shapes[name]:
+                raise ConfigError(
+                    f"{name} cannot be trained: {source} has not all of it, or otherwise; set training.use_peft, which "
+                    "trains adapters"
+                )
+        return {name: np.asarray(loaded[name]).astype(np.int32) for name in missing}
+
     numbers = {name: number for number, name in enumerate(others, start=1)}
-    tensor_numbers = probe.load(lambda name, shape: np.broadcast_to(np.float32(numbers[name]), shape))
+    tensor_numbers = load(lambda name, shape: np.broadcast_to(np.float32(numbers[name]), shape))
     axes = range(max(len(shape) for shape in others.values()))
-    coordinates = [probe.load(functools.partial(_coordinate, axis)) for axis in axes]
+    coordinates = [load(functools.partial(_coordinate, axis)) for axis in axes]
     num_axes = {numbers[name]: len(shape) for name, shape in others.items()}
     stacked: dict[str, _Stacked] = {}
     parts_of: dict[int, list[tuple[str, int]]] = {}
@@ -113,37 +126,6 @@ def find_places(
             for tensor_number in np.unique(part).tolist():
                 parts_of.setdefault(tensor_number, []).append((name, index))
     return TensorPlaces(parameter_of, numbers, others, stacked, parts_of)
-
-
-class _Probe:
-    """Loads tensors that hold coordinates into parameters; both are given by their shapes, by name."""
-
-    def __init__(
-        self,
-        construct: Callable[[], JaxModule],
-        tensors: Mapping[str, tuple[int, ...]],
-        parameters: Mapping[str, tuple[int, ...]],
-        source: object,
-    ) -> None:
-        self._construct, self._tensors, self._parameters, self._source = construct, tensors, parameters, source
-
-    def load(self, value_of: Callable[[str, tuple[int, ...]], np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the parameters, int32, as loaded from float32 integers that `value_of` makes of name and shape.
-
-        Raises ConfigError if a parameter is not made of these tensors alone.
-        """
-        model = self._construct()
-        loader_of(model).load_weights((name, value_of(name, shape)) for name, shape in self._tensors.items())
-        values, loaded = values_of(model), {}
-        for name, shape in self._parameters.items():
-            value = values[name]
-            if not isinstance(value, jax.Array) or value.shape != shape:
-                raise ConfigError(
-                    f"{name} cannot be trained: {self._source} has not all of it, or otherwise; set training.use_peft, "
-                    "which trains adapters"
-                )
-            loaded[name] = np.asarray(value).astype(np.int32)
-        return loaded
 
 
 def _is_same(value: Any, tensor: np.ndarray) -> bool:

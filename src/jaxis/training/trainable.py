@@ -26,10 +26,9 @@ from jaxis.models.tied_tables import Tables
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
 from jaxis.training.config import ROUTER_KEYS, TrainConfig
-from jaxis.training.export import replaced_by
 from jaxis.training.forward_pass import ForwardPass, forward_pass_of
 from jaxis.training.functional_model import FunctionalModel, Values, is_float, values_of
-from jaxis.training.objectives import Forward, make_forward
+from jaxis.training.scores import Forward, make_forward
 from jaxis.training.sharding import Axes, Placement
 from jaxis.training.step import Trained
 from jaxis.training.tensor_places import find_places
@@ -155,8 +154,12 @@ class AllWeights(Trainable):
         return self._pass.served(trained, self.frozen)
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
-        change, tables = replaced_by(self.places, trained), Tables(self._base.hf_config)
-        write_changed(self._base.path, folder, change, self._names, tables, is_tied=self._is_tied)
+        def changed(name: str, tensor: np.ndarray) -> np.ndarray:
+            value = self.places.tensor_of(name, trained)
+            return tensor if value is None else value.astype(tensor.dtype)
+
+        tables = Tables(self._base.hf_config)
+        write_changed(self._base.path, folder, changed, self._names, tables, is_tied=self._is_tied)
 
 
 class Adapters(Trainable):

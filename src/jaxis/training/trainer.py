@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +15,129 @@ from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.host.progress import ProgressDisplay
 from jaxis.models.written_template import write_template
 from jaxis.training.base_model import BaseModel, open_base_model
-from jaxis.training.checkpoint import TrainState, checkpoint_folder, load_checkpoint
+from jaxis.training.checkpoint import (
+    BestStep,
+    Checkpoints,
+    TrainState,
+    checkpoint_folder,
+    find_resumed,
+    load_checkpoint,
+    settings_of,
+)
 from jaxis.training.config import TrainConfig
-from jaxis.training.data import Split, num_steps
-from jaxis.training.evaluation import AnswerScores, BestStep, HeldOutEvaluation
-from jaxis.training.export import placed_into
+from jaxis.training.config.training import DISTILLATION
+from jaxis.training.config.training import DPO as DPO_TYPE
+from jaxis.training.config.training import GRPO as GRPO_TYPE
+from jaxis.training.config.training import SFT as SFT_TYPE
+from jaxis.training.data import BatchSource, GivenBatches, Split, load_split, num_steps
+from jaxis.training.divergence import distillation_of
+from jaxis.training.evaluation import AnswerScores, HeldOutEvaluation
+from jaxis.training.examples import Example
 from jaxis.training.forward_pass import choose_forward_pass
+from jaxis.training.functional_model import Values
 from jaxis.training.loop import TrainingLoop
-from jaxis.training.methods import TrainingData, method_of
+from jaxis.training.objectives import DPO, CrossEntropy, Objective, grpo_of
 from jaxis.training.optimizer import make_optimizer, make_schedule
-from jaxis.training.resume import Checkpoints, find_resumed, settings_of
+from jaxis.training.rollouts import load_rollouts
 from jaxis.training.run_log import RunLog
 from jaxis.training.speed import Speedometer, StepProfiler, product_rate, step_cost
 from jaxis.training.step import begin, make_step
+from jaxis.training.student_answers import load_distillation, load_held_out
+from jaxis.training.teacher import open_teacher
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
+from jaxis.training.written_folder import placed_into
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Data of a run.
+
+    Attributes:
+      examples: Examples from files; none if they are generated during training.
+      num_rows: Number of data rows.
+      digests: Digest of each file's content, by path.
+      notes: Lines about things that a user may not expect.
+    """
+
+    source: BatchSource
+    examples: Sequence[Example]
+    num_rows: int
+    digests: Mapping[str, str]
+    notes: Sequence[str]
+
+
+class Method:
+    """A method of training for one run: fine-tuning, and the base of the others."""
+
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        self._config, self._base = config, base
+
+    def data(self) -> TrainingData:
+        """Reads the files of the run and checks all of their data rows.
+
+        Raises ConfigError, which names the file and row, if a file cannot be read, or a row cannot be learned.
+        """
+        split = load_split(self._config, self._config.data.train, self._base)
+        return _data(GivenBatches(split), split)
+
+    def validation(self) -> Split:
+        """Reads the files of held-out rows; raises ConfigError as `data` does."""
+        return load_split(self._config, self._config.data.validation, self._base, is_validation=True)
+
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        """Returns the objective, and weights of its own that a step must find in `frozen`."""
+        del progress
+        return CrossEntropy(), {}
+
+
+class _Preferences(Method):
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        del progress
+        names = {field.name for field in dataclasses.fields(DPO)}
+        given = self._config.training.trainer_kwargs.items()
+        return DPO(**{name: value for name, value in given if name in names}), {}
+
+
+class _Rewards(Method):
+    def data(self) -> TrainingData:
+        rollouts, digests = load_rollouts(self._config, self._base)
+        return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
+
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        del progress
+        return grpo_of(self._config.training), {}
+
+
+class _Distillation(Method):
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        super().__init__(config, base)
+        self._teacher = open_teacher(config, base)
+
+    def data(self) -> TrainingData:
+        return _data(*load_distillation(self._config, self._base))
+
+    def validation(self) -> Split:
+        return load_held_out(self._config, self._base)
+
+    def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
+        return distillation_of(self._config, self._base, self._teacher, progress)
+
+
+def method_of(config: TrainConfig, base: BaseModel) -> Method:
+    """Makes the method of a run. Raises ConfigError if another model that it needs cannot be used."""
+    return METHODS[config.training.trainer_type](config, base)
+
+
+def _data(source: BatchSource, split: Split) -> TrainingData:
+    return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
+
+
+METHODS: Mapping[str, type[Method]] = {
+    SFT_TYPE: Method,
+    DPO_TYPE: _Preferences,
+    GRPO_TYPE: _Rewards,
+    DISTILLATION: _Distillation,
+}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from jaxis.kernels.sampling import logsumexp
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
-from jaxis.training.distillation.teacher import TaughtBatch, load_teacher, vocabulary_size
 from jaxis.training.functional_model import Values
-from jaxis.training.objectives import CHUNK_TOKENS, Forward, Losses, Reported, in_chunks
+from jaxis.training.objectives import Losses, Reported
+from jaxis.training.scores import CHUNK_TOKENS, Forward, in_chunks
+from jaxis.training.teacher import TaughtBatch, load_teacher, vocabulary_size
 
 _TEACHER = "teacher "
 

@@ -1,3 +1,5 @@
+"""Tools of Python functions: JSON schemas from type hints and docstrings."""
+
 from __future__ import annotations
 
 import inspect

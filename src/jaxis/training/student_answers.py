@@ -1,3 +1,5 @@
+"""Distillation's batches: rows that are given, and prompts that the student answers."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -15,9 +17,9 @@ from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.data import BatchSource, GivenBatches, Split, StepContext, load_split
-from jaxis.training.distillation.teacher import TaughtBatches, rows_of_teacher, taught
 from jaxis.training.examples import Encoded, Example
 from jaxis.training.rows import DataRow, of_each, with_answer
+from jaxis.training.teacher import TaughtBatches, rows_of_teacher, taught
 
 
 class StudentAnswers:

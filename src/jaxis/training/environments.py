@@ -17,7 +17,7 @@ from jaxis.parsing.tool_parsers.tools import function_tools
 from jaxis.tokenizer.chat_messages import messages_for_template
 from jaxis.training.answers import HeldOutPrompts, load_scorer, scores_of
 from jaxis.training.base_model import BaseModel
-from jaxis.training.grpo.tool_schema import tool_schema
+from jaxis.training.tool_schema import tool_schema
 from jaxis.training.turns import TurnEncoder
 
 

@@ -1,3 +1,8 @@
+"""Distillation's teacher: another model, or the student itself, which may read more (self-distillation).
+
+The names are those of TRL's trainer for self-distillation (SDFT, arXiv:2601.19897).
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,8 +28,8 @@ from jaxis.training.config.training import ENGINE
 from jaxis.training.examples import Example
 from jaxis.training.forward_pass import BLOCK_SIZE
 from jaxis.training.functional_model import FunctionalModel, Values, bytes_of, values_of
-from jaxis.training.objectives import Forward, make_forward
 from jaxis.training.rows import DataRow, Dialogue, Text, of_each
+from jaxis.training.scores import Forward, make_forward
 
 _KEY = "training.distillation.teacher_model_name_or_path"
 
