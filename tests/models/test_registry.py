@@ -22,8 +22,8 @@ from jaxis.models.registry import (
     supported_architectures,
 )
 from tests.support.places import REPOSITORY
-from tools.supported_models.__main__ import KEYS, PLAIN, TABLE
-from tools.supported_models.table import family_keys, plain_ggufs, table
+from tools.supported_models.__main__ import KEYS, PLAIN, RENAMES, TABLE
+from tools.supported_models.table import family_keys, plain_ggufs, renames, table
 
 EXTERNAL_MODEL = REPOSITORY / "examples" / "external_model"
 
@@ -48,7 +48,7 @@ def test_every_file_of_a_family_declares_its_classes_and_each_name_is_declared_o
 
 
 def test_the_tables_have_what_the_files_declare():
-    for file, text in ((TABLE, table()), (PLAIN, plain_ggufs()), (KEYS, family_keys())):
+    for file, text in ((TABLE, table()), (PLAIN, plain_ggufs()), (RENAMES, renames()), (KEYS, family_keys())):
         assert file.read_text() == text, "run python -m tools.supported_models"
     assert sorted(declared_architectures()) == supported_architectures()
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import jaxis.models
 from jaxis.config.reference import model_types_of
+from jaxis.loading.gguf.families import READ
 from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.pooling.encoders import nomic_bert
+from jaxis.pooling.encoders.bert import BertModel
+from jaxis.pooling.encoders.nomic_bert import NomicBertModel
 from tests.support.places import REPOSITORY
 
 MODELS = REPOSITORY / "src" / "jaxis" / "models"
@@ -33,6 +36,20 @@ def plain_ggufs() -> str:
         if isinstance(file, PlainGGUF)
     ]
     return json.dumps(rows, indent=2, sort_keys=True) + "\n"
+
+
+def renames() -> str:
+    """Returns the renames of classes with GGUF files, from names here to those of checkpoints, as the file's text."""
+    encoders = {"BertModel": BertModel, "NomicBertModel": NomicBertModel}
+    classes = dict(encoders) | {name: each for _, family in _declared() for name, each in family.architectures.items()}
+    found = {
+        name: [(f".{here}.", f".{there}.") for there, here in reversed(classes[name].renames)]
+        for name in sorted({declared.model[2] for each in READ.values() for declared in each} & set(classes))
+    }
+    for name in encoders:  # whose checkpoints have no module around the model
+        found[name].append((".model.", "."))
+    rows = (f"  {json.dumps(name)}: {json.dumps(pairs)}" for name, pairs in found.items() if pairs)
+    return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 def family_keys() -> str:

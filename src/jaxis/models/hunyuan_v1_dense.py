@@ -50,7 +50,6 @@ FAMILY = Family(
         PlainGGUF(
             "hunyuan-dense",
             switches={"attention_bias": ["attn_q.bias"]},
-            tensors={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
         ),
     ),
 )

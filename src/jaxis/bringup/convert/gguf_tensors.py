@@ -1,29 +1,27 @@
-"""A Hugging Face checkpoint's tensors as those of a GGUF file: the inverse of `jaxis.loading.gguf.names`."""
+"""A Hugging Face checkpoint's tensors as those of a GGUF file: what `parts_of` reads, backwards."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxis.bringup.convert.expert_stacks import split_gate_up
 from jaxis.errors import CheckpointError
+from jaxis.loading.gguf.container import GGUFTensor
+from jaxis.loading.gguf.names import parts_of
+from jaxis.loading.gguf.stored_part import Sizes, StoredPart
 from jaxis.loading.gguf.tensor_names import GGUFNames
+from jaxis.loading.gguf_block_types import FLOAT32
 
-_OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_OF_EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+)\.(weight|bias)")
-_TOP_LEVEL = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "model.norm.bias": "output_norm.bias",
-    "lm_head.weight": "output.weight",
-}
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")
+_STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(_bias)?")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_LATENTS = ".kv_b_proj.weight"
 # What llama.cpp reads only as float32, besides vectors.
 _ROUTER = "ffn_gate_inp"
-
-Make = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,13 @@ class FileTensor:
 
     Attributes:
       shape: NumPy shape of its elements.
+      sources: Tensors of the checkpoint that `make` takes.
     """
 
     name: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]
-    make: Make
+    make: Callable[[Sequence[np.ndarray]], np.ndarray]
 
     @property
     def is_float32(self) -> bool:
@@ -46,166 +45,116 @@ class FileTensor:
 
 
 @dataclass(frozen=True)
-class ModelSizes:
-    """Sizes that the changes to tensors depend on.
+class _Piece:
+    """A tensor as the reader names it, made of the checkpoint's tensor `source`."""
 
-    Attributes:
-      num_layers: Layers of the model itself, without prediction layers.
-      nope_dim: Dimensions of a head's key that latent attention does not rotate.
-    """
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    nope_dim: int = 0
+    source: str
+    shape: tuple[int, ...]
+    make: Callable[[np.ndarray], np.ndarray] = lambda tensor: tensor
 
 
 def gguf_tensors(
-    shapes: Mapping[str, tuple[int, ...]], names: GGUFNames, sizes: ModelSizes, source: str
+    shapes: Mapping[str, tuple[int, ...]], names: GGUFNames, sizes: Sizes, nope_dim: int, source: str
 ) -> list[FileTensor]:
     """Returns the file's tensors, in the order of the layers, for the tensors that the checkpoint's model uses.
 
+    `nope_dim` is the dimensions of a head's key that latent attention does not rotate.
+
     Raises CheckpointError, with the name `source`, if a tensor has no place in a file of these `names`.
     """
-    inverse = _Inverse(shapes, names, sizes)
-    found = [tensor for name in shapes for tensor in inverse.tensors_of(name)]
-    if inverse.without_place:
+    pieces = {
+        piece_name: piece
+        for name, shape in shapes.items()
+        if _layer(name) < sizes.num_layers  # not of a prediction layer
+        for piece_name, piece in _pieces(name, shape, names, sizes.num_heads, nope_dim)
+    }
+    found: dict[str, FileTensor] = {}
+    for stored in _file_names(names, sizes.num_layers):
+        parts = parts_of(GGUFTensor(stored, FLOAT32, (sizes.num_experts,), 0), names, sizes)
+        if parts and parts[0].name not in found and (tensor := _file_tensor(stored, parts, pieces)) is not None:
+            found[parts[0].name] = tensor
+    placed = {name for tensor in found.values() for name in tensor.sources}
+    if without_place := [
+        name for name in dict.fromkeys(piece.source for piece in pieces.values()) if name not in placed
+    ]:
         raise CheckpointError(
-            f"{source}: llama.cpp's files of this architecture have no place for {inverse.without_place[0]} "
-            f"({len(inverse.without_place)} such tensors)"
+            f"{source}: llama.cpp's files of this architecture have no place for {without_place[0]} "
+            f"({len(without_place)} such tensors)"
         )
-    return sorted(found, key=lambda tensor: _place(tensor.name))
+    return sorted(found.values(), key=lambda tensor: (_layer(tensor.name), tensor.name))
 
 
-class _Inverse:
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], names: GGUFNames, sizes: ModelSizes) -> None:
-        self._shapes, self._names, self._sizes = shapes, names, sizes
-        self._base_of = {target: base for base, target in self._names.block.items()}
-        self.without_place: list[str] = []
-
-    def tensors_of(self, name: str) -> list[FileTensor]:
-        """Returns the file's tensors whose first source is this one."""
-        if name in _TOP_LEVEL:
-            adds_one = self._names.adds_one_to_norms and name == "model.norm.weight"
-            return [self._single(_TOP_LEVEL[name], name, _add_one if adds_one else _same)]
-        match = _OF_LAYER.fullmatch(name)
-        if match is None:
-            self.without_place.append(name)
-            return []
-        layer, rest = int(match[1]), match[2]
-        if layer >= self._sizes.num_layers:
-            return []  # a prediction layer
-        found = self._of_layer(name, f"blk.{layer}.", rest)
-        if found is None:
-            self.without_place.append(name)
-        return found or []
-
-    def _of_layer(self, name: str, prefix: str, rest: str) -> list[FileTensor] | None:
-        """Returns None if there is no place for it."""
-        if rest.startswith(self._names.experts + "."):
-            return self._of_experts(name, prefix, rest)
-        if rest == "self_attn.kv_b_proj.weight" and "attn_k_b" in self._names.block:
-            return self._of_latents(name, prefix)
-        if base := self._base_of.get(f"{rest}="):  # a whole name
-            return [self._single(f"{prefix}{base}.{'bias' if rest.endswith('bias') else 'weight'}", name, _same)]
-        module, _, suffix = rest.rpartition(".")
-        base = self._base_of.get(module)
-        if base is None or suffix not in ("weight", "bias"):
-            return None
-        return [self._single(f"{prefix}{base}.{suffix}", name, self._change(base))]
-
-    def _change(self, base: str) -> Callable[[np.ndarray], np.ndarray]:
-        if self._names.permutes_rope and base in ("attn_q", "attn_k"):
-            return _permute(self._sizes.num_heads if base == "attn_q" else self._sizes.num_kv_heads)
-        return _add_one if self._names.adds_one_to_norms and base.endswith("_norm") else _same
-
-    def _of_experts(self, name: str, prefix: str, rest: str) -> list[FileTensor] | None:
-        kinds = dict(zip(self._names.projections, ("gate", "up", "down"), strict=True))
-        if match := _OF_EXPERT.fullmatch(rest):
-            if match[3] not in kinds:
-                return None
-            if match[2] != "0":
-                return []
-            return [self._stack(f"{prefix}ffn_{kinds[match[3]]}_exps.{match[4]}", name)]
-        leaf = rest.rpartition(".")[2]
-        if self._names.stack is None or leaf not in (
-            "gate_up_proj",
-            "down_proj",
-            "gate_up_proj_bias",
-            "down_proj_bias",
-        ):
-            return None
-        shape, is_bias = self._shapes[name], leaf.endswith("_bias")
-        suffix = "bias" if is_bias else "weight"
-        if leaf.startswith("down"):
-            down_shape = shape if is_bias else (shape[0], shape[2], shape[1])
-            return [FileTensor(f"{prefix}ffn_down_exps.{suffix}", down_shape, (name,), _transpose(is_bias))]
-        half = (shape[0], shape[-1] // 2) if is_bias else (shape[0], shape[2] // 2, shape[1])
-        return [
-            FileTensor(
-                f"{prefix}ffn_{kind}_exps.{suffix}", half, (name,), _half(part, self._names.stack.interleaved, is_bias)
-            )
-            for part, kind in enumerate(("gate", "up"))
-        ]
-
-    def _stack(self, stacked: str, first: str) -> FileTensor:
-        before, _, after = first.partition(".experts.0.")
-        count = 0
-        while f"{before}.experts.{count}.{after}" in self._shapes:
-            count += 1
-        sources = tuple(f"{before}.experts.{i}.{after}" for i in range(count))
-        return FileTensor(stacked, (count, *self._shapes[first]), sources, np.stack)
-
-    def _of_latents(self, name: str, prefix: str) -> list[FileTensor]:
-        """Splits kv_b_proj [H * (nope + v), latent] into its two parts, the one of keys transposed."""
-        rows, latent = self._shapes[name]
-        heads, nope = self._sizes.num_heads, self._sizes.nope_dim
-
-        def keys(sources: Sequence[np.ndarray]) -> np.ndarray:
-            return sources[0].reshape(heads, -1, latent)[:, :nope].swapaxes(1, 2)
-
-        def values(sources: Sequence[np.ndarray]) -> np.ndarray:
-            return sources[0].reshape(heads, -1, latent)[:, nope:]
-
-        return [
-            FileTensor(f"{prefix}attn_k_b.weight", (heads, latent, nope), (name,), keys),
-            FileTensor(f"{prefix}attn_v_b.weight", (heads, rows // heads - nope, latent), (name,), values),
-        ]
-
-    def _single(self, stored: str, name: str, change: Callable[[np.ndarray], np.ndarray]) -> FileTensor:
-        return FileTensor(stored, self._shapes[name], (name,), lambda sources: change(sources[0]))
+def _layer(name: str) -> int:
+    match = _LAYER.match(name)
+    return -1 if match is None else int(match[1])
 
 
-def _same(tensor: np.ndarray) -> np.ndarray:
-    return tensor
+def _file_names(names: GGUFNames, num_layers: int) -> Iterator[str]:
+    """Yields the names of all tensors that a file can have."""
+    experts = {f"ffn_{projection}_exps": "" for projection in ("gate", "up", "down")}
+    yield from _with_suffixes(names.of_top_level)
+    for layer in range(num_layers):
+        yield from (f"blk.{layer}.{name}" for name in _with_suffixes({**names.of_block, **experts}))
 
 
-def _add_one(norm: np.ndarray) -> np.ndarray:
-    return norm.astype(np.float32) + np.float32(1)
+def _with_suffixes(names: Mapping[str, str]) -> Iterator[str]:
+    for stored, name in names.items():
+        if name.endswith("="):  # one tensor
+            yield f"{stored}.{'bias' if name.endswith('bias=') else 'weight'}"
+        else:
+            yield from (f"{stored}.weight", f"{stored}.bias")
 
 
-def _permute(num_heads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Makes the two halves of each head's rows alternate."""
+def _file_tensor(stored: str, parts: list[StoredPart], pieces: Mapping[str, _Piece]) -> FileTensor | None:
+    """Returns the file's tensor with these parts; None if the checkpoint lacks them."""
+    if (stack := pieces.get(_EXPERT.sub(".experts.", parts[0].name))) is not None and parts[0].index:
+        return FileTensor(stored, stack.shape, (stack.source,), lambda sources: stack.make(sources[0]))
+    members = [pieces[part.name] for part in parts if part.name in pieces]
+    if len(members) < len(parts):
+        return None
 
-    def change(rows: np.ndarray) -> np.ndarray:
-        halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, *rows.shape[1:])
-        return halves.swapaxes(1, 2).reshape(rows.shape)
-
-    return change
-
-
-def _transpose(is_bias: bool) -> Make:
-    return lambda sources: sources[0] if is_bias else sources[0].swapaxes(1, 2)
-
-
-def _half(part: int, interleaved: bool, is_bias: bool) -> Make:
     def make(sources: Sequence[np.ndarray]) -> np.ndarray:
-        half = split_gate_up(sources[0], interleaved=interleaved)[part]
-        return half if is_bias else half.swapaxes(1, 2)
+        made = [part.stored_of(piece.make(each)) for part, piece, each in zip(parts, members, sources, strict=True)]
+        return np.stack(made) if parts[0].index else made[0]
 
-    return make
+    shape = (len(parts), *members[0].shape) if parts[0].index else members[0].shape
+    return FileTensor(stored, shape, tuple(piece.source for piece in members), make)
 
 
-def _place(name: str) -> tuple[int, str]:
-    match = re.match(r"blk\.(\d+)\.", name)
-    return (int(match[1]), name) if match else (-1, name)
+def _pieces(
+    name: str, shape: tuple[int, ...], names: GGUFNames, num_heads: int, nope_dim: int
+) -> Iterator[tuple[str, _Piece]]:
+    """Yields (name, piece) for a tensor of the checkpoint; the name of a stack of experts lacks their number."""
+    if name.endswith(_LATENTS) and "attn_k_b" in names.of_block:
+        latent = shape[1]
+
+        def heads(tensor: np.ndarray) -> np.ndarray:
+            return tensor.reshape(num_heads, -1, latent)
+
+        module, value_dim = name.removesuffix(".weight"), shape[0] // num_heads - nope_dim
+        keys = _Piece(name, (num_heads, latent, nope_dim), lambda tensor: heads(tensor)[:, :nope_dim].swapaxes(1, 2))
+        yield f"{module}.k_b", keys
+        yield f"{module}.v_b", _Piece(name, (num_heads, value_dim, latent), lambda tensor: heads(tensor)[:, nope_dim:])
+    elif names.stack is not None and (match := _STACK.fullmatch(name)):
+        yield from _pieces_of_stack(match, shape, is_interleaved=names.stack.interleaved)
+    else:
+        yield name, _Piece(name, shape)
+
+
+def _pieces_of_stack(
+    match: re.Match[str], shape: tuple[int, ...], *, is_interleaved: bool
+) -> Iterator[tuple[str, _Piece]]:
+    """Yields the projections of all experts; a stack has outputs on its last axis, a file has them before inputs."""
+    is_bias = match[3] is not None
+
+    def turned(tensor: np.ndarray) -> np.ndarray:
+        return tensor if is_bias else tensor.swapaxes(1, 2)
+
+    def half(part: int) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda tensor: turned(split_gate_up(tensor, interleaved=is_interleaved)[part])
+
+    makes = {"down": turned} if match[2] == "down" else {"gate": half(0), "up": half(1)}
+    for projection, make in makes.items():
+        outputs = shape[-1] // len(makes)
+        stored = (shape[0], outputs) if is_bias else (shape[0], outputs, shape[1])
+        yield f"{match[1]}.{projection}_proj.{'bias' if is_bias else 'weight'}", _Piece(match[0], stored, make)

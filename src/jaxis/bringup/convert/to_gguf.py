@@ -12,9 +12,10 @@ import numpy as np
 from jaxis.bringup.convert.completeness import check_complete
 from jaxis.bringup.convert.config_difference import first_difference
 from jaxis.bringup.convert.gguf_file import BLOCK_TYPE_OF, GGUFFileWriter, GGUFTensorHeader, GGUFValue
-from jaxis.bringup.convert.gguf_tensors import FileTensor, ModelSizes, gguf_tensors
+from jaxis.bringup.convert.gguf_tensors import FileTensor, gguf_tensors
 from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
 from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
+from jaxis.config.expert_counts import num_experts
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.extras import check_extra
@@ -24,6 +25,8 @@ from jaxis.loading.gguf.config import ModelKeys, model_keys, read_config
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.generation import SETTINGS
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.gguf.stored_part import Sizes
+from jaxis.loading.gguf.table import head_dim
 from jaxis.loading.gguf.tensor_names import GGUFNames
 from jaxis.loading.open_checkpoint import open_checkpoint, read_generation_defaults, read_hf_config
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
@@ -170,13 +173,15 @@ def _left_out(checkpoint: Checkpoint | OrbaxCheckpoint, original_names: Mapping[
 def _tensors(
     shapes: Mapping[str, tuple[int, ...]], config: HFConfig, names: GGUFNames, source: Path
 ) -> list[FileTensor]:
-    sizes = ModelSizes(
+    heads = config["num_attention_heads"]
+    sizes = Sizes(
         config["num_hidden_layers"],
-        config["num_attention_heads"],
-        config.get("num_key_value_heads", config["num_attention_heads"]),
-        config.get("qk_nope_head_dim", 0),
+        heads,
+        config.get("num_key_value_heads", heads),
+        head_dim(config),
+        num_experts(config) or 0,
     )
-    return gguf_tensors(shapes, names, sizes, str(source))
+    return gguf_tensors(shapes, names, sizes, config.get("qk_nope_head_dim", 0), str(source))
 
 
 def _header(tensor: FileTensor, dtype: np.dtype, outtype: str, source: Path) -> GGUFTensorHeader:

@@ -58,7 +58,7 @@ def read_config(
     family = next(each for each in declared if each.is_of(reader))
     values = family.read(reader) | _pooling(keys)
     keys.check_all_read()
-    return GGUFConfig(family.tensors, values, reader.sizes, tuple(keys.assumptions), reader.small_tensors)
+    return GGUFConfig(family.names, values, reader.sizes, tuple(keys.assumptions), reader.small_tensors)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def model_keys(config: HFConfig) -> ModelKeys:
         notes.append(f"llama.cpp does not apply the sliding window of {config['sliding_window']} tokens to this model")
     return ModelKeys(
         family.model[0],
-        family.tensors,
+        family.names,
         family.written.biases,
         keys,
         rope_tensors(config),

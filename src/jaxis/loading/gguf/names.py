@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,12 @@ from jaxis.loading.gguf.tensor_names import OF_EACH, OF_EACH_HEAD, GGUFNames
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
-_OF_BLOCK = re.compile(r"blk\.(\d+)\.((?:shortconv\.|nextn\.)?[a-z0-9_]+)(?:\.(weight|bias|scale|input_scale))?")
+_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>(?:shortconv\.|nextn\.)?[a-z0-9_]+)(?:\.(?P<suffix>weight|bias|scale|input_scale))?"
+)
 _OF_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
-# The config is made of the first; the others repeat what it says.
-_NOT_WEIGHTS = {ROPE_FREQS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT}
+# The config is made of the first, of the model or of a layer; the others repeat what it says.
+_NOT_WEIGHTS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "rope_factors_short"}
 # Small tensors that the file has in another form -> what restores them.
 _RESTORED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     # -exp(A_log); of Mamba2, and of D, with one column.
@@ -34,7 +37,6 @@ _RESTORED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 # Ends the name of a tensor of which the file has some rows only.
 _PIECE = re.compile(r"\[(\d)\]$")
-_NOT_WEIGHTS_OF_BLOCKS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "rope_factors_short"}
 
 
 def parts_of(tensor: GGUFTensor, names: GGUFNames, sizes: Sizes) -> list[StoredPart]:
@@ -42,84 +44,112 @@ def parts_of(tensor: GGUFTensor, names: GGUFNames, sizes: Sizes) -> list[StoredP
 
     Raises CheckpointError if the architecture has no such tensor.
     """
-    top_level = {
-        "token_embd.weight": StoredPart("model.embed_tokens.weight"),
-        "output_norm.weight": StoredPart(f"{names.norm}.weight", has_one_added=names.adds_one_to_norms),
-        "output_norm.bias": StoredPart(f"{names.norm}.bias"),
-        "token_embd_norm.weight": StoredPart(f"{names.norm}.weight"),  # LFM2's, despite its name
-        "output.weight": StoredPart("lm_head.weight"),
-        "output.bias": StoredPart("lm_head.bias"),
-        "output.scale": StoredPart("lm_head.scale"),
-    }
-    base, _, suffix = tensor.name.rpartition(".")
-    if base in names.top_level:
-        target = names.top_level[base]
-        if OF_EACH in target:
-            return [StoredPart(f"{target.replace(OF_EACH, str(i))}.{suffix}", (i,)) for i in range(tensor.shape[0])]
-        return [StoredPart(f"{target}.{suffix}")]
-    if tensor.name in top_level:
-        return [top_level[tensor.name]]
-    match = _OF_BLOCK.fullmatch(tensor.name)
-    if tensor.name in _NOT_WEIGHTS or tensor.name == "output.input_scale":
-        return []
-    if match is None:
-        raise _unknown(tensor)
-    layer, base, suffix = int(match[1]), match[2], match[3]
-    # Prediction layers follow the model's own. An input's scale is for engines that quantize activations to fp4.
-    if layer >= sizes.num_layers or base in _NOT_WEIGHTS_OF_BLOCKS or suffix == "input_scale":
-        return []
-    return _parts_of_block(tensor, f"{names.layers}.{layer}.", base, suffix, names, sizes)
+    return list(_Parts(tensor, names, sizes).parts())
 
 
-def _parts_of_block(
-    tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: GGUFNames, sizes: Sizes
-) -> list[StoredPart]:
-    if (whole := names.block.get(f"{base}.{suffix}")) is not None:
-        return [StoredPart(prefix + whole.removesuffix("="))]
-    if experts := _OF_EXPERTS.fullmatch(base):
-        if tensor.shape[:1] != (sizes.num_experts,):
+class _Parts:
+    def __init__(self, tensor: GGUFTensor, names: GGUFNames, sizes: Sizes) -> None:
+        match = _NAME.fullmatch(tensor.name)
+        if match is None:
+            raise _unknown(tensor)
+        self._tensor, self._names, self._sizes = tensor, names, sizes
+        self._layer, self._base, self._suffix = match["layer"], match["base"], match["suffix"]
+
+    def parts(self) -> Iterator[StoredPart]:
+        # An input's scale is for engines that quantize activations to fp4.
+        if self._base in _NOT_WEIGHTS or self._suffix == "input_scale":
+            return
+        if self._layer is None:
+            yield from self._of_top_level()
+        elif int(self._layer) < self._sizes.num_layers:  # prediction layers follow the model's own
+            yield from self._of_block()
+
+    def _part(self, name: str, index: tuple[int | slice, ...] = (), **changes: Any) -> StoredPart:
+        """Returns a part by its name here, which has no suffix unless it ends in "="; `changes` are its fields."""
+        whole = name[:-1] if name.endswith("=") else f"{name}.{self._suffix}"
+        return StoredPart(self._names.in_checkpoint(whole), index, **changes)
+
+    def _of_top_level(self) -> Iterator[StoredPart]:
+        name = self._names.of_top_level.get(self._base)
+        if name is None:
+            raise _unknown(self._tensor)
+        if OF_EACH in name:
+            for i in range(self._tensor.shape[0]):
+                yield self._part(name.replace(OF_EACH, str(i)), (i,))
+        else:
+            yield self._part(name, has_one_added=self._has_one_added)
+
+    def _of_block(self) -> Iterator[StoredPart]:
+        base, block, prefix = self._base, self._names.of_block, f"model.layers.{self._layer}."
+        if (whole := block.get(f"{base}.{self._suffix}")) is not None:
+            yield self._part(prefix + whole)
+        elif match := _OF_EXPERTS.fullmatch(base):
+            yield from self._of_experts(prefix + self._names.experts, match[1])
+        elif self._sizes.packed_delta_heads is not None and (rows := self._sizes.packed_delta_heads.rows_of(base)):
+            for name, of_name in rows.items():
+                yield self._part(f"{prefix}linear_attn.{name}", rows=of_name)
+        elif base == "attn_qkv" and base not in block:
+            yield from self._of_qkv(prefix)
+        elif base not in block:
+            raise _unknown(self._tensor)
+        elif block[base].endswith(OF_EACH_HEAD):
+            for head in range(self._tensor.shape[0]):
+                yield self._part(f"{prefix}{block[base].removesuffix(OF_EACH_HEAD)}.{head}", (head,))
+        else:
+            yield self._changed_part(prefix + block[base])
+
+    def _changed_part(self, name: str) -> StoredPart:
+        """Returns the checkpoint's tensor, or the rows of it, that the name here stands for."""
+        names, sizes, base = self._names, self._sizes, self._base
+        match = _PIECE.search(name)
+        if self._suffix == "scale":
+            if match is not None:
+                raise CheckpointError(
+                    f"tensor {self._tensor.name!r} is the scale of a part of a tensor, which is not supported"
+                )
+            return self._part(name, restore=_RESTORED.get(base))
+        heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}.get(base, 0)
+        delta = sizes.delta_heads
+        return self._part(
+            name if match is None else name[: match.start()],
+            rope_heads=heads if names.permutes_rope else 0,
+            has_one_added=self._has_one_added,
+            rows=_rows_by_group(sizes) if names.groups_qkv and base == "attn_qkv" else delta and delta.rows_of(base),
+            columns=delta and delta.columns_of(base),
+            restore=_RESTORED.get(base) if self._suffix != "bias" else None,
+            piece=0 if match is None else int(match[1]),
+        )
+
+    @property
+    def _has_one_added(self) -> bool:
+        is_norm = self._base.endswith("_norm") and self._base != "ssm_norm" and self._suffix == "weight"
+        return self._names.adds_one_to_norms and is_norm
+
+    def _of_qkv(self, prefix: str) -> Iterator[StoredPart]:
+        """Yields the projections of queries, keys and values, which the file has one below the other."""
+        sizes, first = self._sizes, 0
+        for each, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads), ("v", sizes.num_kv_heads)):
+            rows = slice(first, first + heads * sizes.head_dim)
+            first = rows.stop
+            rope_heads = heads if self._names.permutes_rope and each != "v" else 0
+            is_scale = self._suffix == "scale"
+            name = f"{prefix}self_attn.{each}_proj"
+            yield self._part(name) if is_scale else self._part(name, (rows,), rope_heads=rope_heads)
+
+    def _of_experts(self, prefix: str, kind: str) -> Iterator[StoredPart]:
+        tensor = self._tensor
+        if tensor.shape[:1] != (self._sizes.num_experts,):
             raise CheckpointError(
-                f"tensor {tensor.name!r} {list(tensor.shape)} is not of the {sizes.num_experts} experts of the model"
+                f"tensor {tensor.name!r} {list(tensor.shape)} is not of the {self._sizes.num_experts} experts of the "
+                "model"
             )
-        return list(_parts_of_experts(tensor, prefix + names.experts, experts[1], suffix, names.projections))
-    if sizes.packed_delta_heads is not None and (packed := sizes.packed_delta_heads.rows_of(base)):
-        return [StoredPart(f"{prefix}linear_attn.{name}.{suffix}", rows=rows) for name, rows in packed.items()]
-    if base == "attn_qkv" and base not in names.block:
-        return list(_parts_of_qkv(prefix, suffix, names, sizes))
-    if base not in names.block:
-        raise _unknown(tensor)
-    target = names.block[base]
-    if target.endswith(OF_EACH_HEAD):
-        target = prefix + target.removesuffix(OF_EACH_HEAD)
-        return [StoredPart(f"{target}.{head}.{suffix}", (head,)) for head in range(tensor.shape[0])]
-    return [_named_part(tensor, prefix, target, base, suffix, names, sizes)]
-
-
-def _named_part(
-    tensor: GGUFTensor, prefix: str, target: str, base: str, suffix: str, names: GGUFNames, sizes: Sizes
-) -> StoredPart:
-    """Returns the checkpoint's tensor, or the rows of it, that `target` of `GGUFNames.block` names."""
-    piece = 0
-    if match := _PIECE.search(target):
-        if suffix == "scale":
-            raise CheckpointError(f"tensor {tensor.name!r} is the scale of a part of a tensor, which is not supported")
-        target, piece = target[: match.start()], int(match[1])
-    name = prefix + (target[:-1] if target.endswith("=") else f"{target}.{suffix}")
-    heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}.get(base, 0)
-    permutes = names.permutes_rope and suffix != "scale"
-    delta_heads = None if suffix == "scale" else sizes.delta_heads
-    rows = delta_heads and delta_heads.rows_of(base)
-    if names.groups_qkv and base == "attn_qkv" and suffix != "scale":
-        rows = _rows_by_group(sizes)
-    return StoredPart(
-        name,
-        rope_heads=heads if permutes else 0,
-        has_one_added=names.adds_one_to_norms and f"{base}.{suffix}".endswith("_norm.weight") and base != "ssm_norm",
-        rows=rows,
-        columns=delta_heads and delta_heads.columns_of(base),
-        restore=_RESTORED.get(base) if suffix != "bias" else None,
-        piece=piece,
-    )
+        half = tensor.shape[1] // 2 if len(tensor.shape) > 1 and kind == "gate_up" and self._suffix != "scale" else 0
+        rows = {"gate": slice(half), "up": slice(half, 2 * half)}
+        gate, up, down = self._names.projections
+        names = {"gate": gate, "up": up, "down": down}
+        for expert in range(self._sizes.num_experts):
+            for each in kind.split("_"):
+                yield self._part(f"{prefix}.{expert}.{names[each]}", (expert, rows[each]) if half else (expert,))
 
 
 def _rows_by_group(sizes: Sizes) -> np.ndarray:
@@ -127,35 +157,6 @@ def _rows_by_group(sizes: Sizes) -> np.ndarray:
     q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     parts = np.split(np.arange(q + 2 * k), [q, q + k])
     return np.concatenate([part.reshape(sizes.num_kv_heads, -1) for part in parts], axis=1).ravel()
-
-
-def _parts_of_qkv(prefix: str, suffix: str, names: GGUFNames, sizes: Sizes) -> Iterator[StoredPart]:
-    """Yields the projections of queries, keys and values, which the file has one below the other."""
-    first = 0
-    for each, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads), ("v", sizes.num_kv_heads)):
-        rows = slice(first, first + heads * sizes.head_dim)
-        first = rows.stop
-        name = f"{prefix}self_attn.{each}_proj.{suffix}"
-        if suffix == "scale":
-            yield StoredPart(name)
-        else:
-            yield StoredPart(name, (rows,), heads if names.permutes_rope and each != "v" else 0)
-
-
-def _parts_of_experts(
-    tensor: GGUFTensor, prefix: str, base: str, suffix: str, projections: tuple[str, str, str]
-) -> Iterator[StoredPart]:
-    gate, up, down = projections
-    for expert in range(tensor.shape[0]):
-        if base != "gate_up":
-            projection = {"gate": gate, "up": up, "down": down}[base]
-            yield StoredPart(f"{prefix}.{expert}.{projection}.{suffix}", (expert,))
-            continue
-        half = tensor.shape[1] // 2 if len(tensor.shape) > 1 else 0
-        for projection, rows in ((gate, slice(half)), (up, slice(half, 2 * half))):
-            yield StoredPart(
-                f"{prefix}.{expert}.{projection}.{suffix}", (expert,) if suffix == "scale" else (expert, rows)
-            )
 
 
 def _unknown(tensor: GGUFTensor) -> CheckpointError:

@@ -81,3 +81,15 @@ class StoredPart:
         if self.restore is not None:
             array = self.restore(array)
         return array.astype(np.float32) - np.float32(1) if self.has_one_added else array
+
+    def stored_of(self, tensor: np.ndarray) -> np.ndarray:
+        """Returns the file's array of this tensor: the inverse of `made_of`, without the index.
+
+        Raises CheckpointError if the file's form cannot be made.
+        """
+        if self.rows is not None or self.columns is not None or self.restore is not None:
+            raise CheckpointError(f"{self.name} cannot be written to GGUF")
+        if self.rope_heads:
+            halves = tensor.reshape(self.rope_heads, 2, -1, *tensor.shape[1:])
+            tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+        return tensor.astype(np.float32) + np.float32(1) if self.has_one_added else tensor

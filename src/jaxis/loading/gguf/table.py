@@ -14,7 +14,7 @@ from typing import Any
 from jaxis.config.hf_config import HFConfig
 from jaxis.loading.gguf.config_keys import REQUIRED
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-from jaxis.loading.gguf.tensor_names import GGUFNames
+from jaxis.loading.gguf.tensor_names import USUAL_NAMES, GGUFNames
 
 FileKeys = dict[str, Any]
 
@@ -112,7 +112,7 @@ class GGUF:
     Attributes:
       model: `general.architecture`, `model_type`, and entry of `architectures`.
       facts: Facts; later ones override.
-      tensors: Names of the tensors.
+      tensors: Names of the tensors where they are not the usual ones.
       when: Key that is not 0, or a function that says if a file is of this model; of several declarations of an
         architecture, the first that holds counts.
       without: Names that config.json does not have, of those that the facts give.
@@ -122,7 +122,7 @@ class GGUF:
 
     model: tuple[str, str, str]
     facts: Facts
-    tensors: GGUFNames
+    tensors: GGUFNames = USUAL_NAMES
     when: str | Callable[[ConfigReader], bool] = lambda _: True
     written: Written | None = None
     without: Sequence[str] = ()
@@ -132,6 +132,11 @@ class GGUF:
     @functools.cached_property
     def _facts(self) -> tuple[Fact, ...]:
         return tuple(_flat(self.facts))
+
+    @functools.cached_property
+    def names(self) -> GGUFNames:
+        """Returns the names of the tensors, with the renames of the model's class."""
+        return self.tensors if self.tensors.renames is not None else self.tensors.of_class(self.model[2])
 
     def is_of(self, reader: ConfigReader) -> bool:
         return bool(reader.keys.get(self.when)) if isinstance(self.when, str) else self.when(reader)

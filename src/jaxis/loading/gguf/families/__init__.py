@@ -16,7 +16,7 @@ from typing import Any
 from jaxis.loading.gguf.common_facts import BASE, DENSE, LAYER_NORM, RMS
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, constant, has
-from jaxis.loading.gguf.tensor_names import LLAMA, GGUFNames
+from jaxis.loading.gguf.tensor_names import GGUFNames
 
 
 def _plain(model_type: str, model_class: str, declared: dict[str, Any]) -> GGUF:
@@ -28,7 +28,7 @@ def _plain(model_type: str, model_class: str, declared: dict[str, Any]) -> GGUF:
             [has(name, *tensors) for name, tensors in declared["switches"].items()],
             [constant(name, value) for name, value in declared["constants"].items()],
         ),
-        GGUFNames(LLAMA | declared["tensors"], permutes_rope=declared["permutes_rope"]),
+        GGUFNames(declared["tensors"], permutes_rope=declared["permutes_rope"]),
     )
 
 

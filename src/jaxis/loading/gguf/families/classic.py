@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, BASE, CLASSIC, DENSE, HEAD_SIZES, MLP_BIAS
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import LLAMA, LLAMA_NORMS, OF_EACH_HEAD, GGUFNames, each, packed
+from jaxis.loading.gguf.tensor_names import OF_EACH_HEAD, PACKED, GGUFNames, each, renames_of
 
-_NEOX = packed("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-_BLOOM = packed("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_PACKED_BY_GROUP = GGUFNames(PACKED, groups_qkv=True)
 _PARTIAL_ROPE = rope(is_partial=True)
-
-
-def _falcon_names(norms: dict[str, str]) -> GGUFNames:
-    return GGUFNames(
-        _BLOOM | norms,
-        groups_qkv=True,
-        layers="transformer.h",
-        norm="transformer.ln_f",
-        top_level={"token_embd": "transformer.word_embeddings"},
-    )
 
 
 def _has_two_norms(reader: ConfigReader) -> bool:
@@ -43,6 +34,11 @@ _FALCON = (
     constant("parallel_attn", True),
 )
 _FALCON_MODEL = ("falcon", "falcon", "FalconForCausalLM")
+# Where all blocks have one norm, the checkpoint has its usual name.
+_ONE_NORM = dataclasses.replace(
+    _PACKED_BY_GROUP,
+    renames=[rename for rename in renames_of("FalconForCausalLM") if rename[0] != ".input_layernorm."],
+)
 
 
 def _alibi(reader: ConfigReader) -> Values:
@@ -70,25 +66,12 @@ def _write_window(config: HFConfig) -> FileKeys:
 
 GGUFS = (
     # With the names that jaxis itself writes.
-    GGUF(
-        ("gpt2", "gpt2", "GPT2LMHeadModel"),
-        CLASSIC,
-        GGUFNames(
-            packed("self_attn.qkv_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj") | LLAMA_NORMS,
-            top_level={"position_embd": "model.embed_positions"},
-        ),
-        without=HEAD_SIZES,
-    ),
+    GGUF(("gpt2", "gpt2", "GPT2LMHeadModel"), CLASSIC, GGUFNames(PACKED), without=HEAD_SIZES),
     # StarCoder and SantaCoder, whose heads share a key and a value.
     GGUF(
         ("starcoder", "gpt_bigcode", "GPTBigCodeForCausalLM"),
         (CLASSIC, only("attention.head_count_kv", 1), constant("multi_query", True)),
-        GGUFNames(
-            packed("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj") | {"attn_norm": "ln_1", "ffn_norm": "ln_2"},
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            top_level={"token_embd": "transformer.wte", "position_embd": "transformer.wpe"},
-        ),
+        GGUFNames(PACKED),
         without=HEAD_SIZES,
     ),
     # GPT-NeoX and Pythia.
@@ -98,48 +81,29 @@ GGUFS = (
             [CLASSIC, _PARTIAL_ROPE],
             key("use_parallel_residual", "use_parallel_residual", True, bool, is_assumed=True),
         ),
-        GGUFNames(
-            _NEOX | LLAMA_NORMS,
-            groups_qkv=True,
-            layers="gpt_neox.layers",
-            norm="gpt_neox.final_layer_norm",
-            top_level={"token_embd": "gpt_neox.embed_in", "output": "embed_out"},
-        ),
+        _PACKED_BY_GROUP,
         without=HEAD_SIZES,
     ),
     GGUF(
         _FALCON_MODEL,
         _FALCON,
-        _falcon_names({"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}),
+        GGUFNames(
+            {**PACKED, "attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}, groups_qkv=True
+        ),
         when=_has_two_norms,
         without=HEAD_SIZES,
     ),
-    GGUF(_FALCON_MODEL, _FALCON, _falcon_names({"attn_norm": "input_layernorm"}), without=HEAD_SIZES),
+    GGUF(_FALCON_MODEL, _FALCON, _ONE_NORM, without=HEAD_SIZES),
     GGUF(
         ("bloom", "bloom", "BloomForCausalLM"),
         CLASSIC,
-        GGUFNames(
-            _BLOOM | LLAMA_NORMS,
-            groups_qkv=True,
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            top_level={
-                "token_embd": "transformer.word_embeddings",
-                "token_embd_norm": "transformer.word_embeddings_layernorm",
-            },
-        ),
+        GGUFNames(PACKED, groups_qkv=True, top_level={"token_embd_norm": "model.embed_norm"}),
         without=(*HEAD_SIZES, "max_position_embeddings", "intermediate_size"),
     ),
     GGUF(
         ("mpt", "mpt", "MptForCausalLM"),
         (CLASSIC, Fact(_alibi)),
-        GGUFNames(
-            packed("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj")
-            | {"attn_norm": "norm_1", "ffn_norm": "norm_2"},
-            layers="transformer.blocks",
-            norm="transformer.norm_f",
-            top_level={"token_embd": "transformer.wte"},
-        ),
+        GGUFNames(PACKED),
         without=(*HEAD_SIZES, "intermediate_size"),
     ),
     # StableLM 2 and StableLM Zephyr 3B.
@@ -150,7 +114,7 @@ GGUFS = (
             has("use_qkv_bias", "attn_q.bias"),
             has("qk_layernorm", "attn_q_norm.weight"),
         ),
-        GGUFNames(LLAMA | each("q k", "attn_{}_norm", f"self_attn.{{}}_layernorm.norms{OF_EACH_HEAD}")),
+        GGUFNames(each("q k", "attn_{}_norm", f"self_attn.{{}}_norm.norms{OF_EACH_HEAD}")),
     ),
     # Nemotron 4 and Minitron.
     GGUF(
@@ -159,7 +123,7 @@ GGUFS = (
             [BASE, DENSE, _PARTIAL_ROPE, ATTENTION_BIAS, MLP_BIAS],
             key("norm_eps", "attention.layer_norm_epsilon", kind=float),
         ),
-        GGUFNames(LLAMA, adds_one_to_norms=True),
+        GGUFNames(adds_one_to_norms=True),
     ),
     GGUF(
         ("starcoder2", "starcoder2", "Starcoder2ForCausalLM"),
@@ -168,7 +132,6 @@ GGUFS = (
             key("norm_epsilon", "attention.layer_norm_epsilon", kind=float),
             Fact(_read_starcoder2_window, _write_window),
         ),
-        GGUFNames({**LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
         written=Written(biases=True),
     ),
 )

@@ -23,12 +23,10 @@ from jaxis.loading.gguf.common_facts import (
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import HEAD_NORMS, LLAMA, MLP, ROUTER, SHARED_EXPERTS, GGUFNames
+from jaxis.loading.gguf.tensor_names import PACKED, GGUFNames
 
 _NAMES = GGUFNames(
     {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
         "attn_q_a": "self_attn.q_a_proj",
         "attn_q_a_norm": "self_attn.q_a_layernorm",
         "attn_q_b": "self_attn.q_b_proj",
@@ -38,9 +36,6 @@ _NAMES = GGUFNames(
         # The two parts of kv_b_proj, the first transposed: `LatentHeadsFormat` joins them.
         "attn_k_b": "self_attn.kv_b_proj.k_b=",
         "attn_v_b": "self_attn.kv_b_proj.v_b=",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        **(MLP | ROUTER | SHARED_EXPERTS),
     }
 )
 # Published models whose older files lack the groups of experts: number of experts -> (groups, groups chosen).
@@ -154,7 +149,6 @@ GGUFS = (
             only("expert_gating_func", SIGMOID),
             constant("sliding_window", None),
         ),
-        GGUFNames(LLAMA | HEAD_NORMS | ROUTER | SHARED_EXPERTS),
     ),
     GGUF(
         ("bailingmoe2", "bailing_moe", "BailingMoeV2ForCausalLM"),
@@ -166,14 +160,6 @@ GGUFS = (
             key("num_shared_experts", "expert_shared_count"),
             has("use_qkv_bias", "attn_qkv.bias"),
         ),
-        GGUFNames(
-            {
-                **(LLAMA | SHARED_EXPERTS),
-                **{"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
-                **{"attn_q_norm": "attention.query_layernorm", "attn_k_norm": "attention.key_layernorm"},
-                **{"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.expert_bias="},
-            },
-            top_level={"token_embd": "model.word_embeddings"},
-        ),
+        GGUFNames(PACKED),
     ),
 )

@@ -6,9 +6,14 @@ from jaxis.loading.gguf.common_facts import BASE, DENSE, LAYER_NORM
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, constant
-from jaxis.loading.gguf.tensor_names import GGUFNames
+from jaxis.loading.gguf.tensor_names import PACKED, GGUFNames
 
-_EMBEDDINGS = {"token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings"}
+_NORMS = {"attn_output_norm": "post_attention_layernorm", "layer_output_norm": "post_feedforward_layernorm"}
+_EMBEDDINGS = {
+    "token_types": "model.token_type_embeddings=",
+    "token_embd_norm": "model.embeddings_norm",
+    "position_embd": "model.position_embeddings=",
+}
 
 
 def _types(reader: ConfigReader) -> Values:
@@ -27,32 +32,13 @@ GGUFS = (
     GGUF(
         ("bert", "bert", "BertModel"),
         (_ENCODER, Fact(_positions), constant("hidden_act", "gelu")),
-        GGUFNames(
-            {
-                **{"attn_q": "attention.self.query", "attn_k": "attention.self.key", "attn_v": "attention.self.value"},
-                **{"attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm"},
-                **{"ffn_up": "intermediate.dense", "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm"},
-            },
-            layers="encoder.layer",
-            top_level={
-                **_EMBEDDINGS,
-                "token_embd_norm": "embeddings.LayerNorm",
-                "position_embd": "embeddings.position_embeddings",
-            },
-        ),
+        GGUFNames(_NORMS, top_level=_EMBEDDINGS),
         is_causal=False,
     ),
     GGUF(
         ("nomic-bert", "nomic_bert", "NomicBertModel"),
         (_ENCODER, rope(1000.0), constant("hidden_act", "silu")),
-        GGUFNames(
-            {
-                **{"attn_qkv": "attn.Wqkv", "attn_output": "attn.out_proj", "attn_output_norm": "norm1"},
-                **{"ffn_up": "mlp.fc11", "ffn_gate": "mlp.fc12", "ffn_down": "mlp.fc2", "layer_output_norm": "norm2"},
-            },
-            layers="encoder.layers",
-            top_level={**_EMBEDDINGS, "token_embd_norm": "emb_ln"},
-        ),
+        GGUFNames(PACKED | _NORMS, top_level=_EMBEDDINGS),
         is_causal=False,
     ),
 )

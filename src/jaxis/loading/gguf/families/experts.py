@@ -19,17 +19,7 @@ from jaxis.loading.gguf.common_facts import (
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, key, only, unused
-from jaxis.loading.gguf.tensor_names import (
-    ATTENTION,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    LLAMA,
-    SHARED_EXPERTS,
-    W1_W3_W2,
-    GateUpOrder,
-    GGUFNames,
-    each,
-)
+from jaxis.loading.gguf.tensor_names import NORM_AFTER_ATTENTION, W1_W3_W2, GateUpOrder, GGUFNames
 
 _ALL_LAYERS_ARE_SPARSE = (
     key("intermediate_size", "feed_forward_length", None),
@@ -80,15 +70,7 @@ GGUFS = (
             [BASE, RMS, rope(150_000.0, yarn=lambda _: {"truncate": False}), ONE_BASE],
             [_ALL_LAYERS_ARE_SPARSE, experts("num_local_experts"), windows(2, 128)],
         ),
-        GGUFNames(
-            {
-                **ATTENTION,
-                "attn_sinks": "self_attn.sinks=",
-                "post_attention_norm": "post_attention_layernorm",
-                "ffn_gate_inp": "mlp.router",
-            },
-            stack=GateUpOrder(interleaved=True),
-        ),
+        GGUFNames(NORM_AFTER_ATTENTION | {"attn_sinks": "self_attn.sinks="}, stack=GateUpOrder(interleaved=True)),
         written=Written(biases=True, window=True),
     ),
     GGUF(
@@ -99,16 +81,7 @@ GGUFS = (
             key("intermediate_size_mlp", "feed_forward_length"),
             key("interleave_moe_layer_step", "interleave_moe_layer_step"),
         ),
-        GGUFNames(
-            {
-                **(ATTENTION | FEED_FORWARD),
-                "ffn_norm": "post_attention_layernorm",
-                "ffn_gate_inp": "feed_forward.router",
-                **each("gate up down", "ffn_{}_shexp", "feed_forward.shared_expert.{}_proj"),
-            },
-            experts="feed_forward.experts",
-            stack=GateUpOrder(),
-        ),
+        GGUFNames(stack=GateUpOrder()),
         written=Written(window=True),
     ),
     GGUF(
@@ -119,16 +92,7 @@ GGUFS = (
             only("expert_weights_scale", 1.0),
             only("expert_weights_norm", True),
         ),
-        GGUFNames(
-            {
-                **(ATTENTION | HEAD_NORMS),
-                "ffn_norm": "post_attention_layernorm",
-                "ffn_gate_inp": "block_sparse_moe.gate",
-                "exp_probs_b": "block_sparse_moe.e_score_correction_bias=",
-            },
-            experts="block_sparse_moe.experts",
-            projections=W1_W3_W2,
-        ),
+        GGUFNames(projections=W1_W3_W2),
     ),
     GGUF(
         ("ernie4_5-moe", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
@@ -141,12 +105,6 @@ GGUFS = (
             key("moe_layer_start_index", "leading_dense_block_count", 0),
             key("moe_layer_interval", "interleave_moe_layer_step", 1),
         ),
-        GGUFNames(
-            {
-                **(LLAMA | SHARED_EXPERTS),
-                **{"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.moe_statics.e_score_correction_bias="},
-            }
-        ),
     ),
     # The files of Hunyuan have the rope's base with alpha.
     GGUF(
@@ -155,14 +113,6 @@ GGUFS = (
             [usual(), ATTENTION_BIAS, experts("num_experts", "moe_topk"), Fact(_one_width)],
             only("expert_shared_count", 1),
             only("expert_weights_scale", 1.0),
-        ),
-        GGUFNames(
-            {
-                **LLAMA,
-                **{"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
-                "ffn_gate_inp": "mlp.gate.wg",
-                **each("gate up down", "ffn_{}_shexp", "mlp.shared_mlp.{}_proj"),
-            }
         ),
     ),
 )

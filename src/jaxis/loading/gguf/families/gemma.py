@@ -14,17 +14,9 @@ from jaxis.loading.gguf.common_facts import BASE, CONTEXT, GELU, HEADS, ONE_BASE
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, Values
 from jaxis.loading.gguf.names import ROPE_FREQS
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import ATTENTION, HEAD_NORMS, LLAMA, MLP, OF_EACH, GateUpOrder, GGUFNames
+from jaxis.loading.gguf.tensor_names import NORMS_AROUND, OF_EACH, GateUpOrder, GGUFNames
 
-_BLOCK = {
-    **ATTENTION,
-    **HEAD_NORMS,
-    **MLP,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_NAMES = GGUFNames(_BLOCK, adds_one_to_norms=True)
+_NAMES = GGUFNames(NORMS_AROUND, adds_one_to_norms=True)
 _OWN_EMBEDDINGS = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
@@ -37,7 +29,7 @@ _OWN_EMBEDDINGS_OF_MODEL = {
 }
 _GEMMA3N_NAMES = GGUFNames(
     {
-        **_BLOCK,
+        **NORMS_AROUND,
         **_OWN_EMBEDDINGS,
         "altup_correct_coef": "altup.correction_coefs",
         "altup_correct_scale": "altup.correct_output_scale=",
@@ -56,7 +48,7 @@ _GEMMA3N_NAMES = GGUFNames(
 )
 _GEMMA4_NAMES = GGUFNames(
     {
-        **_BLOCK,
+        **NORMS_AROUND,
         **_OWN_EMBEDDINGS,
         "layer_output_scale": "layer_scalar=",
         "ffn_gate_inp": "router.proj",
@@ -220,7 +212,7 @@ GGUFS = (
     GGUF(
         ("gemma", "gemma", "GemmaForCausalLM"),
         (usual(), constant("hidden_act", "gelu_pytorch_tanh")),
-        GGUFNames(LLAMA, adds_one_to_norms=True),
+        GGUFNames(adds_one_to_norms=True),
     ),
     GGUF(
         ("gemma2", "gemma2", "Gemma2ForCausalLM"),
@@ -250,7 +242,7 @@ GGUFS = (
     GGUF(
         ("gemma-embedding", "gemma3_text", "Gemma3TextModel"),
         (_GEMMA3, constant("use_bidirectional_attention", True)),
-        GGUFNames(_BLOCK, adds_one_to_norms=True, top_level={name: name for name in ("dense_2", "dense_3")}),
+        GGUFNames(NORMS_AROUND, adds_one_to_norms=True, top_level={name: name for name in ("dense_2", "dense_3")}),
         is_causal=False,
     ),
 )

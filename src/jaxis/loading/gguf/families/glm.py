@@ -14,7 +14,7 @@ from jaxis.loading.gguf.common_facts import (
 )
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.table import GGUF, Fact, Written, has, key, only
-from jaxis.loading.gguf.tensor_names import ATTENTION, HEAD_NORMS, LLAMA, MLP, ROUTER, SHARED_EXPERTS, GGUFNames
+from jaxis.loading.gguf.tensor_names import GATE_UP, NORM_AFTER_ATTENTION, GGUFNames
 
 
 def _without_images(reader: ConfigReader) -> Values:
@@ -27,20 +27,13 @@ GGUFS = (
     GGUF(
         ("chatglm", "glm", "GlmForCausalLM"),
         (usual(is_partial=True), has("attention_bias", "attn_q.bias", "attn_qkv.bias")),
-        GGUFNames({**LLAMA, "ffn_up": "mlp.gate_up_proj"}),
+        GGUFNames(GATE_UP),
     ),
     GGUF(
         ("glm4", "glm4", "Glm4ForCausalLM"),
         (Fact(_without_images), usual(is_partial=True), ATTENTION_BIAS),
         GGUFNames(
-            {
-                **ATTENTION,
-                "post_attention_norm": "post_self_attn_layernorm",
-                "ffn_norm": "post_attention_layernorm",
-                "post_ffw_norm": "post_mlp_layernorm",
-                "ffn_up": "mlp.gate_up_proj",
-                "ffn_down": "mlp.down_proj",
-            }
+            {**GATE_UP, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
         ),
         written=Written(biases=True),
     ),
@@ -53,12 +46,7 @@ GGUFS = (
             key("n_shared_experts", "expert_shared_count"),
             only("expert_gating_func", SIGMOID, is_written=True),
         ),
-        GGUFNames(
-            {
-                **(ATTENTION | HEAD_NORMS | MLP | ROUTER | SHARED_EXPERTS),
-                "post_attention_norm": "post_attention_layernorm",
-            }
-        ),
+        GGUFNames(NORM_AFTER_ATTENTION),
         written=Written(biases=True),
     ),
 )

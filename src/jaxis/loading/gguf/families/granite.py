@@ -6,7 +6,7 @@ from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, BASE, MLP_BIAS, RMS,
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.families.mamba import MAMBA2_OF_HYBRIDS, mamba2_heads, mixer_names
 from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import LLAMA, GateUpOrder, GGUFNames
+from jaxis.loading.gguf.tensor_names import GateUpOrder, GGUFNames
 
 _MULTIPLIERS = (
     key("embedding_multiplier", "embedding_scale", 1.0, float),
@@ -16,23 +16,16 @@ _MULTIPLIERS = (
 )
 _EXPERTS = (experts("num_local_experts"), only("expert_weights_scale", 1.0))
 _HAS_ROPE, _HAS_NONE = (only("rope.scaling.finetuned", has_rope) for has_rope in (True, False))
-_EXPERT_NAMES = {
-    "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_shexp": "shared_mlp.input_linear[0]",
-    "ffn_up_shexp": "shared_mlp.input_linear[1]",
-    "ffn_down_shexp": "shared_mlp.output_linear",
-}
+_SHARED, _GATE_UP = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), "shared_mlp.gate_up_proj"
+_EXPERT_NAMES = dict(zip(_SHARED, (f"{_GATE_UP}[0]", f"{_GATE_UP}[1]", "shared_mlp.down_proj"), strict=True))
 _STACK = GateUpOrder(outputs_first=True, gate_up="input_linear.weight", down="output_linear.weight")
-_MOE_NAMES = GGUFNames(LLAMA | _EXPERT_NAMES, experts="block_sparse_moe.experts", stack=_STACK, permutes_rope=True)
+_MOE_NAMES = GGUFNames(_EXPERT_NAMES, stack=_STACK, permutes_rope=True)
 _HYBRID_NAMES = GGUFNames(
     {
-        **LLAMA,
         **_EXPERT_NAMES,
+        **{name.removesuffix("_shexp"): target for name, target in _EXPERT_NAMES.items()},
         **mixer_names("mamba", "dt_bias="),
-        **{"ffn_gate": "shared_mlp.input_linear[0]", "ffn_up": "shared_mlp.input_linear[1]"},
-        "ffn_down": "shared_mlp.output_linear",
     },
-    experts="block_sparse_moe.experts",
     stack=_STACK,
     permutes_rope=True,
 )
@@ -61,7 +54,7 @@ GGUFS = (
     GGUF(
         ("granite", "granite", "GraniteForCausalLM"),
         (_HAS_ROPE, usual(), has("attention_bias", "attn_q.bias", "attn_qkv.bias"), MLP_BIAS, _MULTIPLIERS),
-        GGUFNames(LLAMA, permutes_rope=True),
+        GGUFNames(permutes_rope=True),
         written=Written(biases=True),
     ),
     GGUF(

@@ -8,15 +8,7 @@ from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, constant, has, key, only
 from jaxis.loading.gguf.tensor_names import W1_W3_W2, GGUFNames, each
 
-_BLOCK = {
-    **each("q k v", "attn_{}", "self_attn.{}_proj"),
-    "attn_output": "self_attn.out_proj",
-    **each("q k", "attn_{}_norm", "self_attn.{}_layernorm"),
-    **each("conv in_proj out_proj", "shortconv.{}", "conv.{}"),
-    **{"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
-    **{"ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2"},
-    **{"ffn_gate_inp": "feed_forward.gate", "exp_probs_b": "feed_forward.expert_bias="},
-}
+_BLOCK = each("conv in_proj out_proj", "shortconv.{}", "conv.{}")
 _LFM2 = (
     [BASE, rope(1_000_000.0), NO_WINDOW, DENSE],
     key("norm_eps", "attention.layer_norm_rms_epsilon", kind=float),
@@ -30,7 +22,7 @@ GGUFS = (
     GGUF(
         ("lfm2", "lfm2", "Lfm2ForCausalLM"),
         (_LFM2, constant("block_auto_adjust_ff_dim", False)),
-        GGUFNames(_BLOCK, norm="model.embedding_norm"),
+        GGUFNames(_BLOCK),
     ),
     GGUF(
         ("lfm2moe", "lfm2_moe", "Lfm2MoeForCausalLM"),
@@ -41,6 +33,6 @@ GGUFS = (
             key("num_dense_layers", "leading_dense_block_count", 0),
             key("routed_scaling_factor", "expert_weights_scale", 1.0, float),
         ),
-        GGUFNames(_BLOCK, experts="feed_forward.experts", projections=W1_W3_W2, norm="model.embedding_norm"),
+        GGUFNames(_BLOCK, projections=W1_W3_W2),
     ),
 )

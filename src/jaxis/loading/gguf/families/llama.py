@@ -9,25 +9,9 @@ from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, MLP_BIAS, WINDOW, ex
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import long_factors
 from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only
-from jaxis.loading.gguf.tensor_names import HEAD_NORMS, LLAMA, MLP, W1_W3_W2, GGUFNames, each
+from jaxis.loading.gguf.tensor_names import NORMS_AFTER, W1_W3_W2, GGUFNames
 
-_NAMES = GGUFNames(LLAMA, permutes_rope=True)
-_MIXTRAL_NAMES = GGUFNames(
-    {**LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"},
-    experts="block_sparse_moe.experts",
-    projections=W1_W3_W2,
-    permutes_rope=True,
-)
-_EXAONE_NAMES = GGUFNames(
-    {
-        **each("q k v", "attn_{}", "attn.attention.{}_proj"),
-        **{"attn_output": "attn.attention.out_proj", "attn_norm": "ln_1", "ffn_norm": "ln_2"},
-        **{"ffn_gate": "mlp.c_fc_0", "ffn_up": "mlp.c_fc_1", "ffn_down": "mlp.c_proj"},
-    },
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    top_level={"token_embd": "transformer.wte"},
-)
+_NAMES = GGUFNames(permutes_rope=True)
 _BIASES = (has("attention_bias", "attn_q.bias", "attn_qkv.bias"), MLP_BIAS)
 
 
@@ -102,7 +86,7 @@ GGUFS = (
     GGUF(
         ("llama", "mixtral", "MixtralForCausalLM"),
         (_LLAMA, WINDOW, experts("num_local_experts"), only("expert_weights_scale", 1.0)),
-        _MIXTRAL_NAMES,
+        GGUFNames(projections=W1_W3_W2, permutes_rope=True),
         when="expert_count",
         written=Written(biases=True),
     ),
@@ -130,23 +114,16 @@ GGUFS = (
     GGUF(
         ("apertus", "apertus", "ApertusForCausalLM"),
         (usual(), ATTENTION_BIAS, Fact(_activations)),
-        GGUFNames({**LLAMA, **HEAD_NORMS, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}),
     ),
     GGUF(
         ("minicpm", "minicpm", "MiniCPMForCausalLM"),
         (usual(), key("scale_emb", "embedding_scale", 12.0, float, is_assumed=True), Fact(_minicpm_scales)),
         _NAMES,
     ),
-    GGUF(("exaone", "exaone", "ExaoneForCausalLM"), usual(), _EXAONE_NAMES),
+    GGUF(("exaone", "exaone", "ExaoneForCausalLM"), usual()),
     GGUF(
         ("exaone4", "exaone4", "Exaone4ForCausalLM"),
         (usual(1_000_000.0), Fact(_exaone4_windows)),
-        GGUFNames(
-            {
-                **each("q k v", "attn_{}", "self_attn.{}_proj"),
-                **{"attn_output": "self_attn.o_proj", **HEAD_NORMS, **MLP},
-                **{"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
-            }
-        ),
+        GGUFNames(NORMS_AFTER),
     ),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import (
     ATTENTION_BIAS,
@@ -18,7 +16,7 @@ from jaxis.loading.gguf.common_facts import (
 )
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.table import GGUF, Fact, Facts, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import ATTENTION, FEED_FORWARD, GGUFNames, each
+from jaxis.loading.gguf.tensor_names import GGUFNames, each
 
 
 def mixer_names(mixer: str, time_steps: str) -> dict[str, str]:
@@ -59,46 +57,30 @@ _ALONE = (
     _BIASES,
 )
 _MAMBA = (_ALONE, key("intermediate_size", "ssm.inner_size"), key("time_step_rank", "ssm.time_step_rank"))
-_BACKBONE: dict[str, Any] = {
-    "layers": "backbone.layers",
-    "norm": "backbone.norm_f",
-    "top_level": {"token_embd": "backbone.embeddings"},
-}
-_MAMBA_NAMES = GGUFNames(mixer_names("mixer", "dt_proj") | {"attn_norm": "norm", "ssm_x": "mixer.x_proj"}, **_BACKBONE)
+_NORM = {"attn_norm": "norm"}
+_MAMBA_NAMES = GGUFNames(mixer_names("mixer", "dt_proj") | _NORM | {"ssm_x": "mixer.x_proj"})
 _JAMBA_NAMES = GGUFNames(
     {
-        **ATTENTION,
-        **FEED_FORWARD,
         **mixer_names("mamba", "dt_proj"),
         "ssm_x": "mamba.x_proj",
         **each("dt b c", "ssm_{}_norm", "mamba.{}_layernorm"),
-        "ffn_norm": "pre_ff_layernorm",
-        "ffn_gate_inp": "feed_forward.router",
-    },
-    experts="feed_forward.experts",
-    norm="model.final_layernorm",
+    }
 )
 _FALCON_H1_NAMES = GGUFNames(
-    {
-        **ATTENTION,
-        **FEED_FORWARD,
-        **mixer_names("mamba", "dt_bias="),
-        "ffn_norm": "pre_ff_layernorm.weight=",  # in the file without a suffix
-    },
-    norm="model.final_layernorm",
+    # In the file without a suffix.
+    mixer_names("mamba", "dt_bias=") | {"ffn_norm": "post_attention_layernorm.weight="}
 )
 _NEMOTRON_NAMES = GGUFNames(
     {
         **mixer_names("mixer", "dt_bias="),
         **each("q k v", "attn_{}", "mixer.{}_proj"),
-        **{"attn_output": "mixer.o_proj", "attn_norm": "norm"},
+        **{"attn_output": "mixer.o_proj", **_NORM},
         **each("up down", "ffn_{}", "mixer.{}_proj"),
         **each("up down", "ffn_{}_shexp", "mixer.shared_experts.{}_proj"),
         **{"ffn_gate_inp": "mixer.gate", "exp_probs_b": "mixer.gate.e_score_correction_bias="},
         **{"ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj"},
     },
     experts="mixer.experts",
-    **_BACKBONE,
 )
 
 
@@ -188,7 +170,7 @@ GGUFS = (
     GGUF(
         ("mamba2", "mamba2", "Mamba2ForCausalLM"),
         (_ALONE, _mamba2("num_heads", "head_dim"), key("n_groups", "ssm.group_count"), Fact(_expansion)),
-        GGUFNames(mixer_names("mixer", "dt_bias=") | {"attn_norm": "norm"}, **_BACKBONE),
+        GGUFNames(mixer_names("mixer", "dt_bias=") | _NORM),
         has_heads=False,
     ),
     GGUF(

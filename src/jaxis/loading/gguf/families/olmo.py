@@ -8,18 +8,10 @@ from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, BASE, DENSE, experts
 from jaxis.loading.gguf.config_reader import SLIDING, ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, key, only
-from jaxis.loading.gguf.tensor_names import ATTENTION, HEAD_NORMS, LLAMA, MLP, ROUTER, GGUFNames
+from jaxis.loading.gguf.tensor_names import NORMS_AFTER, GGUFNames
 
 _OLMO2 = (usual(500_000.0), ATTENTION_BIAS)
-_OLMO2_NAMES = GGUFNames(
-    {
-        **ATTENTION,
-        **HEAD_NORMS,
-        **MLP,
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-)
+_OLMO2_NAMES = GGUFNames(NORMS_AFTER)
 
 
 def _read_local_base(reader: ConfigReader) -> Values:
@@ -42,7 +34,7 @@ GGUFS = (
             [BASE, DENSE, rope(), ATTENTION_BIAS, key("clip_qkv", "attention.clamp_kqv", None, float)],
             only("attention.layer_norm_epsilon", 1e-5),
         ),
-        GGUFNames(LLAMA, permutes_rope=True),
+        GGUFNames(permutes_rope=True),
     ),
     GGUF(
         ("olmo2", "olmo3", "Olmo3ForCausalLM"),
@@ -56,6 +48,5 @@ GGUFS = (
     GGUF(
         ("olmoe", "olmoe", "OlmoeForCausalLM"),
         (usual(), experts("num_experts"), constant("norm_topk_prob", False, is_assumed=True)),
-        GGUFNames(LLAMA | HEAD_NORMS | ROUTER),
     ),
 )

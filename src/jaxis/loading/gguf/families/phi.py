@@ -7,7 +7,7 @@ from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, CLASSIC, HEAD_SIZES,
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import long_factors, rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has
-from jaxis.loading.gguf.tensor_names import ATTENTION, LLAMA, W1_W3_W2, GGUFNames
+from jaxis.loading.gguf.tensor_names import GATE_UP, PACKED, W1_W3_W2, GGUFNames
 
 # Of Phi-3.5-MoE, which the keys have otherwise or not at all: llama.cpp computes the attention factor as Phi-3's, and
 # chooses experts by their scores alone.
@@ -46,16 +46,12 @@ GGUFS = (
     GGUF(
         ("phi2", "phi", "PhiForCausalLM"),
         (CLASSIC, rope(is_partial=True)),
-        GGUFNames(
-            {**ATTENTION, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
-            norm="model.final_layernorm",
-        ),
         without=HEAD_SIZES,
     ),
     GGUF(
         ("phi3", "phi3", "Phi3ForCausalLM"),
         (usual(), WINDOW, Fact(_read_phi3, _write_phi3)),
-        GGUFNames({**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+        GGUFNames(PACKED | GATE_UP),
         written=Written(),
     ),
     GGUF(
@@ -66,8 +62,6 @@ GGUFS = (
             has("lm_head_bias", "output.bias"),
             constant("sliding_window", None),
         ),
-        GGUFNames(
-            {**LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"}, experts="block_sparse_moe.experts", projections=W1_W3_W2
-        ),
+        GGUFNames(projections=W1_W3_W2),
     ),
 )

@@ -14,10 +14,7 @@ from jaxis.loading.gguf.common_facts import (
 )
 from jaxis.loading.gguf.rope_keys import mrope
 from jaxis.loading.gguf.table import GGUF, Written, constant, key, only, unused
-from jaxis.loading.gguf.tensor_names import HEAD_NORMS, LLAMA, ROUTER, SHARED_EXPERT, GGUFNames
 
-_NAMES = GGUFNames(LLAMA | HEAD_NORMS)
-_MOE_NAMES = GGUFNames(LLAMA | HEAD_NORMS | ROUTER)
 _QWEN2 = (usual(), NO_WINDOW)
 _QWEN3 = (_QWEN2, ATTENTION_BIAS)
 _QWEN3_MOE = (
@@ -32,12 +29,12 @@ _QWEN3_MOE = (
 _VL = (mrope(interleaved=True), unused("n_deepstack_layers"))  # as many as the vision part makes
 
 GGUFS = (
-    GGUF(("qwen2", "qwen2", "Qwen2ForCausalLM"), _QWEN2, GGUFNames(LLAMA), written=Written(biases=True)),
-    GGUF(("qwen2vl", "qwen2", "Qwen2ForCausalLM"), (_QWEN2, mrope(interleaved=False)), GGUFNames(LLAMA)),
-    GGUF(("qwen3", "qwen3", "Qwen3ForCausalLM"), _QWEN3, _NAMES, written=Written()),
-    GGUF(("qwen3vl", "qwen3", "Qwen3ForCausalLM"), (_QWEN3, _VL), _NAMES),
-    GGUF(("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"), _QWEN3_MOE, _MOE_NAMES, written=Written()),
-    GGUF(("qwen3vlmoe", "qwen3_moe", "Qwen3MoeForCausalLM"), (_QWEN3_MOE, _VL), _MOE_NAMES),
+    GGUF(("qwen2", "qwen2", "Qwen2ForCausalLM"), _QWEN2, written=Written(biases=True)),
+    GGUF(("qwen2vl", "qwen2", "Qwen2ForCausalLM"), (_QWEN2, mrope(interleaved=False))),
+    GGUF(("qwen3", "qwen3", "Qwen3ForCausalLM"), _QWEN3, written=Written()),
+    GGUF(("qwen3vl", "qwen3", "Qwen3ForCausalLM"), (_QWEN3, _VL)),
+    GGUF(("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"), _QWEN3_MOE, written=Written()),
+    GGUF(("qwen3vlmoe", "qwen3_moe", "Qwen3MoeForCausalLM"), (_QWEN3_MOE, _VL)),
     # Qwen1.5 and 2, whose every layer has experts.
     GGUF(
         ("qwen2moe", "qwen2_moe", "Qwen2MoeForCausalLM"),
@@ -45,6 +42,5 @@ GGUFS = (
             [usual(), experts("num_experts"), EXPERT_WIDTH, SHARED_EXPERT_WIDTH],
             constant("norm_topk_prob", False, is_assumed=True),
         ),
-        GGUFNames(LLAMA | ROUTER | SHARED_EXPERT),
     ),
 )

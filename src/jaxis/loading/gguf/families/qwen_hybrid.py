@@ -20,10 +20,10 @@ from jaxis.loading.gguf.config_reader import FULL, ConfigReader, Values
 from jaxis.loading.gguf.delta_heads import DeltaHeads, PackedDeltaHeads
 from jaxis.loading.gguf.rope_keys import mrope, rope
 from jaxis.loading.gguf.table import GGUF, Fact, key, only, unused
-from jaxis.loading.gguf.tensor_names import ATTENTION, HEAD_NORMS, MLP, ROUTER, SHARED_EXPERT, GGUFNames
+from jaxis.loading.gguf.tensor_names import NORM_AFTER_ATTENTION, GGUFNames
 
 _BLOCK = {
-    **(ATTENTION | HEAD_NORMS),
+    **NORM_AFTER_ATTENTION,
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_alpha": "linear_attn.in_proj_a",
@@ -33,7 +33,6 @@ _BLOCK = {
     "ssm_a": "linear_attn.A_log=",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
-    "post_attention_norm": "post_attention_layernorm",
 }
 _DELTA_OUTPUT = re.compile(r"blk\.\d+\.ssm_out\.weight")
 
@@ -90,16 +89,16 @@ _HYBRID_MOE = (
     only("expert_weights_norm", True),
     UNSCALED,
 )
-_MOE_NAMES = GGUFNames(_BLOCK | ROUTER | SHARED_EXPERT, adds_one_to_norms=True)
+_NAMES = GGUFNames(_BLOCK, adds_one_to_norms=True)
 _MOE_MODEL = ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM")
 
 GGUFS = (
     GGUF(
         ("qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM"),
         (_HYBRID, DENSE),
-        GGUFNames(_BLOCK | MLP, adds_one_to_norms=True),
+        _NAMES,
     ),
-    GGUF(("qwen35moe", *_MOE_MODEL), _HYBRID_MOE, _MOE_NAMES),
+    GGUF(("qwen35moe", *_MOE_MODEL), _HYBRID_MOE, _NAMES),
     # As Qwen 3.5 with unpacked projections, which files have.
-    GGUF(("qwen3next", *_MOE_MODEL), (_HYBRID_MOE, Fact(_checkpoint_order)), _MOE_NAMES),
+    GGUF(("qwen3next", *_MOE_MODEL), (_HYBRID_MOE, Fact(_checkpoint_order)), _NAMES),
 )
