@@ -16,6 +16,7 @@ from jaxis.loading.gguf.container import GGUFTensor, shortest_float
 
 # Keys of an architecture that cannot change a model's logits. The number of rows of the embeddings is `vocab_size`.
 NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+_STRINGS = frozenset({"rope.scaling.type", "projector_type", "vision.projector_type"})
 REQUIRED: Any = object()
 """Default of a key that a file must have."""
 _EXPECTED = {int: "an integer of at least 0", float: "a number", bool: "true or false"}
@@ -46,8 +47,14 @@ class Keys:
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a key's value, or the default; one number where an array has the same for every layer.
 
-        Raises ConfigError if the layers differ.
+        Raises ConfigError if the layers differ, or the value is a string where a number is expected.
         """
+        value = self._stored(key)
+        if isinstance(value, str) and key not in _STRINGS:
+            raise ConfigError(f"{self.source} has {self.architecture}.{key} = {value!r}, expected a number")
+        return default if value is None else value
+
+    def _stored(self, key: str) -> Any:
         self._read.add(key)
         value = self._values.get(key)
         if isinstance(value, np.ndarray):
@@ -57,23 +64,16 @@ class Keys:
                     "not supported"
                 )
             value = value.tolist()[0]
-        if isinstance(value, float):
-            value = shortest_float(value)
-        return default if value is None else value
-
-    def require(self, key: str) -> Any:
-        """Returns a key's value. Raises ConfigError if the file lacks it."""
-        value = self.get(key)
-        if value is None:
-            raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
-        return value
+        return shortest_float(value) if isinstance(value, float) else value
 
     def typed(self, key: str, kind: type, default: Any = REQUIRED) -> Any:
         """Returns a value of a type: int (from 0 on), float or bool; the default if it is absent.
 
         Raises ConfigError if the value has another type, or is absent without a default.
         """
-        value = self.require(key) if default is REQUIRED else self.get(key)
+        value = self._stored(key)
+        if value is None and default is REQUIRED:
+            raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
         if value is None:
             return default
         if not (type(value) is kind or (kind is float and type(value) is int)) or (kind is int and value < 0):

@@ -38,8 +38,15 @@ class ConfigReader:
         self.num_layers = keys.integer("block_count") - self.num_prediction_layers
         self.kv_heads_of_layers = keys.for_layers("attention.head_count_kv", self.num_layers)
         self.num_kv_heads = self._num_kv_heads()
-        if not self.hidden_size or (has_heads and not (self.num_heads and self.num_kv_heads)):
-            raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
+        if not self.hidden_size or self.num_layers < 1 or (has_heads and not (self.num_heads and self.num_kv_heads)):
+            raise ConfigError(
+                f"{keys.source} has an embedding length or a number of layers or heads of 0: use another file"
+            )
+        if has_heads and self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"{keys.source} has {self.num_heads} heads, which {self.num_kv_heads} key-value heads do not divide: "
+                "download it again"
+            )
         self.head_dim = keys.integer("attention.key_length", self.hidden_size // max(self.num_heads, 1))
         self.delta_heads: DeltaHeads | None = None
         self.packed_delta_heads: PackedDeltaHeads | None = None
