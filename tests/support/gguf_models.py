@@ -75,7 +75,6 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "ApertusForCausalLM": "apertus",
     "OlmoForCausalLM": "olmo",
-    "MiniCPMForCausalLM": "minicpm",
     "Dots1ForCausalLM": "dots1",
     "BailingMoeV2ForCausalLM": "bailingmoe2",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
@@ -93,10 +92,14 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "FalconH1ForCausalLM": "falcon-h1",
     "NemotronHForCausalLM": "nemotron_h_moe",
-    **{architecture_of(family): family.gguf for family in FAMILIES if family.gguf},
+    **{architecture_of(family): family.gguf["architecture"] for family in FAMILIES if family.gguf},
 }
 # Whose rows of queries and keys `LlamaModel.permute` changes.
-_PERMUTED = ("llama", "granite", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "granitemoe", "granitehybrid")
+_ROWS = {family.gguf["architecture"]: family.gguf for family in FAMILIES if family.gguf}
+_PERMUTED = {
+    *("llama", "granite", "mistral3", "smollm3", "olmo", "granitemoe", "granitehybrid"),
+    *(name for name, row in _ROWS.items() if row.get("permutes_rope")),
+}
 _USUAL_KEYS = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
     **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
@@ -225,7 +228,8 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
     if full_rope.get("rope_type") == "longrope":
         values |= {"rope.scaling.type": "longrope"}
     head_dim = config.get("head_dim") or hidden // heads
-    return values | _SPECIAL_KEYS.get(architecture, _llama_keys)(config, head_dim, full_rope, separate_latent_heads)
+    values |= _SPECIAL_KEYS.get(architecture, _llama_keys)(config, head_dim, full_rope, separate_latent_heads)
+    return values | _ROWS.get(architecture, {}).get("keys", {})
 
 
 def _llama_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
@@ -493,14 +497,6 @@ def _olmo_keys(config: dict, *_: Any) -> dict[str, Any]:
     return {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": config["clip_qkv"]}
 
 
-def _minicpm_keys(config: dict, *_: Any) -> dict[str, Any]:
-    return {
-        "embedding_scale": float(config["scale_emb"]),
-        "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
-        "logit_scale": config["hidden_size"] / config["dim_model_base"],
-    }
-
-
 def _routed_keys(config: dict, *_: Any) -> dict[str, Any]:
     """Of DeepSeek V3's routing."""
     return {
@@ -756,7 +752,6 @@ _SPECIAL_KEYS = {
     "hunyuan-dense": _hunyuan_keys,
     "apertus": _llama_keys,
     "olmo": _olmo_keys,
-    "minicpm": _minicpm_keys,
     "dots1": _routed_keys,
     "bailingmoe2": _bailingmoe2_keys,
     "ernie4_5-moe": _ernie4_5_moe_keys,

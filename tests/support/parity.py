@@ -71,7 +71,7 @@ class Family:
     other_parts: dict[str, Any] | None = field(default=None, hash=False)
     slow: bool = False
     every_path: bool = False
-    gguf: str | None = None
+    gguf: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 # By name: to import the classes takes seconds, in each worker.

@@ -10,7 +10,6 @@ from typing import Any
 
 import jaxis.models
 from jaxis.config.reference import model_types_of
-from jaxis.loading.gguf.families import READ
 from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.pooling.encoders import nomic_bert
 from jaxis.pooling.encoders.bert import BertModel
@@ -29,22 +28,26 @@ def table() -> str:
 def plain_ggufs() -> str:
     """Returns the plain GGUF files that the files of the folder declare, as the text of plain.json there."""
     rows = [
-        (model_types_of(name)[0], name, dataclasses.asdict(file))
+        (file.model_type or model_types_of(name)[0], name, dataclasses.asdict(file))
         for _, family in _declared()
         for name in (family.classes[0].__name__,)
         for file in family.gguf
         if isinstance(file, PlainGGUF)
     ]
-    return json.dumps(rows, indent=2, sort_keys=True) + "\n"
+    return (
+        json.dumps(rows, indent=2, sort_keys=True, default=lambda quirk: f"{quirk.__module__}:{quirk.__name__}") + "\n"
+    )
 
 
 def renames() -> str:
     """Returns the renames of classes with GGUF files, from names here to those of checkpoints, as the file's text."""
     encoders = {"BertModel": BertModel, "NomicBertModel": NomicBertModel}
-    classes = dict(encoders) | {name: each for _, family in _declared() for name, each in family.architectures.items()}
+    classes: dict[str, Any] = dict(encoders)
+    for _, family in _declared():
+        classes |= family.architectures if family.gguf else {}
     found = {
         name: [(f".{here}.", f".{there}.") for there, here in reversed(classes[name].renames)]
-        for name in sorted({declared.model[2] for each in READ.values() for declared in each} & set(classes))
+        for name in sorted(classes)
     }
     for name in encoders:  # whose checkpoints have no module around the model
         found[name].append((".model.", "."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
@@ -12,7 +13,10 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.deepseek import latent_attention
-from jaxis.models.common.family import Family
+from jaxis.models.common.family import Family, PlainGGUF
+
+if TYPE_CHECKING:
+    from jaxis.loading.gguf.config_reader import ConfigReader
 
 
 def _residual_multiplier(config: HFConfig) -> float:
@@ -70,9 +74,22 @@ class MiniCPM3ForCausalLM(MiniCPMForCausalLM):
     layer_class = MiniCPM3DecoderLayer
 
 
+def _gguf_scales(reader: ConfigReader) -> dict[str, Any]:
+    """MiniCPM4's long rope, and the multipliers of MiniCPM 1B and 2B, which older GGUF files lack."""
+    keys = reader.keys
+    found: dict[str, Any] = {"scale_emb": keys.get_or_assume("embedding_scale", "scale_emb", 12.0)}
+    residual, logits = keys.get("residual_scale"), keys.get("logit_scale")
+    found["scale_depth"] = keys.assume("scale_depth", 1.4) if residual is None else residual * reader.num_layers**0.5
+    found["dim_model_base"] = reader.hidden_size / logits if logits else keys.assume("dim_model_base", 256)
+    if (scaling := reader.long_factors()) is not None:
+        original = {"original_max_position_embeddings": reader.original_context}
+        found["rope_scaling"] = scaling | {"attention_factor": 1.0} | original
+    return found
+
+
 FAMILY = Family(
     "MiniCPM 1B, 2B, MiniCPM4; MiniCPM3 4B",
     (MiniCPMForCausalLM, MiniCPM3ForCausalLM),
     "multipliers on embeddings, residuals and logits; MiniCPM3: latent attention",
-    gguf=("minicpm",),
+    gguf=(PlainGGUF("minicpm", permutes_rope=True, quirks=(_gguf_scales,), model_type="minicpm"),),
 )

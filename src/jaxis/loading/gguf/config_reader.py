@@ -8,6 +8,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.delta_heads import DeltaHeads, PackedDeltaHeads
+from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 from jaxis.loading.gguf.stored_part import Sizes
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -91,6 +92,18 @@ class ConfigReader:
         if tensor is None or len(tensor.shape) != 2:
             raise ConfigError(f"{self.keys.source} has no tensor {name!r}: use another file of the model")
         return tensor.shape[0]
+
+    def long_factors(self) -> Values | None:
+        """Returns the scaling of a rope whose divisors the file has in tensors; None without them."""
+        long, short = self.read_tensor(ROPE_FACTORS_LONG), self.read_tensor(ROPE_FACTORS_SHORT)
+        if long is None or short is None:
+            return None
+        return {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
+
+    @property
+    def original_context(self) -> int:
+        """Context that a model with a scaled rope was trained for."""
+        return self.keys.get("rope.scaling.original_context_length", self.values["max_position_embeddings"])
 
     def of_layers(self, key: str) -> list[Any]:
         """Returns a key's value for each layer."""

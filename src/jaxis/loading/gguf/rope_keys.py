@@ -68,14 +68,6 @@ def _write_rope(config: HFConfig) -> FileKeys:
     return keys
 
 
-def long_factors(reader: ConfigReader) -> Values | None:
-    """Returns the scaling of a rope whose divisors the file has in tensors; None without them."""
-    long, short = reader.read_tensor(ROPE_FACTORS_LONG), reader.read_tensor(ROPE_FACTORS_SHORT)
-    if long is None or short is None:
-        return None
-    return {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
-
-
 def mrope(*, interleaved: bool) -> Fact:
     """Returns the fact of a rope that counts the rows and columns of images (M-RoPE), if the file has one."""
 

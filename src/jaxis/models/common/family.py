@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxis.loading.gguf.config_reader import ConfigReader
 
 GPT2_NAMES = {
     "n_embd": "hidden_size",
@@ -21,25 +24,30 @@ TinySizes = Mapping[str, Any | Callable[[Mapping[str, Any]], Any]]
 
 @dataclass(frozen=True)
 class PlainGGUF:
-    """GGUF files whose keys and tensors mean what those of Llama's files do; `loading/gguf/families` has all others.
+    """GGUF files that are Llama's but for what is said here; `loading/gguf/families` has all others.
 
     Attributes:
       architecture: Value of `general.architecture`.
       switches: Key of config.json -> tensors, of which a file has one if the key is true.
       constants: Key of config.json -> its value in all models of the family, which files do not have.
+      quirks: Functions of the family's file that read what fields cannot say, and return keys of config.json. A header
+        with quirks is read with JAX, which the file imports.
       tensors: Names in the layer that are not Llama's, as `block` of `GGUFNames`.
       has_layer_norms: True for layer norms, False for RMS norms.
       permutes_rope: True if rows of queries and keys are stored so that rotated dimensions are neighbours.
       theta: Base of the rope for files that have none.
+      model_type: `model_type` of config.json, of models that transformers does not have.
     """
 
     architecture: str
     switches: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    quirks: Sequence[Callable[[ConfigReader], Mapping[str, Any]]] = ()
     tensors: Mapping[str, str] = field(default_factory=dict[str, str])
     has_layer_norms: bool = False
     permutes_rope: bool = False
     theta: float = 10_000.0
+    model_type: str = ""
 
 
 @dataclass(frozen=True)

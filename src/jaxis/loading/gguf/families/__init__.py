@@ -1,7 +1,7 @@
 """The GGUF files of all families: each file here declares some in `GGUFS`.
 
-Those without quirks are declared with their models, as `PlainGGUF`. `plain.json` has these declarations, so that a
-header is read without JAX; `python -m tools.supported_models` writes it.
+Those that are much like Llama's are declared with their models, as `PlainGGUF`. `plain.json` has these declarations, so
+that a header is read without JAX; `python -m tools.supported_models` writes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxis.loading.gguf.common_facts import BASE, DENSE, LAYER_NORM, RMS
 from jaxis.loading.gguf.rope_keys import rope
-from jaxis.loading.gguf.table import GGUF, constant, has
+from jaxis.loading.gguf.table import GGUF, Fact, constant, has
 from jaxis.loading.gguf.tensor_names import GGUFNames
 
 
@@ -27,9 +27,16 @@ def _plain(model_type: str, model_class: str, declared: dict[str, Any]) -> GGUF:
             [BASE, DENSE, LAYER_NORM if declared["has_layer_norms"] else RMS, rope(declared["theta"])],
             [has(name, *tensors) for name, tensors in declared["switches"].items()],
             [constant(name, value) for name, value in declared["constants"].items()],
+            [_quirk(place) for place in declared["quirks"]],
         ),
         GGUFNames(declared["tensors"], permutes_rope=declared["permutes_rope"]),
     )
+
+
+def _quirk(place: str) -> Fact:
+    """Returns the fact of a family's own function, `module:name`, as entry points are written."""
+    module, _, name = place.partition(":")
+    return Fact(lambda reader: dict(getattr(import_module(module), name)(reader)))
 
 
 _DECLARED: tuple[GGUF, ...] = (

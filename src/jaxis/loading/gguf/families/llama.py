@@ -7,8 +7,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, MLP_BIAS, WINDOW, experts, usual
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-from jaxis.loading.gguf.rope_keys import long_factors
-from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only
+from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, only
 from jaxis.loading.gguf.tensor_names import NORMS_AFTER, W1_W3_W2, GGUFNames
 
 _NAMES = GGUFNames(permutes_rope=True)
@@ -62,20 +61,6 @@ def _activations(reader: ConfigReader) -> Values:
     return {"hidden_act": "xielu"}
 
 
-def _minicpm_scales(reader: ConfigReader) -> Values:
-    """MiniCPM4's long rope, and the multipliers of MiniCPM 1B and 2B, which older files lack."""
-    keys = reader.keys
-    residual, logits = keys.get("residual_scale"), keys.get("logit_scale")
-    found: Values = {
-        "scale_depth": keys.assume("scale_depth", 1.4) if residual is None else residual * reader.num_layers**0.5,
-        "dim_model_base": keys.assume("dim_model_base", 256) if logits is None else reader.hidden_size / logits,
-    }
-    if (scaling := long_factors(reader)) is not None:
-        original = keys.get("rope.scaling.original_context_length", reader.values["max_position_embeddings"])
-        found["rope_scaling"] = scaling | {"attention_factor": 1.0, "original_max_position_embeddings": original}
-    return found
-
-
 def _exaone4_windows(reader: ConfigReader) -> Values:
     """Without windows, every layer has a rope."""
     window = reader.keys.get("attention.sliding_window") or None
@@ -114,11 +99,6 @@ GGUFS = (
     GGUF(
         ("apertus", "apertus", "ApertusForCausalLM"),
         (usual(), ATTENTION_BIAS, Fact(_activations)),
-    ),
-    GGUF(
-        ("minicpm", "minicpm", "MiniCPMForCausalLM"),
-        (usual(), key("scale_emb", "embedding_scale", 12.0, float, is_assumed=True), Fact(_minicpm_scales)),
-        _NAMES,
     ),
     GGUF(("exaone", "exaone", "ExaoneForCausalLM"), usual()),
     GGUF(

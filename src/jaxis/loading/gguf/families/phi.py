@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxis.config.hf_config import HFConfig
 from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, CLASSIC, HEAD_SIZES, WINDOW, experts, usual
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-from jaxis.loading.gguf.rope_keys import long_factors, rope
+from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has
 from jaxis.loading.gguf.tensor_names import GATE_UP, PACKED, W1_W3_W2, GGUFNames
 
@@ -14,13 +14,9 @@ from jaxis.loading.gguf.tensor_names import GATE_UP, PACKED, W1_W3_W2, GGUFNames
 _MSCALE, _JITTER = 1.243163121016122, 0.01
 
 
-def _original_context(reader: ConfigReader) -> int:
-    return reader.keys.get("rope.scaling.original_context_length", reader.values["max_position_embeddings"])
-
-
 def _read_phi3(reader: ConfigReader) -> Values:
-    values: Values = {"original_max_position_embeddings": _original_context(reader)}
-    if (scaling := long_factors(reader)) is not None:
+    values: Values = {"original_max_position_embeddings": reader.original_context}
+    if (scaling := reader.long_factors()) is not None:
         factor = reader.keys.get("rope.scaling.attn_factor")
         values["rope_scaling"] = scaling | {"attention_factor": factor}
     return values
@@ -35,11 +31,11 @@ def _write_phi3(config: HFConfig) -> FileKeys:
 
 def _phimoe(reader: ConfigReader) -> Values:
     reader.keys.expect("attention.sliding_window", 0, reader.keys.get("context_length"))
-    if (scaling := long_factors(reader)) is None:
+    if (scaling := reader.long_factors()) is None:
         return {}
     mscale = reader.keys.assume("short_mscale", _MSCALE)
     mscales = {"short_mscale": mscale, "long_mscale": mscale}
-    return {"rope_scaling": scaling | mscales | {"original_max_position_embeddings": _original_context(reader)}}
+    return {"rope_scaling": scaling | mscales | {"original_max_position_embeddings": reader.original_context}}
 
 
 GGUFS = (
