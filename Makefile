@@ -25,6 +25,7 @@ INSTALLED_COMPILERS := $(patsubst $(COMPILERS)/%/.installed,%,$(wildcard $(COMPI
 SITE_BUILDER := build/site-builder
 VLLM := build/vllm
 COMPILE_TESTS := tests/compile tests/kernels tests/compilation
+ISA_TESTS := tests/test_llm.py tests/test_embedded_model.py tests/engine/test_batch_invariance.py
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
@@ -37,6 +38,7 @@ help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
 	@echo "make test       install what the tests need, then lint and test; also compiles for TPUs and GPUs where test-compile"
 	@echo "                has installed their compilers"
+	@echo "make test-isas  tests of the engine on each instruction set that this machine has"
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take long, and the rows of others that the quick ones leave out"
@@ -44,7 +46,8 @@ help:
 	@echo "make test-vllm  the tests of jaxis inside vLLM, which it installs (700 MB) into $(VLLM)"
 	@echo "make test-real  the tests of published models, which they download (a few hundred megabytes, kept)"
 	@echo "make nightly    all of it: test, test-slow, test-compile, test-sanitizers and release-check"
-	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
+	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format,"
+	@echo "                and the workflows with zizmor"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
 	@echo "make docs       the documentation as a site with a search, in build/site; fails on a broken link"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
@@ -60,9 +63,17 @@ demo: $(VENV)/.installed
 	@printf 'Answer:   '
 	@$(VENV)/bin/jaxis generate "$(QUESTION)" --temperature 0
 
-test: lint $(if $(COMPILER),test-native)
-	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+test: lint $(if $(COMPILER),test-native) test-python
 	@$(MAKE) --no-print-directory test-compile-quick
+
+.PHONY: test-python test-isas
+test-python: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+
+# Tests of single kernels run on every instruction set in `make test` already.
+test-isas: $(VENV)/.installed-test
+	@set -e; for isa in $$($(VENV)/bin/python -c 'from tests.support import isa; print(*isa.isas())'); do \
+		echo "JAXIS_CPU_ISA=$$isa"; JAXIS_CPU_ISA=$$isa $(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ISA_TESTS) $(ARGS); done
 
 test-native: $(VENV)/.installed
 	$(VENV)/bin/cmake -S native -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
@@ -79,8 +90,13 @@ test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m 'slow and not compile_tpu and not compile_gpu' -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
 
 # One process after the other: libtpu takes half a gigabyte. XLA optimizes here, as it does for users.
-test-compile: $(COMPILERS)/tpu/.installed $(COMPILERS)/gpu/.installed
+test-compile: test-compile-tpu test-compile-gpu
+
+.PHONY: test-compile-tpu test-compile-gpu
+test-compile-tpu: $(COMPILERS)/tpu/.installed
 	JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/tpu/bin/python -m pytest -m compile_tpu $(ARGS)
+
+test-compile-gpu: $(COMPILERS)/gpu/.installed
 	@set -e; for target in $(GPU_TARGETS); do \
 		echo "JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m compile_gpu --gpu-target $$target $(ARGS)"; \
 		JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m compile_gpu --gpu-target $$target $(ARGS); done
@@ -114,6 +130,7 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/basedpyright
 	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE_SOURCES)
+	$(VENV)/bin/zizmor --offline --quiet --min-severity medium .github
 
 format: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .

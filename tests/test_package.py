@@ -23,10 +23,11 @@ TOP_LEVEL |= {
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "LICENSE",
+    "CITATION.cff",
     "pyproject.toml",
     "zensical.toml",
 }
-TOP_LEVEL |= {"PKG-INFO", ".gitignore", ".clang-format"}
+TOP_LEVEL |= {"PKG-INFO", ".gitignore", ".clang-format", ".github", ".pre-commit-config.yaml"}
 JUNK = (".pyc", ".log", ".tmp", "~")
 LIBRARY = "jaxis/native/libjaxis.so"
 needs_compiler = pytest.mark.skipif(
