@@ -42,15 +42,15 @@ def train_config(
     data: Any = None,
     validation: Path | None = None,
     model_kwargs: Any = None,
-    fsdp: bool = False,
+    fsdp: int = 0,
     **training: Any,
 ) -> TrainConfig:
-    """A run's configuration; `training` holds fields of that section."""
+    """A run's configuration; `training` holds fields of that section; `fsdp` devices share a layer (0: no FSDP)."""
     held_out = {} if validation is None else {"validation": {"datasets": [{"dataset_path": str(validation)}]}}
     return TrainConfig.of(
         {
             "model": {"model_name": None if model is None else str(model), "model_kwargs": model_kwargs or {}},
-            "fsdp": {"enable_fsdp": fsdp},
+            "fsdp": {"enable_fsdp": fsdp > 0, "tensor_parallel_size": max(fsdp, 1)},
             "data": {"train": {"datasets": [{"dataset_path": str(rows)}], **(data or {})}, **held_out},
             "training": {
                 "output_dir": str(output),

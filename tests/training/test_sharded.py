@@ -42,12 +42,12 @@ KINDS = {
 }
 
 
-def config_of(kind, tmp_path, output, num_devices, **changes):
-    """A run of a step's batch that does not depend on the number of devices."""
+def config_of(kind, tmp_path, output, num_devices, *, of_layer=1, **changes):
+    """A run of a step's batch that does not depend on the number of devices, of which `of_layer` share a layer."""
     name, settings = KINDS[kind]
     settings = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, **settings, **changes}
     for size in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-        settings[size] = -(-settings[size] // num_devices)
+        settings[size] = -(-settings[size] * of_layer // num_devices)
     folder = tmp_path / "model"
     if not folder.exists():
         write_checkpoint(folder, name, **SIZES.get(name, {}))
@@ -61,7 +61,7 @@ def config_of(kind, tmp_path, output, num_devices, **changes):
         eval_strategy="steps",
         eval_steps=2,
         save_steps=2,
-        fsdp=num_devices > 1,
+        fsdp=of_layer if num_devices > 1 else 0,
         **{"max_steps": 4, "learning_rate": 1e-3, **settings},
     )
 
@@ -79,10 +79,11 @@ def losses(output):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("of_layer", [1, 4])
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["all weights"]))
-def test_losses_are_those_of_one_device_and_each_device_holds_its_share(kind, tmp_path):
+def test_losses_are_those_of_one_device_and_each_device_holds_its_share(kind, of_layer, tmp_path):
     training.run(config_of(kind, tmp_path, "one", 1))
-    sharded = run_sharded(config_of(kind, tmp_path, "eight", NUM_DEVICES), tmp_path)
+    sharded = run_sharded(config_of(kind, tmp_path, "eight", NUM_DEVICES, of_layer=of_layer), tmp_path)
     expected, found = losses(tmp_path / "one"), losses(tmp_path / "eight")
     assert len(found) == 6
     errors = np.abs(np.divide(found, expected) - 1)
@@ -110,5 +111,5 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
         np.testing.assert_allclose(found[name], tensor, rtol=1e-4, atol=1e-4 * np.abs(tensor).max())
     shutil.rmtree(tmp_path / "changing" / "checkpoint-4")
     other = config_of("all weights", tmp_path, "changing", 1, per_device_train_batch_size=4, **resume)
-    with pytest.raises(ConfigError, match="per_device_train_batch_size times the number of devices=8"):
+    with pytest.raises(ConfigError, match="per_device_train_batch_size times the number of data ranks=8"):
         training.run(other)

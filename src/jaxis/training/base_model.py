@@ -35,7 +35,7 @@ from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import reserved_variable
 from jaxis.tokenizer.template_choice import read_tokenizer
 from jaxis.training.config import ROUTER_KEYS, TrainConfig
-from jaxis.training.sharding import Devices
+from jaxis.training.sharding import Devices, devices_of
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def open_base_model(config: TrainConfig, platform: str | None = None) -> BaseMod
             config.training.compute_dtype or arguments["dtype"], hf_config, platform or jax.default_backend()
         ),
         _quantization(config, arguments.get("quantization")),
-        Devices(len(jax.local_devices()) if config.fsdp.enable_fsdp else 1),
+        devices_of(config.fsdp),
     )
 
 

@@ -205,7 +205,7 @@ class Checkpoints:
         )
 
 
-def settings_of(config: TrainConfig, num_devices: int, num_steps: int, digests: Mapping[str, str]) -> dict[str, Any]:
+def settings_of(config: TrainConfig, num_ranks: int, num_steps: int, digests: Mapping[str, str]) -> dict[str, Any]:
     """Returns the settings that must not change when a run resumes, by configuration name.
 
     `digests` are those of the files of data, by path.
@@ -225,8 +225,8 @@ def settings_of(config: TrainConfig, num_devices: int, num_steps: int, digests: 
     found["training.trainer_kwargs"] = {
         name: value for name, value in training.trainer_kwargs.items() if name != "save_total_limit"
     }
-    rows = found.pop("training.per_device_train_batch_size") * num_devices
-    found["training.per_device_train_batch_size times the number of devices"] = rows
+    rows = found.pop("training.per_device_train_batch_size") * num_ranks
+    found["training.per_device_train_batch_size times the number of data ranks"] = rows
     found["the number of steps (training.max_steps, or training.num_train_epochs and the rows)"] = num_steps
     found |= {f"the contents of {path}": digest for path, digest in digests.items()}
     return json.loads(json.dumps(found))  # as a checkpoint has them

@@ -150,9 +150,9 @@ def load_split(
     row_tokens = max_tokens if split.pack and config.model.model_max_length else min(max_tokens, max(longest, 64))
     sides = (examples[::2], examples[1::2]) if wants_pairs else (examples,)
     if is_validation:
-        shape, seed = BatchShape(1, base.devices.num_devices * training.per_device_eval_batch_size, row_tokens), None
+        shape, seed = BatchShape(1, base.devices.num_ranks * training.per_device_eval_batch_size, row_tokens), None
     else:
-        num_rows = base.devices.num_devices * training.per_device_train_batch_size
+        num_rows = base.devices.num_ranks * training.per_device_train_batch_size
         shape = BatchShape(training.gradient_accumulation_steps, num_rows, row_tokens)
         seed = training.data_seed if split.seed is None else split.seed
     mixture = _mixture(split, sizes, 0 if seed is None else seed)

@@ -5,7 +5,6 @@ A layer is recomputed for its derivatives, gathers its weights from other device
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from jaxis.layers.decoder_layer import LayerOutput
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.routing import RouterObserver, Routing
-from jaxis.models.common.decoder import CausalLM, run_layer
+from jaxis.models.common.decoder import CausalLM, layers_are_inlined, run_layer
 from jaxis.training.sharding import GATHERED, DevicePart, has_shards, whole
 
 Values = Mapping[str, Any]
@@ -117,13 +116,13 @@ class LayerCalls:
     router_sums: list[RouterSums] = field(default_factory=list)
 
     def __call__(self, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> LayerOutput:
-        output, sums = _call(self.recompute, self.observes_routers, self.rows_axis, graph, state, *arguments)
+        call = _call_inline if layers_are_inlined() else _call
+        output, sums = call(self.recompute, self.observes_routers, self.rows_axis, graph, state, *arguments)
         self.router_sums.extend(sums)
         return output
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _call(
+def _run(
     recompute: bool, observes: bool, rows_axis: str | None, graph: nnx.GraphDef, state: nnx.State, *arguments: Any
 ) -> Any:
     """Returns the output of a layer and the sums of its routers. Equal layers are traced once."""
@@ -145,6 +144,10 @@ def _call(
         # Weights gathered from other devices are never kept.
         run = jax.checkpoint(run, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
     return run(state, *arguments)
+
+
+_call = jax.jit(_run, static_argnums=(0, 1, 2, 3))
+_call_inline = jax.jit(_run, static_argnums=(0, 1, 2, 3), inline=True)
 
 
 def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> RouterObserver:

@@ -33,14 +33,14 @@ from jaxis.parallel.mesh import MESH_AXES
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.config import TrainConfig
+from jaxis.training.config import FSDPParams, TrainConfig
 from jaxis.training.config.training import DISTILLATION, ENGINE, GRPO
 from jaxis.training.data import load_split
 from jaxis.training.forward_pass import PlainPass
 from jaxis.training.functional_model import Values, bytes_of, is_float, values_of
 from jaxis.training.optimizer import make_optimizer
 from jaxis.training.scores import CHUNK_TOKENS, make_forward
-from jaxis.training.sharding import shared_axis
+from jaxis.training.sharding import check_devices, spec_of
 from jaxis.training.step import Trained
 from jaxis.training.trainer import method_of
 
@@ -80,17 +80,17 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
 
     Raises ConfigError if the configuration cannot be trained.
     """
-    parts = _Parts(config, base)
-    mesh = AbstractMesh((num_devices, 1), MESH_AXES)
+    parts, size = _Parts(config, base), config.fsdp.tensor_parallel_size
+    mesh = AbstractMesh((num_devices // size, size), MESH_AXES)
 
     def held(tree: Mapping[str, Any]) -> int:
         """Returns the bytes that a device holds of arrays, or of trees of arrays, by weight name."""
-        return sum(
-            bytes_of(leaf)
-            // (num_devices if shared_axis(mesh, leaf.shape, parts.model.logical_axes.get(name)) >= 0 else 1)
-            for name, value in tree.items()
-            for leaf in jax.tree.leaves(value)
-        )
+        total = 0
+        for name, value in tree.items():
+            for leaf in jax.tree.leaves(value):
+                spec = spec_of(mesh, leaf.shape, parts.model.logical_axes.get(name))
+                total += bytes_of(leaf) // math.prod(mesh.shape[axis] for axis in spec if axis)
+        return total
 
     # The state has trees like that of the trained arrays, and counters.
     optimizer = make_optimizer(config.training, lambda _: jnp.zeros(()), parts.model.logical_axes)
@@ -110,9 +110,9 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
         moments=sum(map(held, by_name)) + counters,
         gradients=2 * trained,
         copies=held(parts.copies),
-        gathered=parts.gathered_bytes if num_devices > 1 else 0,
+        gathered=parts.gathered_bytes // size if num_devices > size else 0,
         activations=kept + max(plain - kept, 0) // parts.num_layers if recomputes else plain,
-        logits=3 * 4 * num_tokens * parts.vocab_size,
+        logits=3 * 4 * num_tokens * parts.vocab_size // size,
     )
 
 
@@ -253,9 +253,9 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
         raise ConfigError(f"--train cannot plan training.trainer_type={kind}, whose engine needs memory as well")
     if config.training.forward_pass == ENGINE:
         raise ConfigError("--train cannot plan training.forward_pass=engine, which is for CPUs: plan it with plain")
-    base = open_base_model(config, "accelerator" if targets else None)
+    # As for one device, whose batch rows are those of a data rank.
+    base = open_base_model(dataclasses.replace(config, fsdp=FSDPParams()), "accelerator" if targets else None)
     batch = load_split(config, config.data.train, base).batches.longest()
-    micro_batch = _of_one_device(batch, base.devices.num_devices)
     places = {str(target): (_num_devices(target), target.accelerator.usable_bytes) for target in targets}
     if not places:
         _, sizes = machine_memory()
@@ -263,13 +263,9 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
     memory = {}
     for name, (num_devices, there) in places.items():
         used = num_devices if config.fsdp.enable_fsdp else 1
-        memory[name] = (training_memory(config, base, micro_batch, used), usable_bytes(there))
-    return TrainingPlan(batch.ids.shape[2], micro_batch.ids.shape[1], memory)
-
-
-def _of_one_device(batch: TrainingBatch, num_devices: int) -> TrainingBatch:
-    """Returns a batch with as many batch rows as one device has. Their values do not matter."""
-    return jax.tree.map(lambda array: np.asarray(array)[:, : array.shape[1] // num_devices], batch)
+        check_devices(config.fsdp, used)
+        memory[name] = (training_memory(config, base, batch, used), usable_bytes(there))
+    return TrainingPlan(batch.ids.shape[2], batch.ids.shape[1], memory)
 
 
 def _num_devices(target: Target) -> int:

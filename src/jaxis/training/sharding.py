@@ -1,7 +1,8 @@
 """Weights, optimizer state and batch rows divided over devices (fully sharded data parallelism, arXiv:1910.02054).
 
-Each device computes its rows of a micro-batch and holds a shard of every array, cut along one axis. A layer gathers the
-other shards when it runs and again for its derivatives; its gradient is summed back into shards.
+Devices form a mesh of data ranks. A rank computes its rows of a micro-batch and holds a shard of every array, cut along
+one axis. A layer gathers the other shards when it runs and again for its derivatives; its gradient is summed back into
+shards. The devices of a rank share each layer, as in serving: XLA divides its products among them.
 """
 
 from __future__ import annotations
@@ -15,24 +16,36 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxis.parallel.mesh import DATA_AXIS, LOGICAL_AXIS_RULES, logical_sharding, make_mesh, put
+from jaxis.errors import ConfigError
+from jaxis.parallel.mesh import (
+    DATA_AXIS,
+    LOGICAL_AXIS_RULES,
+    MESH_AXES,
+    MODEL_AXIS,
+    data_spec,
+    logical_sharding,
+    make_mesh,
+    put,
+)
 from jaxis.training.batches import TrainingBatch
+from jaxis.training.config import FSDPParams
 
 GATHERED = "gathered"
 """Name of gathered arrays, for policies of `jax.checkpoint`."""
 
-Axes = Any
-"""Tree of integers: the axis along which each array is divided over devices, or -1."""
+Specs = Any
+"""Tree of `PartitionSpec`: the division of each array over the mesh."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RULES = {**LOGICAL_AXIS_RULES, "embed": (DATA_AXIS,)}
 _ROWS = PartitionSpec(None, DATA_AXIS)
+WHOLE = PartitionSpec()
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DevicePart:
-    """One device's shard of an array, which is cut along an axis."""
+    """One data rank's shard of an array, which is cut along an axis."""
 
     part: jax.Array
     axis: int = field(metadata={"static": True})
@@ -65,66 +78,66 @@ def has_shards(tree: Any) -> bool:
 class Devices:
     """The devices that share a training; a single device holds and computes everything.
 
-    Raises ConfigError if the machine has fewer devices.
+    Attributes:
+      mesh: `(data, model)` mesh of the devices, those of other processes included.
+      num_devices: Number of all of them.
+      num_ranks: Number of data ranks.
     """
 
-    def __init__(self, num_devices: int = 1) -> None:
-        self.num_devices = num_devices
-        self.mesh: Mesh = make_mesh(data_parallel_size=num_devices)
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = make_mesh() if mesh is None else mesh
+        self.num_devices, self.num_ranks = self.mesh.size, self.mesh.shape[DATA_AXIS]
 
-    def axes(self, values: Mapping[str, Any], logical: Mapping[str, tuple[str | None, ...]]) -> Axes:
-        """Chooses the axis of each array that is divided over devices, by name; weights may have any format.
-
-        The rules of `parallel.mesh` apply to arrays with logical axes, with embedding axes over the devices. An array
-        without rules is divided along its longest axis that divides equally.
-        """
+    def specs(self, values: Mapping[str, Any], logical: Mapping[str, tuple[str | None, ...]]) -> Specs:
+        """Chooses the division of arrays over the mesh, by name; weights may have any format. See `spec_of`."""
         return {
-            name: jax.tree.map(lambda leaf, name=name: shared_axis(self.mesh, leaf.shape, logical.get(name)), value)
+            name: jax.tree.map(lambda leaf, name=name: spec_of(self.mesh, leaf.shape, logical.get(name)), value)
             for name, value in values.items()
         }
 
-    def put(self, values: Any, axes: Axes) -> Any:
+    def put(self, values: Any, specs: Specs) -> Any:
         if self.num_devices == 1:
             return values
-        return jax.tree.map(lambda leaf, axis: put(leaf, self.sharding(axis)), values, axes)
+        return jax.tree.map(lambda leaf, spec: put(leaf, NamedSharding(self.mesh, spec)), values, specs)
 
     def on_one(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the whole arrays on one device."""
         return values if self.num_devices == 1 else jax.device_put(values, jax.local_devices()[0])
 
-    def sharding(self, axis: int) -> NamedSharding:
-        return NamedSharding(self.mesh, _spec(axis))
-
     def put_batch(self, batch: TrainingBatch, num_sides: int) -> TrainingBatch:
-        """Places batch rows on the devices; the two sides of a pair share a device."""
+        """Places batch rows on the data ranks; the two sides of a pair share a rank."""
         if self.num_devices == 1:
             return batch
 
         def arrange(array: Any) -> jax.Array:
             num_micro_batches, num_rows, *rest = np.shape(array)
-            of_device = num_rows // num_sides // self.num_devices
-            halves = np.reshape(array, (num_micro_batches, num_sides, self.num_devices, of_device, *rest))
+            of_rank = num_rows // num_sides // self.num_ranks
+            halves = np.reshape(array, (num_micro_batches, num_sides, self.num_ranks, of_rank, *rest))
             rows = np.swapaxes(halves, 1, 2).reshape(np.shape(array))
             return put(rows, NamedSharding(self.mesh, _ROWS))
 
         return jax.tree.map(arrange, batch)
 
     def sum(self, tree: Any) -> Any:
-        """Sums a tree over all devices, within a function of `on_each`. The sum must not be differentiated."""
+        """Sums a tree over all data ranks, within a function of `on_each`. The sum must not be differentiated."""
         return tree if self.num_devices == 1 else jax.lax.psum(tree, DATA_AXIS)
 
     def maximum(self, tree: Any) -> Any:
-        """Takes the largest values of all devices, as `sum` does the sums."""
+        """Takes the largest values of all data ranks, as `sum` does the sums."""
         return tree if self.num_devices == 1 else jax.lax.pmax(tree, DATA_AXIS)
 
-    def shards(self, values: Any, axes: Axes) -> Any:
+    def shards(self, values: Any, specs: Specs) -> Any:
         """Wraps each shard as a `DevicePart`, within a function of `on_each`."""
-        if self.num_devices == 1:
+        if self.num_ranks == 1:
             return values
-        return jax.tree.map(lambda leaf, axis: leaf if axis < 0 else DevicePart(leaf, axis), values, axes)
+
+        def shard(leaf: jax.Array, spec: PartitionSpec) -> Any:
+            return DevicePart(leaf, tuple(spec).index(DATA_AXIS)) if DATA_AXIS in spec else leaf
+
+        return jax.tree.map(shard, values, specs)
 
     def sum_gradient(self, gradient: Any) -> Any:
-        """Sums gradients of values from `shards` over all devices, within a function of `on_each`, as plain shards.
+        """Sums gradients of values from `shards` over all ranks, within a function of `on_each`, as plain shards.
 
         Gradients of gathered arrays are summed already.
         """
@@ -136,44 +149,67 @@ class Devices:
             is_leaf=_is_shard,
         )
 
-    def on_each(self, function: Function, trained: Axes, frozen: Axes, out_axes: Any) -> Function:
-        """Makes a function of (trained, frozen, batch, key) run on each device, with its shards and batch rows.
+    def on_each(self, function: Function, trained: Specs, frozen: Specs, out_specs: Any) -> Function:
+        """Makes a function of (trained, frozen, batch, key) run on each data rank, with its shards and batch rows.
 
-        Takes the divided axes of the arguments and of the result, where a value with -1 must be equal on all devices.
+        Takes the division of the arguments and of the result; what is not divided must be equal on all ranks.
         """
         if self.num_devices == 1:
             return function
-        specs = jax.tree.map(_spec, (trained, frozen))
+
+        def of_rank(specs: Specs) -> Specs:
+            return jax.tree.map(lambda spec: data_spec(NamedSharding(self.mesh, spec)), specs)
+
         return jax.shard_map(
             function,
             mesh=self.mesh,
-            in_specs=(*specs, _ROWS, PartitionSpec()),
-            out_specs=jax.tree.map(_spec, out_axes),
+            in_specs=(of_rank(trained), of_rank(frozen), _ROWS, WHOLE),
+            out_specs=of_rank(out_specs),
+            # With nothing left to divide, all axes are manual: XLA cannot divide a kernel, not even by one.
+            axis_names={DATA_AXIS} if self.mesh.shape[MODEL_AXIS] > 1 else set(MESH_AXES),
             check_vma=False,
         )
 
 
-def shared_axis(
+def devices_of(params: FSDPParams) -> Devices:
+    """Returns the devices of a training. Raises ConfigError if they cannot be divided as configured."""
+    if not params.enable_fsdp:
+        return Devices()
+    num_devices, size = jax.local_device_count(), params.tensor_parallel_size
+    check_devices(params, num_devices)
+    return Devices(make_mesh(size, data_parallel_size=num_devices // size))
+
+
+def check_devices(params: FSDPParams, num_devices: int) -> None:
+    """Raises ConfigError unless so many devices can be divided into groups that share a layer."""
+    if num_devices % params.tensor_parallel_size:
+        raise ConfigError(
+            f"fsdp.tensor_parallel_size={params.tensor_parallel_size} does not divide the number of devices, "
+            f"{num_devices}: give a divisor"
+        )
+
+
+def spec_of(
     mesh: Mesh | AbstractMesh, shape: tuple[int, ...], logical: tuple[str | None, ...] | None = None
-) -> int:
-    """Returns the axis of an array that is divided over devices; -1 if it cannot be. See `Devices.axes`."""
-    if logical is not None and len(logical) == len(shape):
-        spec = logical_sharding(mesh, logical, shape, _RULES).spec
-        named = [i for i, entry in enumerate(spec) if entry == DATA_AXIS or DATA_AXIS in (entry or ())]
-        if named:
-            return named[0]
-    shared = [i for i, size in enumerate(shape) if size and size % mesh.shape[DATA_AXIS] == 0]
-    return max(shared, key=shape.__getitem__, default=-1)
+) -> PartitionSpec:
+    """Returns the division of an array over a mesh.
+
+    The rules of `parallel.mesh` apply to an array with logical axes, with embedding axes over the data ranks. Ranks
+    divide an array without such axes along its longest axis that divides equally.
+    """
+    has_rules = logical is not None and len(logical) == len(shape)
+    entries = [*logical_sharding(mesh, logical if has_rules else None, shape, _RULES).spec]
+    if DATA_AXIS not in entries:
+        free = [i for i, size in enumerate(shape) if not entries[i] and size and size % mesh.shape[DATA_AXIS] == 0]
+        if free:
+            entries[max(free, key=shape.__getitem__)] = DATA_AXIS
+    return PartitionSpec(*entries)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices that share a training's arrays, and the divided axes of its trained and frozen arrays."""
+    """Devices that share a training's arrays, and the division of its trained and frozen arrays."""
 
     devices: Devices
-    trained: Axes
-    frozen: Axes
-
-
-def _spec(axis: int) -> PartitionSpec:
-    return PartitionSpec(*[None] * axis, DATA_AXIS) if axis >= 0 else PartitionSpec()
+    trained: Specs
+    frozen: Specs

@@ -18,7 +18,7 @@ from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import RouterSums, Values
 from jaxis.training.objectives import Objective, Reported, Scalars
 from jaxis.training.scores import Forward
-from jaxis.training.sharding import Devices, Placement
+from jaxis.training.sharding import WHOLE, Devices, Placement
 
 Trained = dict[str, jax.Array]
 """Trained arrays, float32, by name."""
@@ -66,12 +66,12 @@ def make_gradient(
 ) -> GradientFunction:
     """Makes the gradient of the summed losses; arguments as of `make_step`."""
     devices = Devices() if placement is None else placement.devices
-    trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)
+    trained_specs, frozen_specs = (None, None) if placement is None else (placement.trained, placement.frozen)
 
     def of_device(
         trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
     ) -> tuple[jax.Array, Trained, Reported]:
-        frozen = devices.shards(frozen, frozen_axes)
+        frozen = devices.shards(frozen, frozen_specs)
 
         def loss(trained: Trained, micro_batch: TrainingBatch, number: jax.Array) -> tuple[jax.Array, Reported]:
             key_here = jax.random.fold_in(key, number)
@@ -83,7 +83,7 @@ def make_gradient(
             return losses.total + router_coefficient * weighted, dataclasses.replace(losses.reported, sums=sums)
 
         differentiate = jax.value_and_grad(loss, has_aux=True)
-        parts = devices.shards(trained, trained_axes)
+        parts = devices.shards(trained, trained_specs)
 
         def add(so_far: Any, each: tuple[TrainingBatch, jax.Array]) -> tuple[Any, None]:
             (total, reported), gradient = so_far
@@ -98,7 +98,7 @@ def make_gradient(
         ((total, reported), gradient), _ = jax.lax.scan(add, nothing, micro_batches)
         return devices.sum(total), devices.sum_gradient(gradient), reported.of_all(devices)
 
-    return devices.on_each(of_device, trained_axes, frozen_axes, (-1, trained_axes, -1))
+    return devices.on_each(of_device, trained_specs, frozen_specs, (WHOLE, trained_specs, WHOLE))
 
 
 def _router_loss(sums: RouterSums, devices: Devices) -> jax.Array:
@@ -116,16 +116,21 @@ def make_step(
     max_grad_norm: float,
     placement: Placement | None = None,
     router_coefficient: float = 0.0,
+    begun: tuple[Trained, optax.OptState] | None = None,
 ) -> StepFunction:
     """Makes a step of training.
 
     `combine` makes the model's parameters of trained and frozen arrays. Gradients of a norm above `max_grad_norm` (0:
     no limit) are scaled down. Without a placement, arrays are on one device. `router_coefficient` is the factor of the
-    routers' load-balancing loss, if `forward` observes routers.
+    routers' load-balancing loss, if `forward` observes routers. On several devices, `begun`, from `begin`, tells where
+    the results lie; XLA may otherwise divide them in another way.
     """
     differentiate = make_gradient(forward, objective, combine, placement, router_coefficient)
+    options: dict[str, Any] = {"donate_argnums": (0, 2)}
+    if begun is not None and placement is not None and placement.devices.num_devices > 1:
+        options["out_shardings"] = (*jax.tree.map(lambda leaf: leaf.sharding, begun), None)
 
-    @functools.partial(jit, donate_argnums=(0, 2))
+    @functools.partial(jit, **options)
     def step(
         trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
     ) -> tuple[Trained, optax.OptState, Scalars]:
@@ -156,16 +161,16 @@ def make_evaluation(
     The other arguments are those of `make_step`.
     """
     devices = Devices() if placement is None else placement.devices
-    trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)
+    trained_specs, frozen_specs = (None, None) if placement is None else (placement.trained, placement.frozen)
 
     def of_device(
         trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
     ) -> tuple[jax.Array, jax.Array, Scalars]:
         micro_batch = jax.tree.map(lambda array: array[0], batch)
-        frozen = devices.shards(frozen, frozen_axes)
-        values = combine(devices.shards(trained, trained_axes), frozen)
+        frozen = devices.shards(frozen, frozen_specs)
+        values = combine(devices.shards(trained, trained_specs), frozen)
         losses = objective.loss(forward, values, frozen, micro_batch, key)
         return devices.sum((losses.total, objective.weight(batch), losses.reported.sums))
 
-    on_each = devices.on_each(of_device, trained_axes, frozen_axes, (-1, -1, -1))
+    on_each = devices.on_each(of_device, trained_specs, frozen_specs, (WHOLE, WHOLE, WHOLE))
     return jit(lambda trained, frozen, batch: on_each(trained, frozen, batch, jax.random.key(0)))

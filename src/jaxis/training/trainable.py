@@ -29,7 +29,7 @@ from jaxis.training.config import ROUTER_KEYS, TrainConfig
 from jaxis.training.forward_pass import ForwardPass, forward_pass_of
 from jaxis.training.functional_model import FunctionalModel, Values, is_float, values_of
 from jaxis.training.scores import Forward, make_forward
-from jaxis.training.sharding import Axes, Placement
+from jaxis.training.sharding import Placement, Specs
 from jaxis.training.step import Trained
 from jaxis.training.tensor_places import find_places
 
@@ -98,10 +98,10 @@ class Trainable(ABC):
         """Puts the arrays on the devices."""
         devices = self._base.devices
 
-        def axes(values: Values) -> Axes:
-            return devices.axes(values, self.logical_axes)
+        def specs(values: Values) -> Specs:
+            return devices.specs(values, self.logical_axes)
 
-        self.placement = Placement(devices, axes(self.initial), axes(self.frozen))
+        self.placement = Placement(devices, specs(self.initial), specs(self.frozen))
         self.initial = devices.put(self.initial, self.placement.trained)
         self.frozen = devices.put(self.frozen, self.placement.frozen)
 

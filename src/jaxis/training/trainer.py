@@ -210,7 +210,7 @@ class Trainer:
             evaluation = HeldOutEvaluation(
                 params, model, objective, self.validation, scores, source.steps_per_epoch, total
             )
-            settings = settings_of(self._config, self.base.devices.num_devices, total, self.data.digests)
+            settings = settings_of(self._config, self.base.devices.num_ranks, total, self.data.digests)
             checkpoints = Checkpoints(params, settings, evaluation.best)
             optimizer = make_optimizer(params, schedule, model.logical_axes)
             state = TrainState(0, *begin(model.initial, model.frozen, optimizer))
@@ -227,6 +227,7 @@ class Trainer:
                 params.max_grad_norm,
                 model.placement,
                 router_coefficient(self._config, self.base),
+                (state.trained, state.moments),
             )
             speedometer = Speedometer(step_cost(params, self.base, state.trained), limit)
             log = RunLog(params, state.step, total, schedule, source.shown, speedometer, self._note)

@@ -106,16 +106,24 @@ class FSDPParams(ParameterGroup):
     """Sharing of a training's batch rows, weights and optimizer state by several devices.
 
     Attributes:
-      enable_fsdp: True to use all devices of this host. `training.per_device_train_batch_size` applies to each device.
+      enable_fsdp: True to use all devices. `training.per_device_train_batch_size` applies to each device, or to each
+        group of `tensor_parallel_size` devices.
+      tensor_parallel_size: Number of devices that share each layer, and batch rows.
     """
 
     enable_fsdp: bool = False
+    tensor_parallel_size: int = whole(1, 1)
 
     UNUSED: ClassVar[Mapping[str, Unused]] = FSDP
 
     @classmethod
     def section(cls) -> str:
         return "fsdp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tensor_parallel_size > 1 and not self.enable_fsdp:
+            self.refuse("tensor_parallel_size", "set fsdp.enable_fsdp, too")
 
 
 @dataclass(frozen=True, kw_only=True)
