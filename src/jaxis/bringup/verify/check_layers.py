@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxis.bringup.verify.causes import Cause, find_causes
 from jaxis.bringup.verify.compare import Gates
 from jaxis.bringup.verify.probe import Event, follow, record, values_error
 from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, call_name, module_of
@@ -44,6 +46,7 @@ class Divergence:
       error_before, error_after: Relative errors of its input and output in the chain; None where not comparable.
       not_called: Submodules in `LayersCheck.not_called`.
       not_compared: Submodules without a comparable counterpart in the reference, any of which may be at fault.
+      causes: Changes, each of which makes it right.
     """
 
     code: Literal["own_output", "between_children"]
@@ -56,13 +59,14 @@ class Divergence:
     error_after: float | None
     not_called: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.module}: {self.where} is off by {self.own_error:.1e} when all before it is right"
         text += f"; in the chain, {_error(self.error_before)} before it and {_error(self.error_after)} after it"
         for what, names in (("not called", self.not_called), ("not compared", self.not_compared)):
             text += f"; {what}: {', '.join(names)}" if names else ""
-        return text
+        return text + "".join(f"; {cause.code}: {cause.message}" for cause in self.causes)
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,15 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
             )
             modules.append(comparison)
     not_called = _not_called(model, calls, theirs)
+    divergence = _first_divergence(events, modules, not_called, gates.module_error)
+    if divergence is not None:
+        causes = find_causes(model, token_ids, reference, divergence.module, gates)
+        divergence = dataclasses.replace(divergence, causes=causes)
     return LayersCheck(
         num_tokens=len(token_ids),
         limit=gates.module_error,
         modules=tuple(modules),
-        divergence=_first_divergence(events, modules, not_called, gates.module_error),
+        divergence=divergence,
         unmatched=tuple(
             name for name in calls if name and name not in reference and module_of(name) not in call_counts
         ),

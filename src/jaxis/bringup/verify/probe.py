@@ -48,27 +48,47 @@ def record(model: JaxModule, token_ids: list[int]) -> Recording:
     return calls
 
 
-def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens: float = 1.0) -> list[Event]:
+class _Stopped(Exception):
+    pass
+
+
+def follow(
+    model: JaxModule,
+    token_ids: list[int],
+    reference: Recording,
+    tokens: float = 1.0,
+    watch: Callable[[Event, np.ndarray | None, np.ndarray | None], bool] = lambda *_: False,
+) -> list[Event]:
     """Runs one sequence like `record`, but gives each module the reference's input and continues with its output.
 
     An error within a module is then its own. An error between two modules belongs to the module that contains them. The
-    `reference` has the names of this model's calls, and its logits; `tokens` is the share for `relative_error`.
+    `reference` has the names of this model's calls, and its logits; `tokens` is the share for `relative_error`. `watch`
+    gets each event with jaxis's array and the reference's, where there are two, and ends the run if it returns True.
     """
     events: list[Event] = []
+
+    def add(event: Event, ours: Values, expected: Values) -> None:
+        events.append(event)
+        theirs = None if ours.hidden is None else as_shape(expected.hidden, ours.hidden.shape)
+        if watch(event, ours.hidden if theirs is not None else None, theirs):
+            raise _Stopped
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         if (expected := reference.get(name)) is None:
             return call(module, *args, **kwargs)
         given = [*args, *kwargs.values()]
-        given, error = _replace(given, expected.inputs, tokens)
-        events.append(Event(name, True, error))
+        given, ours, error = _replace(given, expected.inputs, tokens)
+        add(Event(name, True, error), ours, expected.inputs)
         result = call(module, *given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-        replaced, error = _replace(_parts(result), expected.outputs, tokens)
-        events.append(Event(name, False, error))
+        replaced, ours, error = _replace(_parts(result), expected.outputs, tokens)
+        add(Event(name, False, error), ours, expected.outputs)
         return tuple(replaced) if isinstance(result, tuple) else replaced[0]
 
-    logits = Values(_run(model, token_ids, observe))
-    events.append(Event(LOGITS, False, values_error(logits, reference[LOGITS].outputs, tokens)))
+    try:
+        logits, expected = Values(_run(model, token_ids, observe)), reference[LOGITS].outputs
+        add(Event(LOGITS, False, values_error(logits, expected, tokens)), logits, expected)
+    except _Stopped:
+        pass
     return events
 
 
@@ -109,8 +129,8 @@ def _to_numpy(array: jax.Array) -> np.ndarray:
     return np.asarray(array, np.float32 if jnp.issubdtype(array.dtype, jnp.floating) else None)
 
 
-def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[Any], float | None]:
-    """Replaces our arrays by the reference's where it has them; returns the items and the error between the two."""
+def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[Any], Values, float | None]:
+    """Replaces our arrays by the reference's where it has them; returns the items, ours, and the error between them."""
     items, errors = list(items), []
     ours = Values.of(arrays := [_to_numpy(item) for item in items if isinstance(item, jax.Array)])
     places = [i for i, item in enumerate(items) if isinstance(item, jax.Array)]
@@ -129,7 +149,7 @@ def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[An
             if routing.expert_ids.shape == expected_routing.expert_ids.shape:
                 put(routing.expert_ids, expected_routing.expert_ids)
                 put(routing.expert_weights, expected_routing.expert_weights)
-    return items, max(errors, default=None)
+    return items, ours, max(errors, default=None)
 
 
 def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float | None:
