@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from jaxis.models.common.lfm3_vision import patches_around
+from jaxis.models.common.patches import Patches, pack_patches, unpack_patches
 from jaxis.models.common.vision_positions import stretched_positions
-from jaxis.models.common.vision_tower import Patches, pack_patches, unpack_patches
 
 PADDED = 64
 

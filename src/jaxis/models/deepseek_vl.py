@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
-from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.llama import LlamaDecoderLayer
-from jaxis.models.common.siglip import siglip_names, siglip_options
+from jaxis.models.common.siglip import BASE, siglip_names
 from jaxis.models.common.text_part import InnerTextPart
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+from jaxis.models.common.vision_projector import Projection
+from jaxis.models.common.vision_tower import VisionTower
 
 
-class DeepseekVLVision(TransformerTower):
+class DeepseekVLVision(VisionTower):
     unused = ("tower.head.",)
     names = siglip_names("vision_model", ("aligner", "projector"), ("linear1", "linear_1"), ("linear2", "linear_2"))
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        return siglip_options(config["vision_config"])
-
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        return VisionProjector(scope, options, activation="gelu")
+    vision = BASE
+    make_projector = Projection(activation="gelu")
 
 
 class DeepseekVLForConditionalGeneration(InnerTextPart, CausalLM):

@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
+import dataclasses
 
-from jaxis.config.hf_config import HFConfig
-from jaxis.layers.leaves import layer_norm, linear
-from jaxis.layers.module import JaxModule
-from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import PROJECTOR, SO400M, siglip_names, siglip_options
-from jaxis.models.common.vision_layers import merged
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+from jaxis.layers.leaves import layer_norm
+from jaxis.models.common.siglip import PROJECTOR, SO400M, siglip_names
+from jaxis.models.common.vision_options import of_model
+from jaxis.models.common.vision_positions import Positions, learned
+from jaxis.models.common.vision_projector import Projection
+from jaxis.models.common.vision_tower import VisionTower
 
-
-class CohereProjector(JaxModule):
-    """`linear_2(silu(gate) * x)`, where `linear_1` computes x and then the gate of joined neighbours.
-
-    Neighbours have a norm before the products if patches have none after the transformer.
-    """
-
-    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
-        config, num_features, self.num_merged = scope.config, options.merged_size, options.num_merged
-        hidden_size = config["text_config"]["hidden_size"]
-        self.layernorm, size = None, 36864
-        if "post_norm" not in options.norms:
-            size = hidden_size
-            self.layernorm = layer_norm(scope, num_features, epsilon=config.get("adapter_layer_norm_eps", 1e-6))
-        size = config.get("alignment_intermediate_size", size)  # of x and the gate together
-        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=True)
-        self.linear_2 = linear(scope / "linear_2", size // 2, hidden_size, axes=("embed", "mlp"), use_bias=True)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P / merge_size ** 2, E]."""
-        x = merged(x, self.num_merged)
-        x = x if self.layernorm is None else self.layernorm(x)
-        x, gate = jnp.split(self.linear_1(x), 2, axis=-1)
-        return self.linear_2(nnx.silu(gate) * x)
+_GATED = Projection(activation="silu", is_gated=True)
 
 
-class Cohere2Vision(TransformerTower):
+class Cohere2Vision(VisionTower):
     unused = ("tower.head.", "tower.embeddings.position_ids")
-    names = siglip_names("vision_tower", PROJECTOR)
-    norms: tuple[str, ...] = ("post_norm",)
-    make_projector = CohereProjector
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        config.expect("vision_feature_layer", -1)
-        config.expect("vision_feature_select_strategy", "full")
-        changes = {"merge_size": config.get("downsample_factor", 2), "norms": cls.norms}
-        return siglip_options(config["vision_config"], SO400M, image_size=364, **changes)
+    names = siglip_names("vision_tower", PROJECTOR, ("projector.layernorm", "projector.pre_norm"))
+    vision = dataclasses.replace(
+        SO400M,
+        positions=Positions(learned, image_size=364),
+        merge_size=of_model("downsample_factor", 2),
+        expected_outside={"vision_feature_layer": (-1,), "vision_feature_select_strategy": ("full",)},
+    )
+    make_projector = dataclasses.replace(_GATED, inner_sizes=(of_model("alignment_intermediate_size", 36864),))
 
 
 class AyaVision(Cohere2Vision):
+    """The vision tower of Aya Vision, whose norm follows the joining instead of the layers."""
+
     unused = (*Cohere2Vision.unused, "tower.post_norm.")
-    norms = ()
+    vision = dataclasses.replace(Cohere2Vision.vision, norms=())
+    make_projector = dataclasses.replace(
+        _GATED,
+        inner_sizes=(of_model("alignment_intermediate_size", None),),
+        make_norm=layer_norm,
+        epsilon=of_model("adapter_layer_norm_eps", 1e-6),
+        norms_merged=True,
+    )

@@ -12,9 +12,10 @@ from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import PROJECTOR, siglip_names, siglip_options
+from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
 from jaxis.models.common.vision_layers import averaged, parameter
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+from jaxis.models.common.vision_options import VisionOptions
+from jaxis.models.common.vision_tower import VisionTower
 
 
 class Gemma3Projector(JaxModule):
@@ -30,14 +31,15 @@ class Gemma3Projector(JaxModule):
         return matmul(self.mm_soft_emb_norm(averaged(x, self.num_merged)), self.mm_input_projection_weight[...].T)
 
 
-class Gemma3Vision(TransformerTower):
+class Gemma3Vision(VisionTower):
     unused = ("tower.head.",)
     names = siglip_names("vision_tower", PROJECTOR)
+    vision = BASE
     make_projector = Gemma3Projector
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
-        options = siglip_options(config["vision_config"])
+        options = super().options(config)
         assert options.positions is not None
         side = math.isqrt(*options.positions.shape)
         return dataclasses.replace(options, merge_size=side // math.isqrt(config.get("mm_tokens_per_image", 256)))

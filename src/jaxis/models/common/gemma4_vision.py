@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -15,15 +14,12 @@ from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.patches import Patches
 from jaxis.models.common.vision_layers import averaged, parameter
+from jaxis.models.common.vision_options import VisionOptions, of_vision
 from jaxis.models.common.vision_positions import AxialRope, Positions, rotate_halves_in_type
-from jaxis.models.common.vision_tower import Patches
-from jaxis.models.common.vision_transformer import (
-    TransformerTower,
-    VisionAttention,
-    VisionOptions,
-    patch_product,
-)
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.vision_transformer import VisionAttention, patch_product
 
 
 class ClippedLinear(JaxModule):
@@ -94,22 +90,6 @@ def norm_of_update(scope: LayerScope, options: VisionOptions) -> JaxModule:
     return rms_norm(scope, options.hidden_size, epsilon=options.epsilon)
 
 
-_DEFAULTS = VisionOptions(
-    *(768, 3072, 16, 12, 16, "gelu_pytorch_tanh"),
-    head_size=64,
-    merge_size=3,
-    make_norm=rms_norm,
-    qk_norm_epsilon=1e-6,
-    attention_scale=1.0,
-    embed_patches=patch_product,
-    rope=AxialRope(theta=100.0, rotate=rotate_each_half, columns_first=True),
-    make_linear=ClippedLinear,
-    make_mixer=Gemma4VisionAttention,
-    make_mlp=Gemma4VisionMLP,
-    make_after=norm_of_update,
-)
-
-
 class Gemma4Embedder(JaxModule):
     """A norm and a product."""
 
@@ -142,7 +122,7 @@ class Gemma4Projector(Gemma4Embedder):
         return super().__call__(pooled.astype(x.dtype))
 
 
-class Gemma4Vision(TransformerTower):
+class Gemma4Vision(VisionTower):
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.patch_embedder.input_proj", "tower.patch_embed")),
@@ -155,19 +135,33 @@ class Gemma4Vision(TransformerTower):
     )
     make_projector = Gemma4Projector
 
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        keys = {"activation": "hidden_activation", "head_size": "head_dim", "merge_size": "pooling_kernel_size"}
-        keys |= {"epsilon": "rms_norm_eps", "qk_norm_epsilon": "rms_norm_eps"}
-        options = _DEFAULTS.read(vision, "gemma4_vision", **keys)
-        vision.expect("num_key_value_heads", options.num_heads)
-        vision.expect("attention_bias", False)
-        for key in ("max_position_embeddings", "default_output_length", "image_seq_length", "video_seq_length"):
-            vision.ignore(key, because="the processor limits how many patches there are")
-        vision.ignore("global_head_dim", because="it is of the text's layers: all of the tower's are alike")
-        places = vision.get("position_embedding_size", 10 * 1024)
-        return dataclasses.replace(options, positions=Positions((2, places), by_column_and_row))
+    vision = VisionOptions(
+        *(768, 3072, 16, 12, 16, of_vision("hidden_activation", "gelu_pytorch_tanh")),
+        head_size=of_vision("head_dim", 64),
+        merge_size=of_vision("pooling_kernel_size", 3),
+        make_norm=rms_norm,
+        epsilon=of_vision("rms_norm_eps", 1e-6),
+        embed_patches=patch_product,
+        positions=Positions(by_column_and_row, (2, of_vision("position_embedding_size", 10 * 1024))),
+        rope=AxialRope(theta=100.0, rotate=rotate_each_half, columns_first=True),
+        qk_norm_epsilon=of_vision("rms_norm_eps", 1e-6),
+        attention_scale=1.0,
+        make_linear=ClippedLinear,
+        make_mixer=Gemma4VisionAttention,
+        make_mlp=Gemma4VisionMLP,
+        make_after=norm_of_update,
+        expected={
+            **{"model_type": ("gemma4_vision",), "attention_bias": (False,)},
+            "num_key_value_heads": lambda options: options.num_heads,
+        },
+        ignored={
+            **dict.fromkeys(
+                ("max_position_embeddings", "default_output_length", "image_seq_length", "video_seq_length"),
+                "the processor limits how many patches there are",
+            ),
+            "global_head_dim": "it is of the text's layers: all of the tower's are alike",
+        },
+    )
 
 
 class Gemma4PatchEmbedding(JaxModule):
@@ -184,7 +178,7 @@ class Gemma4PatchEmbedding(JaxModule):
         return self.patch_ln2(self.patch_dense(self.patch_ln1(pixels)))
 
 
-class Gemma4UnifiedVision(TransformerTower):
+class Gemma4UnifiedVision(VisionTower):
     names = CheckpointNames(
         (
             ("vision_embedder.pos_embedding", "tower.position_embed.weight"),
@@ -202,9 +196,9 @@ class Gemma4UnifiedVision(TransformerTower):
         vision.expect("model_patch_size", patch_size)
         size = vision.get("mm_embed_dim", 3840)
         vision.expect("output_proj_dims", size)
-        positions = Positions((vision.get("mm_posemb_size", 1120), 2), by_place)
-        options = VisionOptions(size, 0, 0, 1, patch_size, "gelu", epsilon=1e-5, norms=("post_norm",))
-        return dataclasses.replace(options, embed_patches=Gemma4PatchEmbedding, positions=positions)
+        positions = Positions(by_place, (vision.get("mm_posemb_size", 1120), 2))
+        parts: dict[str, Any] = {"embed_patches": Gemma4PatchEmbedding, "positions": positions, "norms": ("post_norm",)}
+        return VisionOptions(size, 0, 0, 1, patch_size, "gelu", epsilon=1e-5, **parts)
 
     @staticmethod
     def make_projector(scope: LayerScope, options: VisionOptions) -> Gemma4Embedder:

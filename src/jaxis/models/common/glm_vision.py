@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.qwen_vision import QWEN, QWEN_NAMES, QwenVision, qwen_options
-from jaxis.models.common.vision_layers import PatchConvolution, merged, num_places
+from jaxis.models.common.qwen_vision import QWEN, QWEN_NAMES, QwenVision, qwen_layers
+from jaxis.models.common.vision_layers import PatchConvolution, merged
+from jaxis.models.common.vision_options import VisionOptions, converted, of_vision, resolved
 from jaxis.models.common.vision_positions import Positions, stretched_positions
-from jaxis.models.common.vision_transformer import VisionOptions
 
-_BICUBIC = partial(stretched_positions, is_cubic=True)
-_SHARED: dict[str, Any] = {**QWEN, "make_norm": rms_norm, "epsilon": 1e-5, "is_gated": True, "patch_bias": True}
-_GLM = VisionOptions(
-    *(1536, 4096, 24, 12, 14, "silu"), norms=("patch_norm", "post_norm"), qkv_bias=False, out_bias=False, **_SHARED
-)
-_GLM_OCR = VisionOptions(
-    *(1024, 4096, 24, 16, 14, "silu"), norms=("post_norm",), mlp_bias=True, qk_norm_epsilon=1e-5, **_SHARED
-)
+_SHARED: Mapping[str, Any] = {
+    **QWEN,
+    **{"make_norm": rms_norm, "epsilon": of_vision("rms_norm_eps", 1e-5), "is_gated": True, "patch_bias": True},
+}
 
 
 class GlmProjector(JaxModule):
@@ -34,6 +29,7 @@ class GlmProjector(JaxModule):
 
     def __init__(self, scope: LayerScope, options: VisionOptions, size: int, inner_size: int) -> None:
         self.num_merged = options.num_merged
+        size, inner_size = resolved((size, inner_size), scope.config)
         into, out = ("mlp", "embed"), ("embed", "mlp")
         self.downsample = PatchConvolution(
             scope / "downsample", size, options.merge_size, channels=options.hidden_size, use_bias=True
@@ -61,31 +57,33 @@ class GlmVision(QwenVision):
         )
     )
 
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        keys = {"epsilon": "rms_norm_eps", "intermediate_size": "out_hidden_size", "qkv_bias": "attention_bias"}
-        options = qwen_options(vision, _GLM, **keys)
-        positions = Positions((num_places(vision, 336, options.patch_size),), _BICUBIC)
-        return dataclasses.replace(options, positions=positions)
-
-    @classmethod
-    def make_projector(cls, scope: LayerScope, options: VisionOptions) -> GlmProjector:
-        vision = scope.config["vision_config"]
-        return GlmProjector(scope, options, options.intermediate_size, vision.get("intermediate_size", 13696))
+    vision = VisionOptions(
+        *(1536, of_vision("out_hidden_size", 4096), *qwen_layers(24, 12), 14, "silu"),
+        positions=Positions(partial(stretched_positions, is_cubic=True), image_size=336),
+        norms=("patch_norm", "post_norm"),
+        qkv_bias=of_vision("attention_bias", False),
+        out_bias=False,
+        **_SHARED,
+    )
+    make_projector = partial(
+        GlmProjector, size=of_vision("out_hidden_size", 4096), inner_size=of_vision("intermediate_size", 13696)
+    )
 
 
 class GlmOcrVision(GlmVision):
     """The vision tower of GLM-OCR, with norms on heads and no table of positions."""
 
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        vision.ignore("image_size", because="there is no table of positions")
-        keys = {"epsilon": "rms_norm_eps", "qk_norm_epsilon": "rms_norm_eps", "qkv_bias": "attention_bias"}
-        return qwen_options(vision, _GLM_OCR, **keys, out_bias="attention_bias", mlp_bias="attention_bias")
-
-    @classmethod
-    def make_projector(cls, scope: LayerScope, options: VisionOptions) -> GlmProjector:
-        size = scope.config["vision_config"].get("out_hidden_size", 1536)
-        return GlmProjector(scope, options, size, 3 * size)
+    vision = VisionOptions(
+        *(1024, 4096, *qwen_layers(24, 16), 14, "silu"),
+        norms=("post_norm",),
+        qkv_bias=of_vision("attention_bias", True),
+        out_bias=of_vision("attention_bias", True),
+        mlp_bias=of_vision("attention_bias", True),
+        qk_norm_epsilon=of_vision("rms_norm_eps", 1e-5),
+        **{**_SHARED, "ignored": {**QWEN["ignored"], "image_size": "there is no table of positions"}},
+    )
+    make_projector = partial(
+        GlmProjector,
+        size=of_vision("out_hidden_size", 1536),
+        inner_size=converted(of_vision("out_hidden_size", 1536), lambda size: 3 * size),
+    )

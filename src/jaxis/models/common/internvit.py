@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR
-from jaxis.models.common.vision_layers import num_places, parameter
+from jaxis.models.common.vision_layers import parameter
+from jaxis.models.common.vision_options import VisionOptions, converted, of_model, of_vision
 from jaxis.models.common.vision_positions import Positions, learned
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+from jaxis.models.common.vision_projector import Projection
+from jaxis.models.common.vision_tower import VisionTower
 
 
 class FeatureScale(JaxModule):
@@ -29,32 +26,7 @@ class FeatureScale(JaxModule):
         return self.weight[...] * x
 
 
-_DEFAULTS = VisionOptions(1024, 4096, 24, 16, 14, "gelu", patch_bias=True, qkv_bias=False)
-
-
-def internvit_options(vision: HFConfig, merge_size: int) -> VisionOptions:
-    """Reads a `vision_config` of InternViT. Raises ConfigError if a setting is not supported."""
-    keys = {"epsilon": "layer_norm_eps", "qkv_bias": "attention_bias"}
-    options = _DEFAULTS.read(vision, "internvl_vision", **keys)
-    for key in ("hidden_dropout_prob", "projection_dropout"):
-        vision.expect(key, 0.0)
-    vision.expect("use_mean_pooling", True)
-    vision.expect("use_mask_token", False)
-    vision.expect("use_absolute_position_embeddings", True)
-    vision.ignore("layer_scale_init_value", because="the checkpoint has the scales")
-    return dataclasses.replace(
-        options,
-        merge_size=merge_size,
-        class_shape=(1, 1, options.hidden_size),
-        positions=Positions((1, num_places(vision, 448, options.patch_size) + 1), learned, class_place=0),
-        make_norm=rms_norm if vision.get("norm_type", "layer_norm") == "rms_norm" else layer_norm,
-        qk_norm_epsilon=1e-6 if vision.get("use_qk_norm", False) else None,
-        norms_all_heads=True,
-        make_after=FeatureScale,
-    )
-
-
-class InternVLVision(TransformerTower):
+class InternVLVision(VisionTower):
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.embeddings.patch_embeddings.projection", "tower.patch_embed")),
@@ -65,11 +37,26 @@ class InternVLVision(TransformerTower):
             *(("attn.projection_layer", "attn.o_proj"), PROJECTOR, ("projector.layer_norm", "projector.pre_norm")),
         )
     )
-
-    make_projector = functools.partial(VisionProjector, make_norm=layer_norm, norms_merged=True)
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        config.expect("vision_feature_layer", -1)
-        config.expect("vision_feature_select_strategy", "default")
-        return internvit_options(config["vision_config"], int(1 / config.get("downsample_ratio", 0.5)))
+    vision = VisionOptions(
+        *(1024, 4096, 24, 16, 14, "gelu"),
+        merge_size=converted(of_model("downsample_ratio", 0.5), lambda ratio: int(1 / ratio)),
+        make_norm=converted(
+            of_vision("norm_type", "layer_norm"), lambda name: rms_norm if name == "rms_norm" else layer_norm
+        ),
+        epsilon=of_vision("layer_norm_eps", 1e-6),
+        patch_bias=True,
+        positions=Positions(learned, (1,), image_size=448, class_place=0),
+        class_shape=(1, 1),
+        qkv_bias=of_vision("attention_bias", False),
+        qk_norm_epsilon=converted(of_vision("use_qk_norm", False), lambda is_normed: 1e-6 if is_normed else None),
+        norms_all_heads=True,
+        make_after=FeatureScale,
+        expected={
+            "model_type": ("internvl_vision",),
+            **dict.fromkeys(("hidden_dropout_prob", "projection_dropout"), (0.0,)),
+            **{"use_mean_pooling": (True,), "use_mask_token": (False,), "use_absolute_position_embeddings": (True,)},
+        },
+        ignored={"layer_scale_init_value": "the checkpoint has the scales"},
+        expected_outside={"vision_feature_layer": (-1,), "vision_feature_select_strategy": ("default",)},
+    )
+    make_projector = Projection(make_norm=layer_norm, norms_merged=True)

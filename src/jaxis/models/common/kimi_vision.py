@@ -2,54 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
-from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_positions import (
-    AxialRope,
-    Positions,
-    rotate_pairs,
-    stretched_positions,
-)
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+from jaxis.models.common.vision_options import VisionOptions, of_model, of_vision
+from jaxis.models.common.vision_positions import AxialRope, Positions, rotate_pairs, stretched_positions
+from jaxis.models.common.vision_projector import JOINED, Projection
+from jaxis.models.common.vision_tower import VisionTower
 
-_ROPE = AxialRope(theta=10_000.0, rotate=rotate_pairs, columns_first=True, alternates=True)
-_DEFAULTS = VisionOptions(
-    *(1152, 4304, 27, 16, 14, "gelu_pytorch_tanh"),
-    merge_size=2,
-    patch_bias=True,
-    norms=("post_norm",),
-    epsilon=1e-5,
-    packs_qkv=True,
-    rope=_ROPE,
-)
-# Published keys, beside those that transformers writes.
-_PUBLISHED = {
-    **{"hidden_size": "vt_hidden_size", "intermediate_size": "vt_intermediate_size"},
-    **{"num_layers": "vt_num_hidden_layers", "num_heads": "vt_num_attention_heads"},
-}
+_SIDE = of_vision("init_pos_emb_height", of_vision("pos_emb_height", 64))
 
 
-def moonvit_options(vision: HFConfig) -> VisionOptions:
-    """Reads a `vision_config` of MoonViT. Raises ConfigError if a setting is not supported."""
-    for key, expected in (("pos_emb_type", "divided_fixed"), ("merge_type", "sd2_tpool")):
-        vision.expect(key, expected)
-    vision.expect("mm_projector_type", "patchmerger")
-    for key in ("video_attn_type", "init_pos_emb_time", "pos_emb_time", "model_type", "text_hidden_size"):
-        vision.ignore(key, because="it is about video, or says again what is said elsewhere")
-    options = _DEFAULTS.read(vision, merge_size="merge_kernel_size").read(vision, **_PUBLISHED)
-    side = vision.get("init_pos_emb_height", vision.get("pos_emb_height", 64))
-    for key in ("init_pos_emb_width", "pos_emb_width"):
-        vision.expect(key, side)
-    return dataclasses.replace(options, positions=Positions((side, side), partial(stretched_positions, is_cubic=True)))
+def _published(name: str, default: int) -> int:
+    """Declares an option by the published key, or by that which transformers writes."""
+    return of_vision(f"vt_{name}", of_vision(name, default))
 
 
-class KimiVision(TransformerTower):
+class KimiVision(VisionTower):
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.encoder.blocks", "tower.layers")),
@@ -60,23 +30,30 @@ class KimiVision(TransformerTower):
             *(("mm_projector", "projector"), ("in_proj", "linear_1"), ("out_proj", "linear_2")),
         )
     )
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = moonvit_options(vision)
-        config.expect("projection_hidden_size", options.hidden_size)
-        vision.expect("mm_hidden_size", options.hidden_size)
-        return options
-
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        config, vision = scope.config, scope.config["vision_config"]
-        return VisionProjector(
-            scope,
-            options,
-            inner_sizes=(options.merged_size,),
-            activation=vision.get("projector_hidden_act", "gelu"),
-            make_norm=layer_norm,
-            epsilon=vision.get("projector_ln_eps", config.get("projection_layer_norm_eps", 1e-5)),
-        )
+    vision = VisionOptions(
+        *(_published("hidden_size", 1152), _published("intermediate_size", 4304)),
+        *(_published("num_hidden_layers", 27), _published("num_attention_heads", 16), 14, "gelu_pytorch_tanh"),
+        merge_size=of_vision("merge_kernel_size", 2),
+        epsilon=1e-5,
+        patch_bias=True,
+        positions=Positions(partial(stretched_positions, is_cubic=True), (_SIDE, _SIDE)),
+        norms=("post_norm",),
+        packs_qkv=True,
+        rope=AxialRope(theta=10_000.0, rotate=rotate_pairs, columns_first=True, alternates=True),
+        expected={
+            **{"pos_emb_type": ("divided_fixed",), "merge_type": ("sd2_tpool",), "mm_projector_type": ("patchmerger",)},
+            **{"init_pos_emb_width": (_SIDE,), "pos_emb_width": (_SIDE,)},
+            "mm_hidden_size": lambda options: options.hidden_size,
+        },
+        ignored=dict.fromkeys(
+            ("video_attn_type", "init_pos_emb_time", "pos_emb_time", "model_type", "text_hidden_size"),
+            "it is about video, or says again what is said elsewhere",
+        ),
+        expected_outside={"projection_hidden_size": lambda options: options.hidden_size},
+    )
+    make_projector = Projection(
+        inner_sizes=(JOINED,),
+        activation=of_vision("projector_hidden_act", "gelu"),
+        make_norm=layer_norm,
+        epsilon=of_vision("projector_ln_eps", of_model("projection_layer_norm_eps", 1e-5)),
+    )

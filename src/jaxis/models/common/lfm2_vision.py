@@ -7,14 +7,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm
-from jaxis.layers.scope import LayerScope
+from jaxis.models.common.patches import Patches
 from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
+from jaxis.models.common.vision_options import converted, of_model, of_vision
 from jaxis.models.common.vision_positions import Positions, square
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_tower import Patches
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, patch_product
+from jaxis.models.common.vision_projector import Projection
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.vision_transformer import patch_product
 
 
 def antialiased(table: jax.Array, patches: Patches) -> jax.Array:
@@ -33,29 +33,22 @@ def antialiased(table: jax.Array, patches: Patches) -> jax.Array:
     return by_place.reshape(by_place.shape[0], -1) @ table.astype(jnp.float32)
 
 
-class Lfm2Vision(TransformerTower):
+class Lfm2Vision(VisionTower):
     unused = ("tower.head.",)
     names = siglip_names("vision_tower", PROJECTOR, ("projector.layer_norm", "projector.pre_norm"))
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = BASE.read(vision, "siglip2_vision_model", epsilon="layer_norm_eps")
-        return dataclasses.replace(
-            options,
-            merge_size=config.get("downsample_factor", 2),
-            embed_patches=patch_product,
-            positions=Positions((vision.get("num_patches", 256),), antialiased),
-        )
-
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        config = scope.config
-        return VisionProjector(
-            scope,
-            options,
-            inner_sizes=(config.get("projector_hidden_size", 2560),),
-            use_bias=config.get("projector_bias", True),
-            make_norm=layer_norm if config.get("projector_use_layernorm", True) else None,
-            norms_merged=True,
-        )
+    vision = dataclasses.replace(
+        BASE,
+        merge_size=of_model("downsample_factor", 2),
+        embed_patches=patch_product,
+        positions=Positions(antialiased, (of_vision("num_patches", 256),)),
+        expected={"model_type": ("siglip2_vision_model",)},
+        ignored={},
+    )
+    make_projector = Projection(
+        inner_sizes=(of_model("projector_hidden_size", 2560),),
+        use_bias=of_model("projector_bias", True),
+        make_norm=converted(
+            of_model("projector_use_layernorm", True), lambda is_normed: layer_norm if is_normed else None
+        ),
+        norms_merged=True,
+    )

@@ -9,25 +9,19 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import CONVOLUTION, FULL_ATTENTION, listed_layer_type
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.patches import Patches
 from jaxis.models.common.siglip import PROJECTOR
 from jaxis.models.common.vision_layers import parameter
+from jaxis.models.common.vision_options import VisionOptions, of_model, of_vision
 from jaxis.models.common.vision_positions import AxialRope
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_tower import Patches
-from jaxis.models.common.vision_transformer import (
-    LayerInputs,
-    TransformerTower,
-    VisionAttention,
-    VisionOptions,
-    VisionTransformer,
-    frame_convolution,
-)
+from jaxis.models.common.vision_projector import Projection
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.vision_transformer import LayerInputs, VisionAttention, VisionTransformer, frame_convolution
 
 
 class Lfm3SpatialConvolution(JaxModule):
@@ -69,24 +63,6 @@ def lfm3_mixer(scope: LayerScope, options: VisionOptions) -> Lfm3VisionConv | Vi
     return VisionAttention(scope, options)
 
 
-_DEFAULTS = VisionOptions(
-    *(1024, 2560, 14, 16, 16, "silu"),
-    num_kv_heads=8,
-    merge_size=2,
-    num_frames=2,
-    make_norm=rms_norm,
-    epsilon=1e-5,
-    qk_norm_epsilon=1e-5,
-    embed_patches=functools.partial(frame_convolution, is_flat=True),
-    norms=("pre_norm",),
-    rope=AxialRope(theta=1_000_000.0),
-    is_gated=True,
-    qkv_bias=False,
-    out_bias=False,
-    make_mixer=lfm3_mixer,
-)
-
-
 class Lfm3Transformer(VisionTransformer):
     """The vision transformer, whose convolutions take the neighbours of each patch."""
 
@@ -118,7 +94,7 @@ def patches_around(patches: Patches, reach: int) -> jax.Array:
     return jnp.stack(around, axis=-1)
 
 
-class Lfm3Vision(TransformerTower):
+class Lfm3Vision(VisionTower):
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("tower.patchifier", "tower.patch_embed"), PROJECTOR),
@@ -129,21 +105,27 @@ class Lfm3Vision(TransformerTower):
             ("mlp.w2", "mlp.down_proj"),
         )
     )
+    vision = VisionOptions(
+        *(1024, 2560, 14, 16, 16, "silu"),
+        num_kv_heads=of_vision("num_key_value_heads", 8),
+        merge_size=of_vision("spatial_merge_size", 2),
+        num_frames=of_vision("temporal_patch_size", 2),
+        is_gated=True,
+        make_norm=rms_norm,
+        epsilon=of_vision("norm_eps", 1e-5),
+        embed_patches=functools.partial(frame_convolution, is_flat=True),
+        norms=("pre_norm",),
+        rope=AxialRope(theta=1_000_000.0),
+        qkv_bias=False,
+        out_bias=False,
+        qk_norm_epsilon=of_vision("norm_eps", 1e-5),
+        make_mixer=lfm3_mixer,
+        expected={"model_type": ("lfm3_vl_vision",)},
+    )
     tower_class = Lfm3Transformer
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        keys = {"epsilon": "norm_eps", "qk_norm_epsilon": "norm_eps", "num_kv_heads": "num_key_value_heads"}
-        keys |= {"merge_size": "spatial_merge_size", "num_frames": "temporal_patch_size"}
-        return _DEFAULTS.read(config["vision_config"], "lfm3_vl_vision", **keys)
-
-    @staticmethod
-    def make_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        return VisionProjector(
-            scope,
-            options,
-            inner_sizes=(scope.config.get("projector_hidden_size", 4096),),
-            use_bias=scope.config.get("projector_bias", True),
-            make_norm=layer_norm,
-            epsilon=1e-6,
-        )
+    make_projector = Projection(
+        inner_sizes=(of_model("projector_hidden_size", 4096),),
+        use_bias=of_model("projector_bias", True),
+        make_norm=layer_norm,
+        epsilon=1e-6,
+    )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import num_places
+from jaxis.models.common.vision_options import VisionOptions, converted, of_vision
 from jaxis.models.common.vision_positions import AxialRope, Positions, learned, rotate_pairs
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, patch_product
+from jaxis.models.common.vision_projector import Projection
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.vision_transformer import patch_product
 
 
 class Llama4PatchEmbedding(JaxModule):
@@ -28,24 +26,10 @@ class Llama4PatchEmbedding(JaxModule):
         return self.linear(by_channel.reshape(pixels.shape))
 
 
-_DEFAULTS = VisionOptions(
-    *(768, 5632, 34, 16, 14, "gelu"),
-    epsilon=1e-5,
-    norms=("pre_norm", "post_norm"),
-    embed_patches=Llama4PatchEmbedding,
-    rope=AxialRope(theta=10_000.0, rotate=rotate_pairs, columns_first=True, first=1),
-)
+_PROJECTED = of_vision("projector_input_dim", 4096), of_vision("projector_output_dim", 4096)
 
 
-def llama4_projector(scope: LayerScope, options: VisionOptions) -> VisionProjector:
-    """Creates three products, of which the tower's config has the first two sizes."""
-    vision = scope.config["vision_config"]
-    sizes = vision.get("projector_input_dim", 4096), vision.get("projector_output_dim", 4096)
-    vision.expect("vision_output_dim", sizes[1])
-    return VisionProjector(scope, options, inner_sizes=sizes, activation="gelu", use_bias=False)
-
-
-class Llama4Vision(TransformerTower):
+class Llama4Vision(VisionTower):
     names = CheckpointNames(
         (
             *(("vision_model.vision_adapter.mlp", "projector"), ("projector.fc1", "projector.linear_1")),
@@ -58,23 +42,20 @@ class Llama4Vision(TransformerTower):
             *(("input_layernorm", "norm1"), ("self_attn", "attn"), ("post_attention_layernorm", "norm2")),
         )
     )
-    make_projector = llama4_projector
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = _DEFAULTS.read(vision, "llama4_vision_model")
-        vision.expect("hidden_act", "gelu")
-        vision.expect("vision_feature_select_strategy", "default")
-        vision.expect("multi_modal_projector_bias", False)
-        vision.expect("projector_dropout", 0.0)
-        vision.ignore("norm_eps", because="the reference's norms have 1e-5, whatever it says")
-        places = num_places(vision, 448, options.patch_size)
-        options = dataclasses.replace(
-            options,
-            merge_size=round(1 / vision.get("pixel_shuffle_ratio", 0.5)),
-            class_shape=(options.hidden_size,),
-            positions=Positions((places + 1,), learned, class_place=-1),
-        )
-        vision.expect("intermediate_size", options.merged_size)
-        return options
+    vision = VisionOptions(
+        *(768, 5632, 34, 16, 14, "gelu"),
+        merge_size=converted(of_vision("pixel_shuffle_ratio", 0.5), lambda ratio: round(1 / ratio)),
+        epsilon=1e-5,
+        embed_patches=Llama4PatchEmbedding,
+        positions=Positions(learned, image_size=448, class_place=-1),
+        class_shape=(),
+        norms=("pre_norm", "post_norm"),
+        rope=AxialRope(theta=10_000.0, rotate=rotate_pairs, columns_first=True, first=1),
+        expected={
+            **{"model_type": ("llama4_vision_model",), "hidden_act": ("gelu",), "projector_dropout": (0.0,)},
+            **{"vision_feature_select_strategy": ("default",), "multi_modal_projector_bias": (False,)},
+            **{"intermediate_size": lambda options: options.merged_size, "vision_output_dim": (_PROJECTED[1],)},
+        },
+        ignored={"norm_eps": "the reference's norms have 1e-5, whatever it says"},
+    )
+    make_projector = Projection(inner_sizes=_PROJECTED, activation="gelu", use_bias=False)

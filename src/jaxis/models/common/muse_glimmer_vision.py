@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +12,15 @@ from jaxis.config.layer_types import FULL_ATTENTION, listed_layer_type
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.patches import Patches
+from jaxis.models.common.vision_layers import PatchConvolution
+from jaxis.models.common.vision_options import VisionOptions, converted, of_model, of_vision
 from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_tower import Patches
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
+from jaxis.models.common.vision_projector import Projection, VisionProjector
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.vision_transformer import frame_convolution
 
-_ROPE = AxialRope(theta=10_000.0, columns_first=True, first=1)
-_DEFAULTS = VisionOptions(
-    *(1536, 8960, 50, 16, 14, "gelu"),
-    merge_size=2,
-    epsilon=1e-5,
-    norms=("pre_norm", "post_norm"),
-    window_side=32,
-    rope=_ROPE,
-)
+_SIDE = of_vision("pos_emb_height", 32)
 
 
 def on_its_side(table: jax.Array, patches: Patches) -> jax.Array:
@@ -41,14 +35,18 @@ def on_its_side(table: jax.Array, patches: Patches) -> jax.Array:
     return stretched_positions(table, transposed, is_zero_beyond=True)
 
 
+def frames_of_rows(scope: LayerScope, options: VisionOptions) -> PatchConvolution:
+    """Creates the convolution over frames, whose kernels are rows; images are views of one frame."""
+    num_frames = scope.config.get("patch_temporal", 2)
+    return frame_convolution(scope, options, num_frames=num_frames, is_flat=True, has_frames_first=True)
+
+
 class MuseGlimmerProjector(VisionProjector):
     """Three products of joined neighbours, sorted by feature, and a norm."""
 
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
-        config, text = scope.config, scope.config["text_config"]
-        config.expect("out_hidden_size", options.merged_size)
-        size = config.get("projector_hidden_size", 4096)
-        super().__init__(scope, options, inner_sizes=(size, size), use_bias=False, by_feature=True)
+        text, size = scope.config["text_config"], of_model("projector_hidden_size", 4096)
+        super().__init__(scope, options, Projection(inner_sizes=(size, size), use_bias=False, by_feature=True))
         epsilon = text.get("rms_norm_eps", 1e-6)
         self.norm = rms_norm(scope, text["hidden_size"], epsilon=epsilon, use_weight=False)
 
@@ -56,7 +54,7 @@ class MuseGlimmerProjector(VisionProjector):
         return self.norm(super().__call__(x))
 
 
-class MuseGlimmerVision(TransformerTower):
+class MuseGlimmerVision(VisionTower):
     names = CheckpointNames(
         (
             *(("vision_tower", "tower"), ("vision_adapter", "projector")),
@@ -68,22 +66,26 @@ class MuseGlimmerVision(TransformerTower):
             ("attn.proj", "attn.o_proj"),
         )
     )
+    vision = VisionOptions(
+        *(1536, 8960, 50, 16, 14, "gelu"),
+        merge_size=of_vision("merge_size", 2),
+        epsilon=1e-5,
+        embed_patches=frames_of_rows,
+        positions=Positions(on_its_side, (converted(_SIDE, lambda side: side * side),)),
+        norms=("pre_norm", "post_norm"),
+        rope=AxialRope(theta=10_000.0, columns_first=True, first=1),
+        window_side=_SIDE,
+        expected={"model_type": ("muse_glimmer_vision",), "layer_norm_eps": (1e-5,), "pos_emb_width": (_SIDE,)},
+        ignored={"max_position_embeddings": "the table of positions has as many places as its sides say"},
+        expected_outside={"out_hidden_size": lambda options: options.merged_size},
+    )
     make_projector = MuseGlimmerProjector
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = _DEFAULTS.read(vision, "muse_glimmer_vision", merge_size="merge_size", window_side="pos_emb_height")
-        vision.expect("layer_norm_eps", 1e-5)
-        vision.expect("pos_emb_width", side := options.window_side or 0)
-        vision.ignore("max_position_embeddings", because="the table of positions has as many places as its sides say")
-        flat = {"num_frames": vision.get("patch_temporal", 2), "is_flat": True, "has_frames_first": True}
-        return dataclasses.replace(
-            options,
-            embed_patches=functools.partial(frame_convolution, **flat),
-            positions=Positions((side * side,), on_its_side),
-            whole_layers=[i for i in range(options.num_layers) if _sees_all(vision, i, options.num_layers)],
-        )
+        options, vision = super().options(config), config["vision_config"]
+        whole = [i for i in range(options.num_layers) if _sees_all(vision, i, options.num_layers)]
+        return dataclasses.replace(options, whole_layers=whole)
 
 
 def _sees_all(vision: HFConfig, layer: int, num_layers: int) -> bool:

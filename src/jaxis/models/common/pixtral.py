@@ -6,33 +6,28 @@ import dataclasses
 
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import PROJECTOR
 from jaxis.models.common.vision_layers import merged
+from jaxis.models.common.vision_options import VisionOptions, of_model
 from jaxis.models.common.vision_positions import AxialRope, rotate_halves_in_type
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions
+from jaxis.models.common.vision_projector import Projection, VisionProjector
+from jaxis.models.common.vision_tower import VisionTower
 
-PIXTRAL_NAMES = (
-    *(("vision_tower", "tower"), ("tower.patch_conv", "tower.patch_embed"), ("tower.ln_pre", "tower.pre_norm")),
-    *(("tower.transformer.layers", "tower.layers"), ("attention_norm", "norm1"), ("ffn_norm", "norm2")),
-    *(("attention", "attn"), ("feed_forward", "mlp")),
+PIXTRAL = VisionOptions(
+    *(1024, 4096, 24, 16, 16, "gelu"),
+    is_gated=True,
+    make_norm=rms_norm,
+    epsilon=1e-5,
+    norms=("pre_norm",),
+    rope=AxialRope(theta=10_000.0, rotate=rotate_halves_in_type, splits_frequencies=True),
+    qkv_bias=False,
+    out_bias=False,
+    expected={"model_type": ("pixtral",), "head_dim": lambda options: options.head_dim},
+    ignored={"image_size": "positions have no table; the processor limits the size"},
 )
-
-
-_ROPE = AxialRope(theta=10_000.0, rotate=rotate_halves_in_type, splits_frequencies=True)
-_DEFAULTS = VisionOptions(1024, 4096, 24, 16, 16, "gelu", make_norm=rms_norm, epsilon=1e-5, rope=_ROPE)
-
-
-def pixtral_options(vision: HFConfig) -> VisionOptions:
-    """Reads a `vision_config` of Pixtral. Raises ConfigError if a setting is not supported."""
-    options = _DEFAULTS.read(vision, "pixtral")
-    vision.ignore("image_size", because="positions have no table; the processor limits the size")
-    vision.expect("head_dim", options.head_dim)
-    return dataclasses.replace(options, norms=("pre_norm",), is_gated=True, qkv_bias=False, out_bias=False)
 
 
 class PixtralProjector(VisionProjector):
@@ -40,7 +35,9 @@ class PixtralProjector(VisionProjector):
 
     def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
         config, size, self.num_neighbours = scope.config, options.hidden_size, options.num_merged
-        super().__init__(scope, options, num_merged=1, use_bias=config.get("multimodal_projector_bias", False))
+        super().__init__(
+            scope, options, Projection(num_merged=1, use_bias=of_model("multimodal_projector_bias", False))
+        )
         self.norm = rms_norm(scope, size, epsilon=config["text_config"].get("rms_norm_eps", 1e-6))
         self.merging_layer = linear(scope / "merging_layer", options.merged_size, size, axes=("embed", None))
 
@@ -49,15 +46,16 @@ class PixtralProjector(VisionProjector):
         return super().__call__(self.merging_layer(merged(self.norm(x), self.num_neighbours, by_feature=True)))
 
 
-class PixtralVision(TransformerTower):
+class PixtralVision(VisionTower):
     names = CheckpointNames(
-        (*PIXTRAL_NAMES, PROJECTOR, ("projector.patch_merger.merging_layer", "projector.merging_layer"))
+        (
+            *(("vision_tower", "tower"), ("tower.patch_conv", "tower.patch_embed"), ("tower.ln_pre", "tower.pre_norm")),
+            *(("tower.transformer.layers", "tower.layers"), ("attention_norm", "norm1"), ("ffn_norm", "norm2")),
+            *(("attention", "attn"), ("feed_forward", "mlp"), PROJECTOR),
+            ("projector.patch_merger.merging_layer", "projector.merging_layer"),
+        )
+    )
+    vision = dataclasses.replace(
+        PIXTRAL, merge_size=of_model("spatial_merge_size", 2), expected_outside={"vision_feature_layer": (-1, [-1])}
     )
     make_projector = PixtralProjector
-
-    @classmethod
-    def options(cls, config: HFConfig) -> VisionOptions:
-        config.expect("vision_feature_layer", -1, [-1])
-        return dataclasses.replace(
-            pixtral_options(config["vision_config"]), merge_size=config.get("spatial_merge_size", 2)
-        )

@@ -15,80 +15,61 @@ from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
-from jaxis.layers.leaves import rms_norm
+from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.patches import Patches
 from jaxis.models.common.qwen import QWEN3_VL_MROPE
+from jaxis.models.common.vision_options import Make, VisionOptions, of_vision
 from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
-from jaxis.models.common.vision_projector import VisionProjector
-from jaxis.models.common.vision_tower import Patches
-from jaxis.models.common.vision_transformer import TransformerTower, VisionOptions, frame_convolution
+from jaxis.models.common.vision_projector import JOINED, Projection
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.vision_transformer import frame_convolution
 
 QWEN_NAMES = (
     *(("visual", "tower"), ("tower.merger", "projector"), ("tower.patch_embed.proj", "tower.patch_embed")),
     *(("tower.blocks", "tower.layers"), ("attn.proj", "attn.o_proj")),
 )
 QWEN: Mapping[str, Any] = {
-    **{"merge_size": 2, "num_frames": 2, "embed_patches": frame_convolution, "packs_qkv": True},
+    "num_kv_heads": of_vision("num_key_value_heads", None),
+    "merge_size": of_vision("spatial_merge_size", 2),
+    "num_frames": of_vision("temporal_patch_size", 2),
+    "embed_patches": frame_convolution,
+    "packs_qkv": True,
     "rope": AxialRope(theta=10_000.0),
+    "ignored": dict.fromkeys(("model_type", "spatial_patch_size"), "it says again what the class says"),
 }
 """Options that Qwen's towers share."""
-_QWEN2 = VisionOptions(1280, 5120, 32, 16, 14, "quick_gelu", **QWEN)
-_QWEN2_5 = VisionOptions(
-    *(3584, 3420, 32, 16, 14, "silu"),
-    make_norm=rms_norm,
-    is_gated=True,
-    mlp_bias=True,
-    whole_layers=(7, 15, 23, 31),
-    **QWEN,
+
+
+def qwen_layers(num_layers: int, num_heads: int) -> tuple[int, int]:
+    """Declares the number of layers and heads, with Qwen's keys."""
+    return of_vision("depth", num_layers), of_vision("num_heads", num_heads)
+
+
+_MERGER = Projection(
+    size=of_vision("out_hidden_size", 3584),
+    inner_sizes=(JOINED,),
+    activation="gelu",
+    make_norm=layer_norm,
+    epsilon=1e-6,
 )
-_QWEN3 = VisionOptions(1152, 4304, 27, 16, 16, "gelu_pytorch_tanh", patch_bias=True, **QWEN)
-_INTERPOLATED = partial(stretched_positions, aligns_corners=True)
 
 
-def qwen_options(vision: HFConfig, defaults: VisionOptions, **keys: str) -> VisionOptions:
-    """Reads a `vision_config` with Qwen's keys, and others for further options.
-
-    Raises:
-      ConfigError: A setting is not supported.
-    """
-    of_qwen = {"num_layers": "depth", "num_heads": "num_heads", "num_kv_heads": "num_key_value_heads"}
-    of_qwen |= {"merge_size": "spatial_merge_size", "num_frames": "temporal_patch_size"}
-    for key in ("model_type", "spatial_patch_size"):
-        vision.ignore(key, because="it says again what the class says")
-    return defaults.read(vision, **of_qwen | keys)
-
-
-def qwen_projector(scope: LayerScope, options: VisionOptions, size: int, **norm: Any) -> VisionProjector:
-    """Creates a projector to `size` features, with a norm over patches unless `norm` says otherwise."""
-    of_qwen = {
-        "inner_sizes": (options.merged_size,),
-        "activation": "gelu",
-        "make_norm": options.make_norm,
-        "epsilon": 1e-6,
-    }
-    return VisionProjector(scope, options, size, **of_qwen | norm)
-
-
-class QwenVision(TransformerTower):
+class QwenVision(VisionTower):
     """Base of Qwen's vision towers, and of towers whose images RoPE counts by row and column as Qwen's.
 
     Attributes:
       is_interleaved: True if the text's pairs for time, row and column are interleaved.
       default_section: Default numbers of these pairs.
-      size_key: Key of a `vision_config` for E.
     """
 
     is_interleaved: ClassVar[bool] = False
     default_section: ClassVar[tuple[int, ...] | None] = None
-    size_key: ClassVar[str] = "out_hidden_size"
+    make_projector: ClassVar[Make] = _MERGER
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         self.check_rope(vllm_config.model_config.hf_config)
         super().__init__(vllm_config, rng)
-
-    @classmethod
-    def make_projector(cls, scope: LayerScope, options: VisionOptions) -> VisionProjector:
-        return qwen_projector(scope, options, scope.config["vision_config"].get(cls.size_key, 3584))
 
     def check_rope(self, config: HFConfig) -> None:
         """Raises a ConfigError if the text's RoPE does not count rows and columns as the family does."""
@@ -116,13 +97,13 @@ class Qwen2VLVision(QwenVision):
             ("visual.merger.linear_fc2", "visual.merger.mlp.2"),
         ),
     )
-    size_key = "hidden_size"
+    vision = VisionOptions(of_vision("embed_dim", 1280), 5120, *qwen_layers(32, 16), 14, "quick_gelu", **QWEN)
+    make_projector = dataclasses.replace(_MERGER, size=of_vision("hidden_size", 3584))
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = qwen_options(vision, _QWEN2, hidden_size="embed_dim")
-        inner_size = int(options.hidden_size * vision.get("mlp_ratio", 4))
+        options = super().options(config)
+        inner_size = int(options.hidden_size * config["vision_config"].get("mlp_ratio", 4))
         return dataclasses.replace(options, intermediate_size=inner_size)
 
 
@@ -130,12 +111,20 @@ class Qwen2_5VLVision(QwenVision):
     """The vision tower of Qwen2.5-VL, with windows in most layers."""
 
     names = Qwen2VLVision.names
+    vision = VisionOptions(
+        *(3584, 3420, *qwen_layers(32, 16), 14, "silu"),
+        is_gated=True,
+        make_norm=rms_norm,
+        mlp_bias=True,
+        whole_layers=of_vision("fullatt_block_indexes", (7, 15, 23, 31)),
+        **QWEN,
+    )
+    make_projector = dataclasses.replace(_MERGER, make_norm=rms_norm)
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = qwen_options(vision, _QWEN2_5, whole_layers="fullatt_block_indexes")
-        merged = vision.get("window_size", 112) // options.merge_size // options.patch_size
+        options = super().options(config)
+        merged = config["vision_config"].get("window_size", 112) // options.merge_size // options.patch_size
         return dataclasses.replace(options, window_side=merged * options.merge_size)
 
 
@@ -161,29 +150,29 @@ class Qwen3_5Vision(QwenVision):
             *(("norm", "pre_norm"), ("linear_fc1", "linear_1"), ("linear_fc2", "linear_2")),
         )
     )
+    vision = VisionOptions(
+        *(1152, 4304, *qwen_layers(27, 16), 16, "gelu_pytorch_tanh"),
+        patch_bias=True,
+        positions=Positions(
+            partial(stretched_positions, aligns_corners=True), (of_vision("num_position_embeddings", 2304),)
+        ),
+        **QWEN,
+    )
     is_interleaved = True
     default_deepstack: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         super().__init__(vllm_config, rng)
         scope = LayerScope(vllm_config, rng, vllm_config.quant_config, names=self.checkpoint_names)
-        options, size = self.tower.options, scope.config["vision_config"].get(self.size_key, 3584)
-        self.num_additions = len(options.outputs) - 1
-        self.deepstack = [
-            qwen_projector(scope / "deepstack" / str(i), options, size, norms_merged=True)
-            for i in range(self.num_additions)
-        ]
+        self.num_additions = len(self.tower.options.outputs) - 1
+        make = dataclasses.replace(_MERGER, norms_merged=True)
+        self.deepstack = [make(scope / "deepstack" / str(i), self.tower.options) for i in range(self.num_additions)]
 
     @classmethod
     def options(cls, config: HFConfig) -> VisionOptions:
-        vision = config["vision_config"]
-        options = qwen_options(vision, _QWEN3)
-        deepstack = vision.get("deepstack_visual_indexes", cls.default_deepstack)
-        return dataclasses.replace(
-            options,
-            positions=Positions((vision.get("num_position_embeddings", 2304),), _INTERPOLATED),
-            outputs=(options.num_layers, *(layer + 1 for layer in deepstack)),
-        )
+        options = super().options(config)
+        deepstack = config["vision_config"].get("deepstack_visual_indexes", cls.default_deepstack)
+        return dataclasses.replace(options, outputs=(options.num_layers, *(layer + 1 for layer in deepstack)))
 
     def __call__(self, patches: Patches) -> jax.Array:
         last, *others = self.tower(patches)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
-from jaxis.models.common.vision_layers import num_places
-from jaxis.models.common.vision_positions import LookUp, Positions, learned
-from jaxis.models.common.vision_transformer import VisionOptions
+from jaxis.models.common.vision_options import VisionOptions, of_vision
+from jaxis.models.common.vision_positions import Positions, learned
 
-BASE = VisionOptions(768, 3072, 12, 12, 16, "gelu_pytorch_tanh", patch_bias=True, norms=("post_norm",))
+BASE = VisionOptions(
+    *(768, 3072, 12, 12, 16, "gelu_pytorch_tanh"),
+    epsilon=of_vision("layer_norm_eps", 1e-6),
+    patch_bias=True,
+    positions=Positions(learned, image_size=224),
+    norms=("post_norm",),
+    expected={"model_type": ("siglip_vision_model",)},
+    ignored=dict.fromkeys(
+        ("max_image_size", "size", "use_base_siglip"),
+        "the tower has no such setting: the processor's are in its own file",
+    ),
+)
 SO400M = dataclasses.replace(BASE, hidden_size=1152, intermediate_size=4304, num_layers=27, num_heads=16, patch_size=14)
 PROJECTOR: Rename = ("multi_modal_projector", "projector")
 
@@ -26,23 +34,3 @@ def siglip_names(module: str, *others: Rename) -> CheckpointNames:
         *(("layer_norm1", "norm1"), ("layer_norm2", "norm2"), ("tower.post_layernorm", "tower.post_norm")),
     )
     return CheckpointNames((*own, *others), other_names=((f"{module}.vision_model", module),))
-
-
-def siglip_options(
-    vision: HFConfig,
-    defaults: VisionOptions = BASE,
-    *model_types: str,
-    image_size: int = 224,
-    look_up: LookUp = learned,
-    **changes: Any,
-) -> VisionOptions:
-    """Reads a `vision_config`, by default of SigLIP's own `model_type`, and changes options of it.
-
-    Raises:
-      ConfigError: A setting is not supported.
-    """
-    options = defaults.read(vision, *(model_types or ("siglip_vision_model",)), epsilon="layer_norm_eps")
-    for key in ("max_image_size", "size", "use_base_siglip"):
-        vision.ignore(key, because="the tower has no such setting: the processor's are in its own file")
-    positions = Positions((num_places(vision, image_size, options.patch_size),), look_up)
-    return dataclasses.replace(options, positions=positions, **changes)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import linear
@@ -114,11 +113,6 @@ def one_side(value: Any, source: str) -> int:
     if len(set(sides)) != 1 or not isinstance(sides[0], int):
         raise ConfigError(f"{source}: the vision tower has sides of {value!r}; expected a square")
     return sides[0]
-
-
-def num_places(vision: HFConfig, image_size: int, patch_size: int) -> int:
-    """Returns the number of patches of a square view, whose default side is `image_size` pixels."""
-    return (one_side(vision.get("image_size", image_size), vision.source) // patch_size) ** 2
 
 
 def parameter(scope: LayerScope, *shape: int) -> nnx.Param:

@@ -5,6 +5,7 @@ Shapes are [P, C] for P patches of C features and [P, H, D] for H heads of D fea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import parameter
-from jaxis.models.common.vision_tower import Patches
+from jaxis.models.common.patches import Patches
+from jaxis.models.common.vision_layers import one_side, parameter
 
 _CUBIC = -0.75  # parameter of PyTorch's bicubic interpolation
 
@@ -31,14 +32,23 @@ class Positions:
     """A table of position embeddings.
 
     Attributes:
-      shape: Shape of the table [..., C], without C.
       look_up: Function from the table and the patches to their embeddings [P, C].
+      shape: Shape of the table [..., C], without C; with `image_size`, without the last two axes.
+      image_size: Default side of the square view that has a place for each patch, in pixels; None: `shape` is all.
       class_place: Row of the class token, the first (0) or the last (-1); None if the table has none.
     """
 
-    shape: tuple[int, ...]
     look_up: LookUp
+    shape: tuple[int, ...] = ()
+    image_size: int | None = None
     class_place: int | None = None
+
+    def of_views(self, vision: HFConfig, patch_size: int) -> Positions:
+        """Returns the table with the places of a `vision_config`'s views."""
+        if self.image_size is None:
+            return self
+        side = one_side(vision.get("image_size", self.image_size), vision.source) // patch_size
+        return dataclasses.replace(self, shape=(*self.shape, side**2 + (self.class_place is not None)))
 
 
 class PositionTable(JaxModule):

@@ -2,76 +2,89 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from jaxis.layers.leaves import linear
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import MakeNorm, merged
-from jaxis.models.common.vision_transformer import VisionOptions
+from jaxis.models.common.vision_options import VisionOptions, of_model, resolved
+
+JOINED = 0
+"""Inner size: as many features as the joined patches have."""
 
 
-class VisionProjector(JaxModule):
-    """Projection of a tower's features of joined neighbours to embeddings of the text: `linear_2(act(linear_1(x)))`.
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """Declaration of a `VisionProjector`, and its factory.
 
-    There are as many products as `inner_sizes`, and one more.
-
-    Args:
-      options: Options of the transformer.
+    Attributes:
       size: E; None means the text's `hidden_size`.
-      num_states: Number of the transformer's states that are joined by feature.
       num_merged: Number of patches that become one embedding; None means the options'.
-      inner_sizes: F between the products, of each but the last; None means E, once.
-      activation: Name of the activation; None means config.json's `projector_hidden_act`.
+      joins_states: True if all states that the transformer hands on are joined by feature.
+      inner_sizes: F between the products, of each but the last; `JOINED`, or None for E.
+      activation: Name of the activation.
+      is_gated: True if the first product computes x and then a gate, where `act(gate) * x` is the input of the second.
       use_bias: True if the products have biases.
       make_norm: Factory of a norm before the products, `layer_norm` or `rms_norm`; None for no norm.
       epsilon: Epsilon of the norm.
       norms_merged: True if the norm is over joined neighbours, False if over each patch.
       by_feature: True if joined neighbours are sorted by feature, False if by patch.
-
-    Raises:
-      ConfigError: The activation is unknown.
     """
 
-    def __init__(
-        self,
-        scope: LayerScope,
-        options: VisionOptions,
-        size: int | None = None,
-        *,
-        num_states: int = 1,
-        num_merged: int | None = None,
-        inner_sizes: Sequence[int] | None = None,
-        activation: str | None = None,
-        use_bias: bool = True,
-        make_norm: MakeNorm | None = None,
-        epsilon: float = 1e-5,
-        norms_merged: bool = False,
-        by_feature: bool = False,
-    ) -> None:
-        self.num_merged = num_merged or options.num_merged
-        self.norms_merged, self.by_feature = norms_merged, by_feature
-        num_features = options.hidden_size * num_states
-        merged_size = num_features * self.num_merged
-        outer: int = size or scope.config["text_config"]["hidden_size"]
-        sizes = [merged_size, *((outer,) if inner_sizes is None else inner_sizes), outer]
-        normed = merged_size if norms_merged else num_features
-        self.pre_norm = None if make_norm is None else make_norm(scope, normed, epsilon=epsilon)
-        self.act = activation_function(activation or scope.config.get("projector_hidden_act", "gelu"))
-        self.num_products = len(sizes) - 1
-        for i, (size_in, size_out) in enumerate(itertools.pairwise(sizes), 1):
-            axes = ("mlp", "embed") if i == 1 < self.num_products else ("embed", "mlp")
-            setattr(self, f"linear_{i}", linear(scope / f"linear_{i}", size_in, size_out, axes=axes, use_bias=use_bias))
+    size: int | None = None
+    num_merged: int | None = None
+    joins_states: bool = False
+    inner_sizes: tuple[int | None, ...] = (None,)
+    activation: str = of_model("projector_hidden_act", "gelu")
+    is_gated: bool = False
+    use_bias: bool = True
+    make_norm: MakeNorm | None = None
+    epsilon: float = 1e-5
+    norms_merged: bool = False
+    by_feature: bool = False
+
+    def __call__(self, scope: LayerScope, options: VisionOptions) -> VisionProjector:
+        return VisionProjector(scope, options, self)
+
+
+class VisionProjector(JaxModule):
+    """Projection of a tower's features of joined neighbours to embeddings of the text: `linear_2(act(linear_1(x)))`.
+
+    There are as many products as inner sizes, and one more. Raises ConfigError if the activation is unknown.
+    """
+
+    def __init__(self, scope: LayerScope, options: VisionOptions, projection: Projection) -> None:
+        self.projection = projection = resolved(projection, scope.config)
+        self.num_merged = projection.num_merged or options.num_merged
+        num_features = options.hidden_size * (len(options.outputs) or 1 if projection.joins_states else 1)
+        joined = num_features * self.num_merged
+        size: int = projection.size or scope.config.get_text_config()["hidden_size"]
+        inner = [joined if each == JOINED else each or size for each in projection.inner_sizes]
+        make, normed = projection.make_norm, joined if projection.norms_merged else num_features
+        self.pre_norm = None if make is None else make(scope, normed, epsilon=projection.epsilon)
+        self.act = activation_function(projection.activation)
+        inputs = [joined, *(each // 2 if projection.is_gated else each for each in inner)]
+        for i, sizes in enumerate(zip(inputs, [*inner, size], strict=True), 1):
+            axes = ("mlp", "embed") if i == 1 <= len(inner) else ("embed", "mlp")
+            setattr(self, f"linear_{i}", linear(scope / f"linear_{i}", *sizes, axes=axes, use_bias=projection.use_bias))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [P, C], joined patches next to each other -> [P / num_merged, E]."""
-        x = x if self.norms_merged or self.pre_norm is None else self.pre_norm(x)
-        x = merged(x, self.num_merged, by_feature=self.by_feature)
-        x = self.pre_norm(x) if self.norms_merged and self.pre_norm is not None else x
-        for i in range(1, self.num_products + 1):
-            x = getattr(self, f"linear_{i}")(x if i == 1 else self.act(x))
+        projection = self.projection
+        x = x if projection.norms_merged or self.pre_norm is None else self.pre_norm(x)
+        x = merged(x, self.num_merged, by_feature=projection.by_feature)
+        x = self.pre_norm(x) if projection.norms_merged and self.pre_norm is not None else x
+        for i in range(1, len(projection.inner_sizes) + 2):
+            x = getattr(self, f"linear_{i}")(x if i == 1 else self._activated(x))
         return x
+
+    def _activated(self, x: jax.Array) -> jax.Array:
+        if not self.projection.is_gated:
+            return self.act(x)
+        x, gate = jnp.split(x, 2, axis=-1)
+        return self.act(gate) * x
