@@ -137,7 +137,7 @@ def _why_not_here(args: EngineArgs) -> str | None:
 def _why_no_processor(files: Path, tokenizer: Tokenizer | None) -> str:
     if tokenizer is None:
         return "images need a tokenizer, and the model has none"
-    names = ProcessorSettings(files).names
+    names = ProcessorSettings(files, tokenizer).names
     if not names:
         return "images need a preprocessor_config.json, and the checkpoint has none: add that of the model"
     return f"images need an image processor that jaxis knows, and the checkpoint's is {names[0]}"

@@ -29,8 +29,8 @@ def read_processor(files: Path, tokenizer: Tokenizer | None) -> ImageProcessor |
     """
     if tokenizer is None or not files.exists():
         return None
-    settings = ProcessorSettings(files)
+    settings = ProcessorSettings(files, tokenizer)
     for name in settings.names:
         if known := [prefix for prefix in _READERS if name.startswith(prefix)]:
-            return _READERS[max(known, key=len)](settings, tokenizer)
+            return _READERS[max(known, key=len)](settings)
     return None

@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxis.errors import ConfigError
 from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings, Reader
 from jaxis.vision.processors.processor import Encode, PixelScale, placed, rewritten
 from jaxis.vision.processors.resizing import most_merged
 from jaxis.vision.processors.whole import WholeProcessor
-
-if TYPE_CHECKING:
-    from jaxis.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +26,7 @@ class Gemma4Processor(WholeProcessor):
     around: tuple[int, int]
 
     @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer, *, is_unified: bool = False) -> Gemma4Processor:
+    def read(cls, settings: ProcessorSettings, *, is_unified: bool = False) -> Gemma4Processor:
         """Reads the settings of Gemma 4, or of the 12B (`is_unified`), whose pixels are in [0, 1]."""
         settings.check("do_normalize", "max_soft_tokens", "pooling_kernel_size")
         if settings.image("do_normalize", False):
@@ -43,7 +39,7 @@ class Gemma4Processor(WholeProcessor):
         return cls(
             pixel_scale=PixelScale(settings.image("rescale_factor", 1 / 255), mean, std),
             resample=settings.image("resample", 3),
-            placeholder=tokenizer.token_text(image_id),
+            placeholder=settings.tokenizer.token_text(image_id),
             placeholder_id=image_id,
             is_bidirectional=text.get("use_bidirectional_attention") == "vision",
             max_tokens=most,
@@ -77,7 +73,7 @@ class Gemma3Processor(WholeProcessor):
     is_bidirectional: bool = True
 
     @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Gemma3Processor:
+    def read(cls, settings: ProcessorSettings) -> Gemma3Processor:
         """Reads the settings of Gemma 3."""
         crops = ("min_crop_size", "max_num_crops", "min_ratio_to_activate")
         settings.check("do_pan_and_scan", *(f"pan_and_scan_{name}" for name in crops))
@@ -85,11 +81,11 @@ class Gemma3Processor(WholeProcessor):
             raise ConfigError(f"{settings.source}: the image processor has do_pan_and_scan, which is not supported")
         size, num_tokens = settings.square(224), settings.processor.get("image_seq_length", 256)
         return cls(
-            **settings.shared(tokenizer, "<start_of_image>", HALF_SCALE, 2),
+            **settings.shared("<start_of_image>", HALF_SCALE, 2),
             side=size,
             resize=lambda _: (size, size),
-            image_ids=[settings.token_id("<image_soft_token>", tokenizer)] * num_tokens,
-            encode=lambda text, add_special: tokenizer.encode(text, add_special_tokens=add_special),
+            image_ids=[settings.token_id("<image_soft_token>")] * num_tokens,
+            encode=settings.encode,
         )
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:

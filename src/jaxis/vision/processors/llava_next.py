@@ -26,7 +26,6 @@ from jaxis.vision.processors.resizing import centered, fitted, tiles_of, whole_p
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from jaxis.tokenizer import Tokenizer
 
 _IMAGE = "<image>"
 _MOST_SQUARES = "anyres_max_"
@@ -50,7 +49,7 @@ class LlavaNextProcessor(ImageProcessor):
     canvases: tuple[tuple[int, int], ...]
 
     @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaNextProcessor:
+    def read(cls, settings: ProcessorSettings) -> LlavaNextProcessor:
         """Reads the settings of LLaVA-NeXT and Granite Vision."""
         settings.check("do_center_crop", "crop_size", "image_grid_pinpoints")
         is_square = "height" in settings.image("size", {})
@@ -58,7 +57,7 @@ class LlavaNextProcessor(ImageProcessor):
         crop = settings.image("crop_size", None)
         if crop not in (None, size, {"height": size, "width": size}):
             raise ConfigError(f"{settings.source} cuts {crop!r} out of squares of {size} pixels; expected that size")
-        return cls(**_common(settings, tokenizer, size))
+        return cls(**_common(settings, size))
 
     @property
     def side(self) -> int:
@@ -128,7 +127,7 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
     is_alone: bool = True
 
     @classmethod
-    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaOnevisionProcessor:
+    def read(cls, settings: ProcessorSettings) -> LlavaOnevisionProcessor:
         """Reads the settings of LLaVA-OneVision."""
         settings.check("image_grid_pinpoints")
         ratio = settings.processor.get("vision_aspect_ratio", settings.model.get("vision_aspect_ratio", "anyres_max_9"))
@@ -137,11 +136,11 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
             raise ConfigError(
                 f"{settings.source} has vision_aspect_ratio={ratio!r}; expected {_MOST_SQUARES} and a number"
             )
-        shared = _common(settings, tokenizer, settings.square(384))
+        shared = _common(settings, settings.square(384))
         settings.check_video("size")
         token = settings.processor.get("video_token", "<video>")
         video = None
-        if (token_id := tokenizer.token_to_id(token)) is not None:
+        if (token_id := settings.tokenizer.token_to_id(token)) is not None:
             sizes = {key: shared[key] for key in ("resample", "size", "patch_size")}
             video = LlavaOnevisionVideoProcessor(placeholder=token, placeholder_id=token_id, **sizes)
         return cls(**shared, most_squares=int(most), video=video)
@@ -263,7 +262,7 @@ def _nearest_four(
     return nearest.reshape(shape), (above[:, None, :, None] * beside[:, None]).reshape(shape)
 
 
-def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dict[str, Any]:
+def _common(settings: ProcessorSettings, size: int) -> dict[str, Any]:
     """Returns the fields that these processors have in common, for squares of this size.
 
     Raises:
@@ -275,7 +274,7 @@ def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dic
         raise ConfigError(f"{settings.source} has image_grid_pinpoints={pinpoints!r}; expected multiples of {size}")
     token = settings.processor.get("image_token", _IMAGE)
     return {
-        **settings.shared(tokenizer, token, CLIP_SCALE),
+        **settings.shared(token, CLIP_SCALE),
         "size": size,
         "patch_size": settings.processor.get("patch_size") or settings.vision("patch_size", 14),
         "canvases": canvases,

@@ -54,6 +54,7 @@ class ProcessorSettings:
 
     Args:
       files: Folder or file.
+      tokenizer: Tokenizer of the model.
 
     Attributes:
       source: Path of the folder or file, for errors.
@@ -63,8 +64,8 @@ class ProcessorSettings:
       video: Contents of video_preprocessor_config.json.
     """
 
-    def __init__(self, files: Path) -> None:
-        self.source = str(files)
+    def __init__(self, files: Path, tokenizer: Tokenizer) -> None:
+        self.source, self.tokenizer = str(files), tokenizer
         self.video: dict[str, Any] = {}
         if files.is_file():
             with room_module("loading.gguf", "mmproj", str(files)).MmprojFile(files) as file:
@@ -156,7 +157,7 @@ class ProcessorSettings:
         )
 
     def shared(
-        self, tokenizer: Tokenizer, placeholder: str, scale: PixelScale, resample: int = 3, *, token: str | None = None
+        self, placeholder: str, scale: PixelScale, resample: int = 3, *, token: str | None = None
     ) -> dict[str, Any]:
         """Returns the fields of an `ImageProcessor`, with defaults for scale and filter.
 
@@ -164,35 +165,39 @@ class ProcessorSettings:
         """
         return {
             **{"pixel_scale": self.scale(scale), "resample": self.image("resample", resample)},
-            **{"placeholder": placeholder, "placeholder_id": self.token_id(token or placeholder, tokenizer)},
+            **{"placeholder": placeholder, "placeholder_id": self.token_id(token or placeholder)},
         }
 
     def side(self, patch_size: int = 14, merge_size: int = 2) -> int:
         """Returns the pixels of a side of a merged patch."""
         return self.image("patch_size", patch_size) * self.image("merge_size", merge_size)
 
-    def token_id(self, token: str, tokenizer: Tokenizer) -> int:
+    def token_id(self, token: str) -> int:
         """Returns the id of a special token.
 
         Raises:
           ConfigError: The tokenizer has no such token.
         """
-        token_id = tokenizer.token_to_id(token)
+        token_id = self.tokenizer.token_to_id(token)
         if token_id is None:
             raise ConfigError(f"{self.source}: {token!r} is not in the tokenizer: correct processor_config.json")
         return token_id
 
-    def tokens(self, tokenizer: Tokenizer, *texts: str) -> list[str]:
+    def tokens(self, *texts: str) -> list[str]:
         """Returns the texts of special tokens. Raises ConfigError if the tokenizer lacks one."""
-        return [text for text in texts if self.token_id(text, tokenizer) is not None]
+        return [text for text in texts if self.token_id(text) is not None]
+
+    def encode(self, text: str, adds_special: bool = False) -> list[int]:
+        """Tokenizes text, with or without the tokenizer's special tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=adds_special)
 
 
 def _read(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.exists() else {}
 
 
-Reader = Callable[[ProcessorSettings, "Tokenizer"], ImageProcessor]
-"""Function that makes a family's processor of its settings and the model's tokenizer.
+Reader = Callable[[ProcessorSettings], ImageProcessor]
+"""Function that makes a family's processor of its settings.
 
 It raises a ConfigError if a setting is missing or not supported. `READERS` of a module are by prefix of the processor's
 name in the files; the longest that fits is used.

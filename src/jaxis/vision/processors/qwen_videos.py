@@ -17,7 +17,6 @@ from jaxis.vision.processors.resizing import enlarged_to, size_within
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from jaxis.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
 _VIDEO, _START, _END = "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -124,21 +123,18 @@ def _groups(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
         yield group
 
 
-def read_video(
-    settings: ProcessorSettings, tokenizer: Tokenizer, bounds: tuple[int, tuple[int, int]]
-) -> QwenVideoProcessor | None:
+def read_video(settings: ProcessorSettings, bounds: tuple[int, tuple[int, int]]) -> QwenVideoProcessor | None:
     """Returns the processor of videos; None if the tokenizer has no token for videos.
 
     Args:
       settings: Settings in the files.
-      tokenizer: Tokenizer of the model.
       bounds: Pixels of a side of a merged patch, and the bounds of an image's pixels, which apply to videos if the
         files have no settings of videos.
 
     Raises:
       ConfigError: A setting is not supported.
     """
-    placeholder_id = tokenizer.token_to_id(_VIDEO)
+    placeholder_id = settings.tokenizer.token_to_id(_VIDEO)
     if placeholder_id is None:
         return None
     # The files of Qwen3-VL name the processor of Qwen2-VL's images.
@@ -155,12 +151,8 @@ def read_video(
         **{"resample": settings.image("resample", 3), "num_frames": settings.image("temporal_patch_size", 2)},
     }
     if any(name.lower().startswith(("qwen3", "lfm3")) for name in names):
-        start_id, end_id = (settings.token_id(each, tokenizer) for each in (_START, _END))
-
-        def encode(text: str) -> list[int]:
-            return tokenizer.encode(text, add_special_tokens=False)
-
-        return Qwen3VideoProcessor(**shared, start_id=start_id, end_id=end_id, encode=encode)
+        start_id, end_id = (settings.token_id(each) for each in (_START, _END))
+        return Qwen3VideoProcessor(**shared, start_id=start_id, end_id=end_id, encode=settings.encode)
     times_per_second = None
     if any(name.lower().startswith("qwen2_5") for name in names):
         times_per_second = settings.vision("tokens_per_second", 4)

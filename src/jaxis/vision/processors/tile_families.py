@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxis.errors import ConfigError
 from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, HALF_SCALE, ProcessorSettings, Reader
@@ -23,16 +23,12 @@ from jaxis.vision.processors.resizing import (
 )
 from jaxis.vision.processors.tiles import AyaVisionProcessor, Cut, Marks, NumberedTileProcessor, TileProcessor
 
-if TYPE_CHECKING:
-    from jaxis.tokenizer import Tokenizer
-
 _START, _PATCH, _LINE, _END = "<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "<|END_OF_IMG|>"
 _AROUND, _MOST_PIXELS = "<fake_token_around_image>", 4096  # of Idefics3; pixels of a side
 
 
 def _processor(
     settings: ProcessorSettings,
-    tokenizer: Tokenizer,
     placeholder: str,
     scale: PixelScale,
     resample: int = 3,
@@ -43,10 +39,10 @@ def _processor(
     **fields: Any,
 ) -> TileProcessor:
     """Creates a processor, whose views' token is `patch`, `token` (the placeholder's), or the placeholder."""
-    shared = settings.shared(tokenizer, placeholder, scale, resample, token=token)
+    shared = settings.shared(placeholder, scale, resample, token=token)
     patch = patch or token or placeholder
-    fields |= {"patch": patch, "patch_id": settings.token_id(patch, tokenizer)}
-    return kind(**shared, **fields, encode=lambda text, adds: tokenizer.encode(text, add_special_tokens=adds))
+    fields |= {"patch": patch, "patch_id": settings.token_id(patch)}
+    return kind(**shared, **fields, encode=settings.encode)
 
 
 def _squares(grid: Callable[[Size], Size], side: int) -> Callable[[Size], Cut]:
@@ -61,28 +57,28 @@ def _nearest(settings: ProcessorSettings, side: int) -> Callable[[Size], Cut]:
     return _squares(partial(nearest_grid, tile=side, **bounds), side)
 
 
-def read_internvl(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_internvl(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of InternVL. The reference's processor always crops, whatever the file says."""
     num_tokens = settings.processor.get("image_seq_length", 256)
-    start, end = settings.tokens(tokenizer, "<img>", "</img>")
+    start, end = settings.tokens("<img>", "</img>")
     return _processor(
-        *(settings, tokenizer, "<IMG_CONTEXT>", CLIP_SCALE),
+        *(settings, "<IMG_CONTEXT>", CLIP_SCALE),
         cut=_nearest(settings, settings.square(384)),
         marks=Marks(start, end),
         num_tokens=lambda _: num_tokens,
     )
 
 
-def read_aya_vision(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_aya_vision(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of Aya Vision: text before each square names it."""
     given = settings.processor.get
     start, end = given("start_of_img_token", _START), given("end_of_img_token", _END)
-    start, end = settings.tokens(tokenizer, start, end)
+    start, end = settings.tokens(start, end)
     patch = given("img_patch_token", _PATCH)
     side = given("patch_size", 28) * given("downsample_factor", 1)
     num_tokens = (given("img_size", 364) // side) ** 2
     return _processor(
-        *(settings, tokenizer, given("image_token", "<image>"), CLIP_SCALE),
+        *(settings, given("image_token", "<image>"), CLIP_SCALE),
         token=patch,
         kind=AyaVisionProcessor,
         cut=_nearest(settings, settings.square(384)),
@@ -95,30 +91,30 @@ def read_aya_vision(settings: ProcessorSettings, tokenizer: Tokenizer) -> TilePr
     )
 
 
-def read_cohere2_vision(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_cohere2_vision(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of Command A Vision: a token ends each square."""
     settings.check("crop_to_patches", "min_patches", "max_patches")
     side, num_tokens = settings.square(512), settings.image("patch_size", 16) ** 2
     most = settings.image("max_patches", 12) if settings.image("crop_to_patches", True) else 1
-    start, end, line = settings.tokens(tokenizer, _START, _END, _LINE)
+    start, end, line = settings.tokens(_START, _END, _LINE)
     return _processor(
-        *(settings, tokenizer, _PATCH, CLIP_SCALE),
+        *(settings, _PATCH, CLIP_SCALE),
         cut=_squares(partial(least_enlarged_grid, tile=side, most=most), side),
         marks=Marks(start, end, tile=("", line), whole=("", line)),
         num_tokens=lambda _: num_tokens,
     )
 
 
-def read_llama4(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_llama4(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of Llama 4: a token separates squares of a row, another ends the row."""
     settings.check("max_patches", "resize_to_max_canvas")
     side, most = settings.square(336), settings.image("max_patches", 16)
     patch, ratio = settings.processor.get("patch_size", 14), settings.processor.get("pixel_shuffle_ratio", 0.5)
     num_tokens, is_enlarged = (side // patch) ** 2 // round(1 / ratio**2), settings.image("resize_to_max_canvas", False)
     names = ("image_start", "image_end", "tile_x_separator", "tile_y_separator", "patch")
-    start, end, column, row, token = settings.tokens(tokenizer, *(f"<|{name}|>" for name in names))
+    start, end, column, row, token = settings.tokens(*(f"<|{name}|>" for name in names))
     return _processor(
-        *(settings, tokenizer, "<|image|>", HALF_SCALE, 2),
+        *(settings, "<|image|>", HALF_SCALE, 2),
         patch=token,
         cut=_squares(partial(filled_grid, tile=side, most=most, is_enlarged=is_enlarged), side),
         fit=partial(fitted, tile=None if is_enlarged else side),
@@ -127,7 +123,7 @@ def read_llama4(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProces
     )
 
 
-def read_idefics3(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_idefics3(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of Idefics3 and SmolVLM: images are enlarged, and text names row and column of each square."""
     settings.check("max_image_size", "do_image_splitting", "return_row_col_info", "video_sampling")
     longest, side = settings.size("size", "longest_edge", 4 * 364), settings.size("max_image_size", "longest_edge", 364)
@@ -139,7 +135,7 @@ def read_idefics3(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProc
         return (width // side, height // side) if splits else (1, 1)
 
     return _processor(
-        *(settings, tokenizer, "<image>", HALF_SCALE, 1),
+        *(settings, "<image>", HALF_SCALE, 1),
         steps=sizes if splits else lambda size: sizes(size)[:1],
         cut=_squares(grid, side),
         marks=Marks(
@@ -153,7 +149,7 @@ def read_idefics3(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProc
     )
 
 
-def read_lfm2_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_lfm2_vl(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of LFM2-VL: the whole has its own aspect ratio, and only large images are cut."""
     settings.check(
         *("downsample_factor", "do_image_splitting", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens"),
@@ -181,7 +177,7 @@ def read_lfm2_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProce
         after="<|img_thumbnail|>" if has_whole else "",
     )
     return _processor(
-        *(settings, tokenizer, "<image>", HALF_SCALE, 2),
+        *(settings, "<image>", HALF_SCALE, 2),
         cut=cut,
         marks=marks if has_marks else Marks(),
         num_tokens=lambda size: math.prod(math.ceil(each / side) for each in size),
@@ -189,7 +185,7 @@ def read_lfm2_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProce
     )
 
 
-def read_minicpm_v(settings: ProcessorSettings, tokenizer: Tokenizer) -> TileProcessor:
+def read_minicpm_v(settings: ProcessorSettings) -> TileProcessor:
     """Reads the settings of MiniCPM-V 4.6: views have the image's aspect ratio, and the whole comes first."""
     settings.check("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode", "use_image_id")
     mode, of_model = (each("downsample_mode", "16x") for each in (settings.image, settings.model.get))
@@ -215,7 +211,7 @@ def read_minicpm_v(settings: ProcessorSettings, tokenizer: Tokenizer) -> TilePro
         return Cut(columns, rows, fitting(*of_one, grows=True), fitting(*size, grows=(columns, rows) == (1, 1)))
 
     return _processor(
-        *(settings, tokenizer, "<|image_pad|>", HALF_SCALE),
+        *(settings, "<|image_pad|>", HALF_SCALE),
         kind=NumberedTileProcessor if settings.image("use_image_id", True) else TileProcessor,
         cut=cut,
         marks=Marks(tile=("<slice>", "</slice>"), whole=("<image>", "</image>"), row="\n"),

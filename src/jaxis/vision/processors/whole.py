@@ -29,8 +29,6 @@ from jaxis.vision.processors.resizing import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from jaxis.tokenizer import Tokenizer
-
 
 @dataclass(frozen=True, kw_only=True)
 class WholeProcessor(ImageProcessor):
@@ -72,7 +70,6 @@ class WholeProcessor(ImageProcessor):
 
 def read_qwen(
     settings: ProcessorSettings,
-    tokenizer: Tokenizer,
     *,
     token: str = "<|image_pad|>",
     default_pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
@@ -83,7 +80,6 @@ def read_qwen(
 
     Args:
       settings: Settings in the files.
-      tokenizer: Tokenizer of the model.
       token: Text that stands for an image in a prompt.
       default_pixels: Default bounds of the pixels of an image.
       enlarged: Size of small images before the bounds apply; None for the image's own.
@@ -93,18 +89,18 @@ def read_qwen(
     side = settings.side()
     least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", default_pixels[0])
     most = settings.image("max_pixels", None) or settings.size("size", "longest_edge", default_pixels[1])
-    video = read_video(settings, tokenizer, (side, (least, most)))
+    video = read_video(settings, (side, (least, most)))
     if not has_grid:
         video = dataclasses.replace(video, has_grid=False) if isinstance(video, Qwen3VideoProcessor) else None
 
     def resize(size: Size) -> Size:
         return size_within(size if enlarged is None else enlarged(size, side), side, least, most)
 
-    shared = settings.shared(tokenizer, token, CLIP_SCALE)
+    shared = settings.shared(token, CLIP_SCALE)
     return WholeProcessor(**shared, side=side, resize=resize, has_grid=has_grid, video=video)
 
 
-def read_glm(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+def read_glm(settings: ProcessorSettings) -> WholeProcessor:
     """Reads the settings of GLM-4.1V and later: the bounds of pixels count both frames of an image."""
     settings.check("temporal_patch_size", "merge_size")
     side, num_frames = settings.side(), settings.image("temporal_patch_size", 2)
@@ -114,12 +110,10 @@ def read_glm(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcesso
     def resize(size: Size) -> Size:
         return size_within(enlarged_to(size, side), side, least, most, frames=num_frames)
 
-    return WholeProcessor(
-        **settings.shared(tokenizer, "<|image|>", CLIP_SCALE), side=side, resize=resize, has_grid=True
-    )
+    return WholeProcessor(**settings.shared("<|image|>", CLIP_SCALE), side=side, resize=resize, has_grid=True)
 
 
-def read_kimi(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+def read_kimi(settings: ProcessorSettings) -> WholeProcessor:
     """Reads the settings of Kimi K2.5 to K2.7 in the published files, or in files that transformers writes."""
     settings.check("media_proc_cfg", "max_patches", "merge_size", "patch_size")
     published = settings.image("media_proc_cfg", {})
@@ -128,7 +122,7 @@ def read_kimi(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcess
     side = settings.image("size", {"max_height": 512, "max_width": 512})
     if side.get("max_height") != side.get("max_width") or not side.get("max_height"):
         raise ConfigError(f"{settings.source} has size={side!r}; expected one number of patches for both sides")
-    shared = settings.shared(tokenizer, "<|media_pad|>", HALF_SCALE)
+    shared = settings.shared("<|media_pad|>", HALF_SCALE)
     scale = shared["pixel_scale"]
     mean, std = published.get("image_mean", scale.mean), published.get("image_std", scale.std)
     shared["pixel_scale"] = PixelScale(scale.factor, tuple(mean), tuple(std))
@@ -142,28 +136,28 @@ def read_kimi(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcess
     )
 
 
-def read_muse_glimmer(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+def read_muse_glimmer(settings: ProcessorSettings) -> WholeProcessor:
     """Reads the settings of Muse Glimmer."""
     settings.check("max_image_tokens", "merge_size", "temporal_patch_size")
     side, most = settings.side(), settings.image("max_image_tokens", 4096)
-    start_id, end_id = (settings.token_id(f"<|image_{each}|>", tokenizer) for each in ("start", "end"))
+    start_id, end_id = (settings.token_id(f"<|image_{each}|>") for each in ("start", "end"))
     resize = functools.partial(nearest_merged, side=side, most=most)
-    shared = settings.shared(tokenizer, "<|patch|>", HALF_SCALE, 1)
+    shared = settings.shared("<|patch|>", HALF_SCALE, 1)
     return WholeProcessor(**shared, side=side, resize=resize, start_id=start_id, end_id=end_id)
 
 
-def read_pixtral(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+def read_pixtral(settings: ProcessorSettings) -> WholeProcessor:
     """Reads the settings of Pixtral and Mistral 3, where a token ends each row of patches."""
     settings.check()
     names = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
     image, *between = (settings.processor.get(name, default) for name, default in names.items())
-    shared = settings.shared(tokenizer, image, CLIP_SCALE)
-    break_id, end_id = (settings.token_id(token, tokenizer) for token in between)
+    shared = settings.shared(image, CLIP_SCALE)
+    break_id, end_id = (settings.token_id(token) for token in between)
     side = settings.processor.get("patch_size", 16) * settings.processor.get("spatial_merge_size", 1)
     return WholeProcessor(**shared, **_within_edge(settings, side), break_id=break_id, end_id=end_id)
 
 
-def read_lighton_ocr(settings: ProcessorSettings, tokenizer: Tokenizer) -> WholeProcessor:
+def read_lighton_ocr(settings: ProcessorSettings) -> WholeProcessor:
     """Reads the settings of LightOnOCR, whose images are placeholders alone."""
     settings.check()
     side = settings.processor.get("patch_size", 14) * settings.processor.get("spatial_merge_size", 2)
@@ -173,8 +167,8 @@ def read_lighton_ocr(settings: ProcessorSettings, tokenizer: Tokenizer) -> Whole
             f"{settings.source}: images are resized to patches of {of_images}, and the tower's merged ones have "
             f"{side} pixels: correct the files"
         )
-    token = tokenizer.token_text(settings.model.get("image_token_id", 151_655))
-    return WholeProcessor(**settings.shared(tokenizer, token, CLIP_SCALE), **_within_edge(settings, side))
+    token = settings.tokenizer.token_text(settings.model.get("image_token_id", 151_655))
+    return WholeProcessor(**settings.shared(token, CLIP_SCALE), **_within_edge(settings, side))
 
 
 def _within_edge(settings: ProcessorSettings, side: int) -> dict[str, Any]:
@@ -204,7 +198,7 @@ class SquareProcessor(WholeProcessor):
         return self.size // self.side, self.size // self.side
 
 
-def read_llava(settings: ProcessorSettings, tokenizer: Tokenizer) -> SquareProcessor:
+def read_llava(settings: ProcessorSettings) -> SquareProcessor:
     """Reads the settings of LLaVA 1.5: both ends of the longer side are cut off, or the image is stretched."""
     settings.check("do_center_crop", "crop_size")
     is_cropped = settings.image("do_center_crop", False)
@@ -219,19 +213,19 @@ def read_llava(settings: ProcessorSettings, tokenizer: Tokenizer) -> SquareProce
         longer = int(size * max(of) / min(of)) if is_cropped else size
         return (size, longer) if of[0] <= of[1] else (longer, size)
 
-    shared = settings.shared(tokenizer, settings.processor.get("image_token", "<image>"), CLIP_SCALE)
+    shared = settings.shared(settings.processor.get("image_token", "<image>"), CLIP_SCALE)
     patch = settings.processor.get("patch_size") or settings.vision("patch_size", 14)
     return SquareProcessor(**shared, side=patch, resize=resize, size=size)
 
 
-def read_deepseek_vl(settings: ProcessorSettings, tokenizer: Tokenizer) -> SquareProcessor:
+def read_deepseek_vl(settings: ProcessorSettings) -> SquareProcessor:
     """Reads the settings of DeepSeek-VL."""
     settings.check("min_size", "background_color")
     size, least, patch = settings.square(384), settings.image("min_size", 14), settings.vision("patch_size", 16)
     if (count := settings.processor.get("num_image_tokens", 576)) != (size // patch) ** 2:
         raise ConfigError(f"{settings.source} has num_image_tokens={count}; the tower makes {(size // patch) ** 2}")
-    token = tokenizer.token_text(settings.model.get("image_token_id", 100_015))
-    shared = settings.shared(tokenizer, token, CLIP_SCALE)
+    token = settings.tokenizer.token_text(settings.model.get("image_token_id", 100_015))
+    shared = settings.shared(token, CLIP_SCALE)
     color = tuple(int(255 * each) for each in shared["pixel_scale"].mean)
 
     def resize(of: Size) -> Size:
