@@ -9,7 +9,7 @@ from flax import nnx
 from jaxis.image_encoder.slices import _flops, cut
 from jaxis.kernels import native
 from jaxis.layers.linear import JaxLinear
-from jaxis.models.common.vision_attention import attend_within
+from jaxis.models.common.towers.attention import attend_within
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
 

@@ -7,7 +7,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.bringup.convert.convert import convert_checkpoint
 from jaxis.bringup.convert.to_gguf import convert_to_gguf
 from jaxis.loading.open_checkpoint import open_checkpoint
-from jaxis.models.common.pixtral import PixtralVision
+from jaxis.models.common.towers.pixtral import PixtralVision
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from jaxis.models.common.lfm3_vision import patches_around
-from jaxis.models.common.patches import Patches, pack_patches, unpack_patches
-from jaxis.models.common.vision_positions import stretched_positions
+from jaxis.models.common.towers.lfm3 import patches_around
+from jaxis.models.common.towers.patches import Patches, pack_patches, unpack_patches
+from jaxis.models.common.towers.positions import stretched_positions
 
 PADDED = 64
 

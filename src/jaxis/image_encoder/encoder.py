@@ -23,8 +23,8 @@ from jaxis.engine.execution.programs import Programs
 from jaxis.errors import RequestError
 from jaxis.image_encoder.slices import SlicedProgram, SliceProgram, cut
 from jaxis.kernels.platform import target_platform
-from jaxis.models.common.patches import pack_patches, packed_size, unpack_patches
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.patches import pack_patches, packed_size, unpack_patches
+from jaxis.models.common.towers.tower import VisionTower
 from jaxis.prompts import EmbeddedInput
 from jaxis.vision.processors.processor import PixelScale
 

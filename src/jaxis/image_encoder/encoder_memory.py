@@ -21,7 +21,7 @@ from jaxis.image_encoder.encoder import ImageEncoder
 from jaxis.image_encoder.tower_source import MmprojTensors, TowerSource, tower_source
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.tower import VisionTower
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import Dequantize, PackingConfig

@@ -16,11 +16,11 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import dequantize
 from jaxis.loading.gguf_files import mmproj_beside
 from jaxis.loading.open_checkpoint import TensorListing
-from jaxis.models.common.gemma3_vision import Gemma3Vision
-from jaxis.models.common.idefics3_vision import Idefics3Vision
-from jaxis.models.common.qwen_vision import Qwen2_5VLVision, Qwen2VLVision, Qwen3VLVision
 from jaxis.models.common.text_part import TextPart
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.gemma3 import Gemma3Vision
+from jaxis.models.common.towers.idefics3 import Idefics3Vision
+from jaxis.models.common.towers.qwen import Qwen2_5VLVision, Qwen2VLVision, Qwen3VLVision
+from jaxis.models.common.towers.tower import VisionTower
 from jaxis.models.registry import model_class_of
 from jaxis.quantization.formats.gguf import read_blocks
 from jaxis.rooms import room_module

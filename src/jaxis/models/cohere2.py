@@ -10,11 +10,11 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import Cohere2CausalLM
-from jaxis.models.common.cohere_vision import AyaVision, Cohere2Vision
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import unbiased_layer_norm
 from jaxis.models.common.text_part import InnerTextPart, TextPart
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.cohere import AyaVision, Cohere2Vision
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class Cohere2DecoderLayer(ParallelDecoderLayer):

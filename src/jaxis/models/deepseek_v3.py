@@ -6,9 +6,9 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
 from jaxis.models.common.family import Family
-from jaxis.models.common.kimi_vision import KimiVision
 from jaxis.models.common.sparse_layers import num_dense_layers
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.kimi import KimiVision
 
 
 class DeepseekV3DecoderLayer(DeepseekDecoderLayer):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.llama import LlamaDecoderLayer
-from jaxis.models.common.siglip import BASE, siglip_names
 from jaxis.models.common.text_part import InnerTextPart
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.siglip import BASE, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class DeepseekVLVision(VisionTower):

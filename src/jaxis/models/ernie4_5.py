@@ -13,9 +13,9 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family, PlainGGUF
-from jaxis.models.common.paddleocr_vision import PaddleOcrVision
 from jaxis.models.common.text_part import TextPart
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.paddleocr import PaddleOcrVision
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class Ernie4_5DecoderLayer(PreNormDecoderLayer):

@@ -12,9 +12,9 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.qwen_vision import Exaone4_5Vision
 from jaxis.models.common.text_part import InnerTextPart
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.qwen import Exaone4_5Vision
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class Exaone4DecoderLayer(PostNormDecoderLayer):

@@ -11,8 +11,8 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import GemmaCausalLM, gemma_mlp, gemma_norm
-from jaxis.models.common.gemma3_vision import Gemma3Vision
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.gemma3 import Gemma3Vision
 
 
 class Gemma3DecoderLayer(SandwichNormDecoderLayer):

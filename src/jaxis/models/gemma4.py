@@ -31,10 +31,10 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
-from jaxis.models.common.gemma4_vision import Gemma4UnifiedVision, Gemma4Vision
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
 from jaxis.models.common.shared_caches import SharedCacheCausalLM, cache_owner, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.gemma4 import Gemma4UnifiedVision, Gemma4Vision
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

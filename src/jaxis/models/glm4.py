@@ -11,8 +11,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.glm import GlmSandwichDecoderLayer
-from jaxis.models.common.glm_vision import GlmOcrVision, GlmVision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.glm import GlmOcrVision, GlmVision
 
 _MARKS = tuple(f"{kind}_{mark}token_id" for kind in ("image", "video") for mark in ("", "start_", "end_"))
 """Keys of tokens that stand for images or videos."""

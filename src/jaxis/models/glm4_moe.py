@@ -8,7 +8,6 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.glm_vision import GlmVision
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
@@ -17,6 +16,7 @@ from jaxis.models.common.sparse_layers import (
     sigmoid_routing,
 )
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.glm import GlmVision
 
 
 class Glm4MoeDecoderLayer(PreNormDecoderLayer):

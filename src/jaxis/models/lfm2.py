@@ -6,8 +6,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
-from jaxis.models.common.lfm2_vision import Lfm2Vision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.lfm2 import Lfm2Vision
 
 
 class Lfm2DecoderLayer(LfmDecoderLayer):

@@ -13,8 +13,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.layers.short_conv import ShortConv
 from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, lfm_mlp, lfm_norm
-from jaxis.models.common.lfm3_vision import Lfm3Vision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.lfm3 import Lfm3Vision
 
 _PERIOD = (SLIDING_ATTENTION, CONVOLUTION, FULL_ATTENTION, CONVOLUTION)
 

@@ -17,9 +17,9 @@ from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.llama4_vision import Llama4Vision
 from jaxis.models.common.no_rope_layers import has_rope
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.llama4 import Llama4Vision
 
 
 class Llama4DecoderLayer(PreNormDecoderLayer):

@@ -10,14 +10,14 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.granite import GraniteCausalLM, GraniteDecoderLayer
-from jaxis.models.common.idefics3_vision import Idefics3Vision
-from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
-from jaxis.models.common.llava_vision import LlavaNextVision, LlavaVision, VipLlavaVision
 from jaxis.models.common.mistral import MistralDecoderLayer
 from jaxis.models.common.qwen import Qwen2DecoderLayer, Qwen3DecoderLayer
 from jaxis.models.common.text_part import TextPart
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.idefics3 import Idefics3Vision
+from jaxis.models.common.towers.internvit import InternVLVision
+from jaxis.models.common.towers.llava import LlavaNextVision, LlavaVision, VipLlavaVision
+from jaxis.models.common.towers.tower import VisionTower
 
 _LAYERS: Mapping[str, Callable[[LayerScope], PreNormDecoderLayer]] = {
     "llama": LlamaDecoderLayer,

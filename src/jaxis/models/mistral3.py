@@ -7,8 +7,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.mistral import Ministral3DecoderLayer, Mistral4DecoderLayer
-from jaxis.models.common.pixtral import PixtralVision
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.pixtral import PixtralVision
 
 
 class Ministral3ForCausalLM(CausalLM):

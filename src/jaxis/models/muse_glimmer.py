@@ -14,8 +14,8 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.muse_glimmer_vision import MuseGlimmerVision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.muse_glimmer import MuseGlimmerVision
 
 
 class MuseGlimmerDecoderLayer(SandwichNormDecoderLayer):

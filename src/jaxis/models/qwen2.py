@@ -8,8 +8,8 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.qwen import Qwen2DecoderLayer
-from jaxis.models.common.qwen_vision import Qwen2_5VLVision, Qwen2VLVision
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.qwen import Qwen2_5VLVision, Qwen2VLVision
 
 _MIMO_PREDICTION = PredictionNames(
     module="model.mtp_layers.0",

@@ -8,10 +8,10 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.pixtral import PixtralVision
 from jaxis.models.common.qwen import QWEN3_VL_MROPE, Qwen3DecoderLayer
-from jaxis.models.common.qwen_vision import Qwen3VLVision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.pixtral import PixtralVision
+from jaxis.models.common.towers.qwen import Qwen3VLVision
 
 
 class Qwen3ForCausalLM(CausalLM):

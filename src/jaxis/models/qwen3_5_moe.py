@@ -8,8 +8,8 @@ from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
-from jaxis.models.common.qwen_vision import Qwen3_5Vision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.qwen import Qwen3_5Vision
 
 
 class Qwen3_5MoeDecoderLayer(QwenHybridLayer):

@@ -14,8 +14,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.qwen import QWEN3_VL_MROPE, qwen_feed_forward
-from jaxis.models.common.qwen_vision import Qwen3VLVision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.qwen import Qwen3VLVision
 
 
 class Qwen3MoeDecoderLayer(PreNormDecoderLayer):

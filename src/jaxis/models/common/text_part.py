@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
     from jaxis.config.quantization import QuantizationConfig
-    from jaxis.models.common.vision_tower import VisionTower
+    from jaxis.models.common.towers.tower import VisionTower
 
 
 class TextPart(CausalLM):

@@ -12,10 +12,10 @@ from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
-from jaxis.models.common.vision_layers import averaged, parameter
-from jaxis.models.common.vision_options import VisionOptions
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.layers import averaged, parameter
+from jaxis.models.common.towers.options import VisionOptions
+from jaxis.models.common.towers.siglip import BASE, PROJECTOR, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class Gemma3Projector(JaxModule):

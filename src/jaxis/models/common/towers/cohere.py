@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from jaxis.layers.leaves import layer_norm
-from jaxis.models.common.siglip import PROJECTOR, SO400M, siglip_names
-from jaxis.models.common.vision_options import of_model
-from jaxis.models.common.vision_positions import Positions, learned
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.options import of_model
+from jaxis.models.common.towers.positions import Positions, learned
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.siglip import PROJECTOR, SO400M, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
 
 _GATED = Projection(activation="silu", is_gated=True)
 

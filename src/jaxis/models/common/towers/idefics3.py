@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxis.models.common.siglip import BASE, siglip_names
-from jaxis.models.common.vision_options import of_model
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.options import of_model
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.siglip import BASE, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class Idefics3Vision(VisionTower):

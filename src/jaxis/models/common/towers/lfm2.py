@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.layers.leaves import layer_norm
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
-from jaxis.models.common.vision_options import converted, of_model, of_vision
-from jaxis.models.common.vision_positions import Positions, square
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
-from jaxis.models.common.vision_transformer import patch_product
+from jaxis.models.common.towers.options import converted, of_model, of_vision
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import Positions, square
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.siglip import BASE, PROJECTOR, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import patch_product
 
 
 def antialiased(table: jax.Array, patches: Patches) -> jax.Array:

@@ -18,11 +18,11 @@ from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule, calls_are_observed
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.vision_attention import Windows, attend_to_visible, one_segment
-from jaxis.models.common.vision_layers import PatchConvolution, VisionMLP, parameter
-from jaxis.models.common.vision_options import VisionOptions
-from jaxis.models.common.vision_positions import PositionTable
+from jaxis.models.common.towers.attention import Windows, attend_to_visible, one_segment
+from jaxis.models.common.towers.layers import PatchConvolution, VisionMLP, parameter
+from jaxis.models.common.towers.options import VisionOptions
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import PositionTable
 
 CLASS_ROWS = 64
 """Rows that a class token and padding after it take; a multiple of the chunks of attention."""

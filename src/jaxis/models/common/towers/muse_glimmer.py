@@ -12,13 +12,13 @@ from jaxis.config.layer_types import FULL_ATTENTION, listed_layer_type
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.vision_layers import PatchConvolution
-from jaxis.models.common.vision_options import VisionOptions, converted, of_model, of_vision
-from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
-from jaxis.models.common.vision_projector import Projection, VisionProjector
-from jaxis.models.common.vision_tower import VisionTower
-from jaxis.models.common.vision_transformer import frame_convolution
+from jaxis.models.common.towers.layers import PatchConvolution
+from jaxis.models.common.towers.options import VisionOptions, converted, of_model, of_vision
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import AxialRope, Positions, stretched_positions
+from jaxis.models.common.towers.projector import Projection, VisionProjector
+from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import frame_convolution
 
 _SIDE = of_vision("pos_emb_height", 32)
 

@@ -11,8 +11,8 @@ from jaxis.layers.leaves import linear
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import MakeNorm, merged
-from jaxis.models.common.vision_options import VisionOptions, of_model, resolved
+from jaxis.models.common.towers.layers import MakeNorm, merged
+from jaxis.models.common.towers.options import VisionOptions, of_model, resolved
 
 JOINED = 0
 """Inner size: as many features as the joined patches have."""

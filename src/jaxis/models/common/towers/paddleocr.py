@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from jaxis.layers.leaves import layer_norm
-from jaxis.models.common.qwen_vision import QwenVision
-from jaxis.models.common.siglip import SO400M, siglip_names
-from jaxis.models.common.vision_options import of_vision
-from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
-from jaxis.models.common.vision_projector import JOINED, Projection
+from jaxis.models.common.towers.options import of_vision
+from jaxis.models.common.towers.positions import AxialRope, Positions, stretched_positions
+from jaxis.models.common.towers.projector import JOINED, Projection
+from jaxis.models.common.towers.qwen import QwenVision
+from jaxis.models.common.towers.siglip import SO400M, siglip_names
 
 
 class PaddleOcrVision(QwenVision):

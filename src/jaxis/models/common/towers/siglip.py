@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
-from jaxis.models.common.vision_options import VisionOptions, of_vision
-from jaxis.models.common.vision_positions import Positions, learned
+from jaxis.models.common.towers.options import VisionOptions, of_vision
+from jaxis.models.common.towers.positions import Positions, learned
 
 BASE = VisionOptions(
     *(768, 3072, 12, 12, 16, "gelu_pytorch_tanh"),

@@ -6,10 +6,10 @@ from functools import partial
 
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
-from jaxis.models.common.vision_options import VisionOptions, of_model, of_vision
-from jaxis.models.common.vision_positions import AxialRope, Positions, rotate_pairs, stretched_positions
-from jaxis.models.common.vision_projector import JOINED, Projection
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.options import VisionOptions, of_model, of_vision
+from jaxis.models.common.towers.positions import AxialRope, Positions, rotate_pairs, stretched_positions
+from jaxis.models.common.towers.projector import JOINED, Projection
+from jaxis.models.common.towers.tower import VisionTower
 
 _SIDE = of_vision("init_pos_emb_height", of_vision("pos_emb_height", 64))
 

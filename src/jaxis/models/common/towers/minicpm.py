@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.siglip import BASE, siglip_names
-from jaxis.models.common.vision_attention import one_segment
-from jaxis.models.common.vision_layers import averaged
-from jaxis.models.common.vision_options import VisionOptions
-from jaxis.models.common.vision_positions import Positions, square
-from jaxis.models.common.vision_projector import JOINED, Projection, VisionProjector
-from jaxis.models.common.vision_tower import VisionTower
-from jaxis.models.common.vision_transformer import VisionAttention, VisionTransformer, run_layer
+from jaxis.models.common.towers.attention import one_segment
+from jaxis.models.common.towers.layers import averaged
+from jaxis.models.common.towers.options import VisionOptions
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import Positions, square
+from jaxis.models.common.towers.projector import JOINED, Projection, VisionProjector
+from jaxis.models.common.towers.siglip import BASE, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import VisionAttention, VisionTransformer, run_layer
 
 _MERGED = 4  # patches that each of the two mergers joins
 _PROJECTION = Projection(

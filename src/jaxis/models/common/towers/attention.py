@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxis.kernels.head_tiles import padded
 from jaxis.kernels.sequence_attention import has_kernel, kernel_attention
-from jaxis.models.common.patches import Patches
+from jaxis.models.common.towers.patches import Patches
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
 _WINDOWS_AT_ONCE = 4

@@ -19,11 +19,11 @@ from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.interfaces import LoadableWithIterator
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.vision_layers import vision_scope
-from jaxis.models.common.vision_options import Make, VisionOptions
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_transformer import VisionTransformer
+from jaxis.models.common.towers.layers import vision_scope
+from jaxis.models.common.towers.options import Make, VisionOptions
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.transformer import VisionTransformer
 
 _NOT_OF_TOWERS = "the tower has no such setting: it is the processor's, a head's or a video's"
 

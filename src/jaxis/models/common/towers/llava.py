@@ -19,14 +19,14 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.pixtral import PIXTRAL, PixtralVision
-from jaxis.models.common.siglip import BASE, PROJECTOR, siglip_names
-from jaxis.models.common.vision_layers import parameter
-from jaxis.models.common.vision_options import Make, VisionOptions, of_model, of_vision
-from jaxis.models.common.vision_positions import Positions, learned
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.layers import parameter
+from jaxis.models.common.towers.options import Make, VisionOptions, of_model, of_vision
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.pixtral import PIXTRAL, PixtralVision
+from jaxis.models.common.towers.positions import Positions, learned
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.siglip import BASE, PROJECTOR, siglip_names
+from jaxis.models.common.towers.tower import VisionTower
 
 _CLIP_TYPE = "clip_vision_model"
 _CLIP = VisionOptions(

@@ -13,10 +13,10 @@ from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.qwen_vision import QWEN, QWEN_NAMES, QwenVision, qwen_layers
-from jaxis.models.common.vision_layers import PatchConvolution, merged
-from jaxis.models.common.vision_options import VisionOptions, converted, of_vision, resolved
-from jaxis.models.common.vision_positions import Positions, stretched_positions
+from jaxis.models.common.towers.layers import PatchConvolution, merged
+from jaxis.models.common.towers.options import VisionOptions, converted, of_vision, resolved
+from jaxis.models.common.towers.positions import Positions, stretched_positions
+from jaxis.models.common.towers.qwen import QWEN, QWEN_NAMES, QwenVision, qwen_layers
 
 _SHARED: Mapping[str, Any] = {
     **QWEN,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import MakeNorm, one_side
-from jaxis.models.common.vision_positions import AxialRope, Positions, axial_rope_theta
+from jaxis.models.common.towers.layers import MakeNorm, one_side
+from jaxis.models.common.towers.positions import AxialRope, Positions, axial_rope_theta
 
 _KEYS = {
     **{"hidden_size": "hidden_size", "intermediate_size": "intermediate_size", "patch_size": "patch_size"},

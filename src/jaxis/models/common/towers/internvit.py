@@ -8,12 +8,12 @@ from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import PROJECTOR
-from jaxis.models.common.vision_layers import parameter
-from jaxis.models.common.vision_options import VisionOptions, converted, of_model, of_vision
-from jaxis.models.common.vision_positions import Positions, learned
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.layers import parameter
+from jaxis.models.common.towers.options import VisionOptions, converted, of_model, of_vision
+from jaxis.models.common.towers.positions import Positions, learned
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.siglip import PROJECTOR
+from jaxis.models.common.towers.tower import VisionTower
 
 
 class FeatureScale(JaxModule):

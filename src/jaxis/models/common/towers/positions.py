@@ -17,8 +17,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.vision_layers import one_side, parameter
+from jaxis.models.common.towers.layers import one_side, parameter
+from jaxis.models.common.towers.patches import Patches
 
 _CUBIC = -0.75  # parameter of PyTorch's bicubic interpolation
 

@@ -7,11 +7,11 @@ import jax
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_options import VisionOptions, converted, of_vision
-from jaxis.models.common.vision_positions import AxialRope, Positions, learned, rotate_pairs
-from jaxis.models.common.vision_projector import Projection
-from jaxis.models.common.vision_tower import VisionTower
-from jaxis.models.common.vision_transformer import patch_product
+from jaxis.models.common.towers.options import VisionOptions, converted, of_vision
+from jaxis.models.common.towers.positions import AxialRope, Positions, learned, rotate_pairs
+from jaxis.models.common.towers.projector import Projection
+from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import patch_product
 
 
 class Llama4PatchEmbedding(JaxModule):

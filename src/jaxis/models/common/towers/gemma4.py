@@ -14,12 +14,12 @@ from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
-from jaxis.models.common.vision_layers import averaged, parameter
-from jaxis.models.common.vision_options import VisionOptions, of_vision
-from jaxis.models.common.vision_positions import AxialRope, Positions, rotate_halves_in_type
-from jaxis.models.common.vision_tower import VisionTower
-from jaxis.models.common.vision_transformer import VisionAttention, patch_product
+from jaxis.models.common.towers.layers import averaged, parameter
+from jaxis.models.common.towers.options import VisionOptions, of_vision
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import AxialRope, Positions, rotate_halves_in_type
+from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import VisionAttention, patch_product
 
 
 class ClippedLinear(JaxModule):

@@ -9,12 +9,12 @@ import jax
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.siglip import PROJECTOR
-from jaxis.models.common.vision_layers import merged
-from jaxis.models.common.vision_options import VisionOptions, of_model
-from jaxis.models.common.vision_positions import AxialRope, rotate_halves_in_type
-from jaxis.models.common.vision_projector import Projection, VisionProjector
-from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.common.towers.layers import merged
+from jaxis.models.common.towers.options import VisionOptions, of_model
+from jaxis.models.common.towers.positions import AxialRope, rotate_halves_in_type
+from jaxis.models.common.towers.projector import Projection, VisionProjector
+from jaxis.models.common.towers.siglip import PROJECTOR
+from jaxis.models.common.towers.tower import VisionTower
 
 PIXTRAL = VisionOptions(
     *(1024, 4096, 24, 16, 16, "gelu"),

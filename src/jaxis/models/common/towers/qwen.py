@@ -17,13 +17,13 @@ from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, rms_norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.patches import Patches
 from jaxis.models.common.qwen import QWEN3_VL_MROPE
-from jaxis.models.common.vision_options import Make, VisionOptions, of_vision
-from jaxis.models.common.vision_positions import AxialRope, Positions, stretched_positions
-from jaxis.models.common.vision_projector import JOINED, Projection
-from jaxis.models.common.vision_tower import VisionTower
-from jaxis.models.common.vision_transformer import frame_convolution
+from jaxis.models.common.towers.options import Make, VisionOptions, of_vision
+from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import AxialRope, Positions, stretched_positions
+from jaxis.models.common.towers.projector import JOINED, Projection
+from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import frame_convolution
 
 QWEN_NAMES = (
     *(("visual", "tower"), ("tower.merger", "projector"), ("tower.patch_embed.proj", "tower.patch_embed")),
