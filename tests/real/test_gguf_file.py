@@ -11,8 +11,8 @@ from jaxis import LLM, SamplingParams
 from jaxis.bringup.verify.compare import relative_error
 from jaxis.kernels.weights import dequantize
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.gguf_block_types import TYPE_OF_NAME
 from jaxis.quantization.formats.gguf import read_blocks
-from tests.support.gguf_blocks import TYPES
 
 pytestmark = [pytest.mark.real, pytest.mark.production_xla]
 
@@ -90,7 +90,7 @@ def test_every_tensor_equals_gguf_pys(gguf_path, dequantized):
             if name.endswith("norm.weight"):
                 np.testing.assert_array_equal(tensor, expected - 1)
                 continue
-            weight = read_blocks(TYPES[types[name.removesuffix(".weight")]], tensor, expected.shape)
+            weight = read_blocks(TYPE_OF_NAME[types[name.removesuffix(".weight")]], tensor, expected.shape)
             for first in range(0, len(expected), 8192):
                 rows = jax.tree.map(lambda array, first=first: array[first : first + 8192], weight)
                 np.testing.assert_array_equal(np.asarray(dequantize(rows)), expected[first : first + 8192])

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from jaxis.loading.gguf_block_types import BLOCK_TYPES
+from jaxis.loading.gguf_block_types import TYPE_OF_NAME
 
-TYPES = {each.name: each for each in BLOCK_TYPES.values()}
-QUANTIZED = [name for name, each in TYPES.items() if each.dtype is None]
+QUANTIZED = [name for name, each in TYPE_OF_NAME.items() if each.dtype is None]
 
 # Where a block of each type has its float16 scales and minima, so that random bytes can be made finite.
 _FLOAT16_AT = {
@@ -16,7 +15,7 @@ _FLOAT16_AT = {
 
 def random_rows(name: str, rows: int, columns: int, *, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """Blocks with random codes, and random float16 scales of about `scale`: [rows, bytes]."""
-    block_type, random = TYPES[name], np.random.default_rng(seed)
+    block_type, random = TYPE_OF_NAME[name], np.random.default_rng(seed)
     blocks = random.integers(0, 256, (rows, columns // block_type.elements, block_type.nbytes), np.uint8)
     for first in _FLOAT16_AT[name]:
         floats = (scale * random.normal(size=blocks.shape[:2])).astype(np.float16)

@@ -24,6 +24,15 @@ class BlockType:
     nbytes: int
     dtype: np.dtype | None = None
 
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of an array of such elements, or of the bytes of their blocks.
+
+        Raises ValueError if blocks do not divide its columns.
+        """
+        if shape[-1:] and shape[-1] % self.elements:
+            raise ValueError(f"has {shape[-1]} features, which blocks of {self.elements} ({self.name}) do not divide")
+        return shape if self.dtype is not None else (*shape[:-1], shape[-1] // self.elements * self.nbytes)
+
 
 FLOAT32 = BlockType("F32", 1, 4, np.dtype("<f4"))
 
@@ -47,6 +56,8 @@ BLOCK_TYPES = {
     39: BlockType("MXFP4", 32, 17),
     40: BlockType("NVFP4", 64, 36),
 }
+
+TYPE_OF_NAME = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
 # Types that are not read, whose names help: with codebooks or ternary, for intermediate results, and plain integers.
 _UNSUPPORTED = {

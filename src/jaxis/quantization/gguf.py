@@ -7,13 +7,11 @@ from jaxis.errors import ConfigError
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.weight_format import PLAIN, WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
-from jaxis.loading.gguf_block_types import BLOCK_TYPES
+from jaxis.loading.gguf_block_types import TYPE_OF_NAME
 from jaxis.loading.gguf_config_keys import QUANT_METHOD
 from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
 from jaxis.quantization.wrappers import DequantizingConfig
-
-_TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
 
 class GGUFQuantizationConfig:
@@ -51,13 +49,13 @@ class GGUFQuantizationConfig:
     def _format(self, name: str) -> WeightFormat:
         if name not in self._block_types:
             return PLAIN
-        block_type, has_scale = _TYPES[self._block_types[name]], name in self._scaled
+        block_type, has_scale = TYPE_OF_NAME[self._block_types[name]], name in self._scaled
         if has_scale and block_type.name != "NVFP4":
             raise ConfigError(f"the GGUF file has a scale for {name}, which is of the type {block_type.name}")
         return GGUFFormat(block_type, has_scale)
 
     def _latent_heads(self, layer: LatentUpProjection, prefix: str) -> LatentHeadsFormat:
-        key_type, value_type = (_TYPES[self._block_types[f"{prefix}.{name}"]] for name in ("k_b", "v_b"))
+        key_type, value_type = (TYPE_OF_NAME[self._block_types[f"{prefix}.{name}"]] for name in ("k_b", "v_b"))
         return LatentHeadsFormat(key_type, value_type, layer.num_heads, layer.key_dim)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -13,37 +11,26 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.extras import check_extra
-from jaxis.loading.gguf_block_types import BLOCK_TYPES, BlockType
+from jaxis.loading.gguf.container import GGUFTensor
+from jaxis.loading.gguf_block_types import BlockType
 
 GGUFValue = (
     str | bool | int | float | Sequence[str] | Sequence[bytes] | Sequence[bool] | Sequence[int] | Sequence[float]
 )
 
-BLOCK_TYPE_OF = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 _CHUNK_ELEMENTS = 1 << 24  # converted at once
-
-
-@dataclass(frozen=True)
-class GGUFTensorHeader:
-    """Type and NumPy shape of a tensor to be written. Rows of a quantized one are whole blocks."""
-
-    block_type: BlockType
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) // self.block_type.elements * self.block_type.nbytes
 
 
 class GGUFFileWriter:
     """A GGUF file being written. A context manager; leaving it with an error removes the file.
 
     `keys` take their types from Python's: integers u32 and floats f32; empty values are left out. `tensors` are in the
-    order of writing. An existing file is replaced. Raises ConfigError if the `gguf` package is not installed.
+    order of writing; rows of quantized ones are whole blocks. An existing file is replaced. Raises ConfigError if the
+    `gguf` package is not installed.
     """
 
     def __init__(
-        self, path: Path, architecture: str, keys: Mapping[str, GGUFValue], tensors: Mapping[str, GGUFTensorHeader]
+        self, path: Path, architecture: str, keys: Mapping[str, GGUFValue], tensors: Mapping[str, GGUFTensor]
     ) -> None:
         check_extra("gguf", "writing a GGUF file")
         import gguf
@@ -97,7 +84,7 @@ class GGUFFileWriter:
                 self._path.unlink(missing_ok=True)
 
 
-def _encode(tensor: np.ndarray, spec: GGUFTensorHeader, name: str) -> np.ndarray:
+def _encode(tensor: np.ndarray, spec: GGUFTensor, name: str) -> np.ndarray:
     """Returns the tensor's bytes in the file, uint8."""
     tensor = np.ascontiguousarray(tensor)
     if tensor.dtype == spec.block_type.dtype:

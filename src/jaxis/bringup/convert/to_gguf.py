@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxis.bringup.convert.completeness import check_complete
 from jaxis.bringup.convert.config_difference import first_difference
-from jaxis.bringup.convert.gguf_file import BLOCK_TYPE_OF, GGUFFileWriter, GGUFTensorHeader, GGUFValue
+from jaxis.bringup.convert.gguf_file import GGUFFileWriter, GGUFValue
 from jaxis.bringup.convert.gguf_tensors import FileTensor, gguf_tensors
 from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
 from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
@@ -28,6 +28,7 @@ from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf.stored_part import Sizes
 from jaxis.loading.gguf.table import head_dim
 from jaxis.loading.gguf.tensor_names import GGUFNames
+from jaxis.loading.gguf_block_types import FLOAT32, TYPE_OF_NAME
 from jaxis.loading.open_checkpoint import open_checkpoint, read_generation_defaults, read_hf_config
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 from jaxis.models.common.interfaces import has_tied_head
@@ -84,7 +85,7 @@ class _Plan:
     keys: dict[str, GGUFValue]
     tensors: list[FileTensor]
     constants: Mapping[str, np.ndarray]
-    headers: dict[str, GGUFTensorHeader]
+    headers: dict[str, GGUFTensor]
     original_names: dict[str, str]
     notes: tuple[str, ...]
 
@@ -110,9 +111,7 @@ def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) 
             f"{source}: llama.cpp's files of the architecture {described.architecture} have no biases, "
             f"but the model has {biases[0]}"
         )
-    headers = {
-        name: GGUFTensorHeader(BLOCK_TYPE_OF["F32"], constant.shape) for name, constant in described.tensors.items()
-    }
+    headers = {name: GGUFTensor(name, FLOAT32, constant.shape, 0) for name, constant in described.tensors.items()}
     headers |= {tensor.name: _header(tensor, infos[tensor.sources[0]].dtype, outtype, source) for tensor in tensors}
     tokenizer = Tokenizer.from_path(source)
     if tokenizer is None:
@@ -184,21 +183,21 @@ def _tensors(
     return gguf_tensors(shapes, names, sizes, config.get("qk_nope_head_dim", 0), str(source))
 
 
-def _header(tensor: FileTensor, dtype: np.dtype, outtype: str, source: Path) -> GGUFTensorHeader:
+def _header(tensor: FileTensor, dtype: np.dtype, outtype: str, source: Path) -> GGUFTensor:
     if tensor.is_float32:
         name = "F32"
     elif outtype == "auto":
-        name = next((name for name in ("F32", "F16", "BF16") if BLOCK_TYPE_OF[name].dtype == dtype), "")
+        name = next((name for name in ("F32", "F16", "BF16") if TYPE_OF_NAME[name].dtype == dtype), "")
         if not name:
             raise CheckpointError(f"{source}: {tensor.sources[0]} is {dtype}, which has no type in GGUF")
     else:
         name = outtype.upper()
-        if tensor.shape[-1] % BLOCK_TYPE_OF[name].elements:
+        if tensor.shape[-1] % TYPE_OF_NAME[name].elements:
             name = "F16"
-    return GGUFTensorHeader(BLOCK_TYPE_OF[name], tensor.shape)
+    return GGUFTensor(tensor.name, TYPE_OF_NAME[name], tensor.shape, 0)
 
 
-def _general_keys(source: Path, headers: Mapping[str, GGUFTensorHeader]) -> dict[str, GGUFValue]:
+def _general_keys(source: Path, headers: Mapping[str, GGUFTensor]) -> dict[str, GGUFValue]:
     sizes: dict[str, int] = {}
     for header in headers.values():
         sizes[header.block_type.name] = sizes.get(header.block_type.name, 0) + header.nbytes
@@ -225,7 +224,7 @@ def _check_read_back(
     config: HFConfig,
     described: ModelKeys,
     keys: Mapping[str, GGUFValue],
-    headers: Mapping[str, GGUFTensorHeader],
+    headers: Mapping[str, GGUFTensor],
     source: Path,
 ) -> None:
     """Reads the keys as jaxis would from the file, and compares them with the config.
@@ -236,8 +235,7 @@ def _check_read_back(
     metadata: dict[str, Any] = {"general.architecture": described.architecture}
     metadata |= {key: np.asarray(value) if isinstance(value, list) else value for key, value in keys.items()}
     metadata = {key: float(np.float32(value)) if isinstance(value, float) else value for key, value in metadata.items()}
-    tensors = {name: GGUFTensor(name, header.block_type, header.shape, 0) for name, header in headers.items()}
-    found = read_config(metadata, tensors, described.tensors.get, str(source))
+    found = read_config(metadata, headers, described.tensors.get, str(source))
     if (difference := first_difference(config, found.values, str(source))) is not None:
         raise ConfigError(
             f"{source} cannot be written to GGUF, which has no key for all that the model has: {difference}"

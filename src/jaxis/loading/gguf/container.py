@@ -63,13 +63,6 @@ class GGUFTensor:
     def nbytes(self) -> int:
         return math.prod(self.shape) // self.block_type.elements * self.block_type.nbytes
 
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """Shape of the array that `GGUFFile.tensor` returns: a quantized row is its bytes."""
-        if self.block_type.dtype is not None:
-            return self.shape
-        return (*self.shape[:-1], self.shape[-1] // self.block_type.elements * self.block_type.nbytes)
-
 
 class GGUFFile:
     """One open GGUF file. A context manager.
@@ -101,7 +94,7 @@ class GGUFFile:
         if self._map is None:
             raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read")
         dtype = np.dtype(np.uint8) if tensor.block_type.dtype is None else tensor.block_type.dtype
-        return np.ndarray(tensor.stored_shape, dtype, buffer=self._map, offset=tensor.offset)
+        return np.ndarray(tensor.block_type.stored_shape(tensor.shape), dtype, buffer=self._map, offset=tensor.offset)
 
     def release(self, view: np.ndarray) -> None:
         """Lets the operating system drop the pages of (a part of) a tensor; reading it again reads the file again."""

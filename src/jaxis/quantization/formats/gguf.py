@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightValue, dequantize
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.loading.gguf_block_types import BlockType
 from jaxis.quantization.formats.finite import check_finite
-from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays, float16_of, nibble_pairs
+from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays
 
 _BYTES_AT_ONCE = 4 << 20
 _BYTE = (np.dtype(np.uint8),)
@@ -32,7 +32,7 @@ class GGUFFormat:
     has_scale: bool = False
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
-        specs = {"weight": TensorSpec(stored_shape(self.block_type, shape), _BYTE, sample=_SAMPLE)}
+        specs = {"weight": TensorSpec(self.block_type.stored_shape(shape), _BYTE, sample=_SAMPLE)}
         return specs | {"scale": TensorSpec((), _FLOAT32, other_shapes=((1,),))} if self.has_scale else specs
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> WeightValue:
@@ -69,7 +69,7 @@ class LatentHeadsFormat:
 
     def _spec(self, block_type: BlockType, shape: tuple[int, int]) -> TensorSpec:
         dtypes = _BYTE if block_type.dtype is None else (block_type.dtype,)
-        return TensorSpec((self.num_heads, *stored_shape(block_type, shape)), dtypes)
+        return TensorSpec((self.num_heads, *block_type.stored_shape(shape)), dtypes)
 
     def _dequantize(self, block_type: BlockType, tensor: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
         """Returns the weights of all heads, float32 [H, *shape]."""
@@ -80,17 +80,6 @@ class LatentHeadsFormat:
         return np.asarray(dequantize(weight)).reshape(self.num_heads, *shape)
 
 
-def stored_shape(block_type: BlockType, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of a weight in the file. Raises ValueError if blocks do not divide its columns."""
-    if shape[-1] % block_type.elements:
-        raise ValueError(
-            f"has {shape[-1]} features, which blocks of {block_type.elements} ({block_type.name}) do not divide"
-        )
-    if block_type.dtype is not None:
-        return shape
-    return (*shape[:-1], shape[-1] // block_type.elements * block_type.nbytes)
-
-
 def read_blocks(
     block_type: BlockType, rows: np.ndarray, shape: tuple[int, ...], tensor_scale: float | None = None
 ) -> WeightValue:
@@ -99,34 +88,18 @@ def read_blocks(
     `tensor_scale` multiplies the weight (NVFP4 only). Raises ValueError, whose message follows "a weight", if scales
     are not finite.
     """
-    blocks = rows.reshape(shape[0], -1, block_type.nbytes)
+    layout = LAYOUTS[block_type.name]
+    arrays: dict[str, Any] = _in_chunks(layout.take_apart, rows.reshape(shape[0], -1, block_type.nbytes))
     weight: WeightValue
-    if block_type.name == "Q8_0":
-        arrays = _in_chunks(_q8_0, blocks)
-        weight = QuantizedWeight(arrays["qvalue"], arrays["scale"])
-    elif block_type.name == "Q4_0":
-        arrays = _in_chunks(_q4_0, blocks)
-        weight = QuantizedWeight(arrays["qvalue"], arrays["scale"])
-    elif block_type.name == "MXFP4":
-        arrays = _in_chunks(_mxfp4, blocks)
-        weight = BlockScaledWeight(arrays["value"], arrays["scale"], (1, block_type.elements))
+    if "qvalue" in arrays:
+        weight = QuantizedWeight(**arrays)
+    elif "value" in arrays:
+        weight = BlockScaledWeight(**arrays, block_shape=(1, block_type.elements))
         check_finite(weight)
     else:
-        layout = LAYOUTS[block_type.name]
-        arrays = _in_chunks(layout.take_apart, blocks)
         if tensor_scale is not None:
             arrays["super_scale"] = np.full((shape[0], 1), tensor_scale, np.float32)
-        weight = CodedWeight(
-            arrays["codes"],
-            arrays["scale"],
-            high=arrays.get("high"),
-            minimum=arrays.get("minimum"),
-            super_scale=arrays.get("super_scale"),
-            super_minimum=arrays.get("super_minimum"),
-            bits=layout.bits,
-            offset=layout.offset,
-            levels=layout.levels,
-        )
+        weight = CodedWeight(**arrays, bits=layout.bits, offset=layout.offset, levels=layout.levels)
     for name in ("scale", "minimum", "super_scale", "super_minimum"):
         array = arrays.get(name)
         if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -144,16 +117,3 @@ def _in_chunks(take_apart: Callable[[np.ndarray], Arrays], blocks: np.ndarray) -
                 whole[name] = np.empty((len(blocks), *part.shape[1:]), part.dtype)
             whole[name][first : first + step] = part
     return whole
-
-
-def _q8_0(blocks: np.ndarray) -> Arrays:
-    return {"qvalue": blocks[..., 2:].reshape(len(blocks), -1).view(np.int8), "scale": float16_of(blocks, 0)}
-
-
-def _q4_0(blocks: np.ndarray) -> Arrays:
-    return {"qvalue": nibble_pairs(blocks[..., 2:]).reshape(len(blocks), -1), "scale": float16_of(blocks, 0)}
-
-
-def _mxfp4(blocks: np.ndarray) -> Arrays:
-    scale = np.ascontiguousarray(blocks[..., 0]).view(ml_dtypes.float8_e8m0fnu)
-    return {"value": nibble_pairs(blocks[..., 1:]).reshape(len(blocks), -1), "scale": scale}

@@ -1,7 +1,7 @@
-"""The blocks of GGUF tensors, taken apart into the arrays of a CodedWeight.
+"""The blocks of GGUF tensors, as one table: where in a block each field of a weight is.
 
-Each function takes blocks, uint8 [R, B, bytes] of R rows with B blocks each, and returns arrays [R, ...] by the names
-of CodedWeight's fields. Source: ggml's `ggml-common.h` and `ggml-quants.c`.
+A field is a function of blocks, uint8 [R, B, bytes] of R rows with B blocks each, that returns an array [R, ...].
+Source: ggml's `ggml-common.h` and `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+Field = Callable[[np.ndarray], np.ndarray]
 
 # What the codes of the non-linear 4-bit types mean, and those of e2m1 floats.
 IQ4_LEVELS = tuple(float(x) for x in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
@@ -22,15 +23,24 @@ E2M1_LEVELS = (*_E2M1_MAGNITUDES, *(-x for x in _E2M1_MAGNITUDES))
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Conversion of a type of blocks, which `take_apart` takes apart, to a CodedWeight with these fields."""
+    """Conversion of a type of blocks to a weight.
 
-    take_apart: Callable[[np.ndarray], Arrays]
-    bits: int
+    Attributes:
+      fields: Fields of the weight: a QuantizedWeight has a `qvalue`, a BlockScaledWeight a `value`, a CodedWeight
+        `codes`. Each function takes the blocks of some rows.
+      bits, offset, levels: Fields of a CodedWeight.
+    """
+
+    fields: Mapping[str, Field]
+    bits: int = 0
     offset: int = 0
     levels: tuple[float, ...] | None = None
 
+    def take_apart(self, blocks: np.ndarray) -> Arrays:
+        return {name: field(blocks) for name, field in self.fields.items()}
 
-def nibble_pairs(runs: np.ndarray) -> np.ndarray:
+
+def _nibble_pairs(runs: np.ndarray) -> np.ndarray:
     """4-bit codes, neighbours in a byte: uint8 [..., runs, n] -> uint8 [..., runs, n].
 
     In the file, the low nibbles of a run's n bytes are its first n codes, and the high ones the other n.
@@ -39,11 +49,6 @@ def nibble_pairs(runs: np.ndarray) -> np.ndarray:
     first = (two & 0xF) | ((two >> 4) & 0xF0)
     second = ((two >> 4) & 0xF) | ((two >> 8) & 0xF0)
     return np.concatenate([first.astype(np.uint8), second.astype(np.uint8)], axis=-1)
-
-
-def float16_of(blocks: np.ndarray, first: int) -> np.ndarray:
-    """The float16 at this byte of each block: [R, B]."""
-    return np.ascontiguousarray(blocks[..., first : first + 2]).view("<f2")[..., 0]
 
 
 def _two_bit_codes(runs: np.ndarray) -> np.ndarray:
@@ -74,116 +79,112 @@ def _runs(blocks: np.ndarray, first: int, end: int, size: int) -> np.ndarray:
     return blocks[..., first:end].reshape(*blocks.shape[:2], -1, size)
 
 
-def _q4_1(blocks: np.ndarray) -> Arrays:
-    codes = _rows(nibble_pairs(_runs(blocks, 4, 20, 16)))
-    return {"codes": codes, "scale": float16_of(blocks, 0), "minimum": float16_of(blocks, 2)}
+def _float16(first: int, *, is_negated: bool = False) -> Field:
+    """The float16 at this byte of each block: [R, B]."""
+
+    def take(blocks: np.ndarray) -> np.ndarray:
+        floats = np.ascontiguousarray(blocks[..., first : first + 2]).view("<f2")[..., 0]
+        return -floats if is_negated else floats
+
+    return take
 
 
-def _q5_0(blocks: np.ndarray) -> Arrays:
-    codes = _rows(nibble_pairs(_runs(blocks, 6, 22, 16)))
-    return {"codes": codes, "high": _rows(blocks[..., 2:6]), "scale": float16_of(blocks, 0)}
+def _bytes(first: int, end: int) -> Field:
+    return lambda blocks: _rows(blocks[..., first:end])
 
 
-def _q5_1(blocks: np.ndarray) -> Arrays:
-    codes = _rows(nibble_pairs(_runs(blocks, 8, 24, 16)))
-    scale, minimum = float16_of(blocks, 0), float16_of(blocks, 2)
-    return {"codes": codes, "high": _rows(blocks[..., 4:8]), "scale": scale, "minimum": minimum}
+def _nibbles(first: int, end: int, run: int) -> Field:
+    return lambda blocks: _rows(_nibble_pairs(_runs(blocks, first, end, run)))
 
 
-def _q2_k(blocks: np.ndarray) -> Arrays:
-    return {
-        "codes": _rows(_two_bit_codes(_runs(blocks, 16, 80, 32))),
-        "scale": _rows(blocks[..., :16] & 0xF),
-        "minimum": _rows(blocks[..., :16] >> 4),
-        "super_scale": float16_of(blocks, 80),
-        "super_minimum": -float16_of(blocks, 82),
-    }
+def _pairs_of_bits(first: int, end: int) -> Field:
+    return lambda blocks: _rows(_two_bit_codes(_runs(blocks, first, end, 32)))
 
 
-def _q3_k(blocks: np.ndarray) -> Arrays:
+def _bits(first: int, end: int) -> Field:
+    return lambda blocks: _rows(_bit_plane(blocks[..., first:end]))
+
+
+def _k_scale(blocks: np.ndarray) -> np.ndarray:
+    """The scales, of 6 bits, in bytes 4 to 16 of a block: uint8 [R, 8 B]."""
+    a, c = blocks[..., 4:8], blocks[..., 12:16]
+    return _rows(np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=-1))
+
+
+def _k_minimum(blocks: np.ndarray) -> np.ndarray:
+    b, c = blocks[..., 8:12], blocks[..., 12:16]
+    return _rows(np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=-1))
+
+
+def _q3_k_scale(blocks: np.ndarray) -> np.ndarray:
     packed = blocks[..., 96:108]
     low = np.concatenate([packed[..., :8] & 0xF, packed[..., :8] >> 4], axis=-1)
     high = np.concatenate([(packed[..., 8:] >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
-    return {
-        "codes": _rows(_two_bit_codes(_runs(blocks, 32, 96, 32))),
-        "high": _rows(_bit_plane(blocks[..., :32])),
-        "scale": _rows((low | (high << 4)).view(np.int8) - np.int8(32)),
-        "super_scale": float16_of(blocks, 108),
-    }
+    return _rows((low | (high << 4)).view(np.int8) - np.int8(32))
 
 
-def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scales and minima, of 6 bits, in 12 bytes of a block: uint8 [R, 8 B] each."""
-    a, b, c = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scale = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=-1)
-    minimum = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=-1)
-    return _rows(scale), _rows(minimum)
-
-
-def _q4_k(blocks: np.ndarray) -> Arrays:
-    scale, minimum = _k_scales(blocks[..., 4:16])
-    return {
-        "codes": _rows(nibble_pairs(_runs(blocks, 16, 144, 32))),
-        "scale": scale,
-        "minimum": minimum,
-        "super_scale": float16_of(blocks, 0),
-        "super_minimum": -float16_of(blocks, 2),
-    }
-
-
-def _q5_k(blocks: np.ndarray) -> Arrays:
-    scale, minimum = _k_scales(blocks[..., 4:16])
-    return {
-        "codes": _rows(nibble_pairs(_runs(blocks, 48, 176, 32))),
-        "high": _rows(_bit_plane(blocks[..., 16:48])),
-        "scale": scale,
-        "minimum": minimum,
-        "super_scale": float16_of(blocks, 0),
-        "super_minimum": -float16_of(blocks, 2),
-    }
-
-
-def _q6_k(blocks: np.ndarray) -> Arrays:
-    return {
-        "codes": _rows(nibble_pairs(_runs(blocks, 0, 128, 64))),
-        "high": _rows(_two_bit_codes(_runs(blocks, 128, 192, 32))),
-        "scale": _rows(blocks[..., 192:208]).view(np.int8),
-        "super_scale": float16_of(blocks, 208),
-    }
-
-
-def _iq4_nl(blocks: np.ndarray) -> Arrays:
-    return {"codes": _rows(nibble_pairs(_runs(blocks, 2, 18, 16))), "scale": float16_of(blocks, 0)}
-
-
-def _iq4_xs(blocks: np.ndarray) -> Arrays:
+def _iq4_xs_scale(blocks: np.ndarray) -> np.ndarray:
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
     high = ((high >> np.arange(0, 16, 2, dtype=np.uint16)) & 3).astype(np.uint8)
     low = (blocks[..., 4:8, None] >> np.array([0, 4], np.uint8)).reshape(high.shape) & 0xF
-    return {
-        "codes": _rows(nibble_pairs(_runs(blocks, 8, 136, 16))),
-        "scale": _rows((low | (high << 4)).view(np.int8) - np.int8(32)),
-        "super_scale": float16_of(blocks, 0),
-    }
+    return _rows((low | (high << 4)).view(np.int8) - np.int8(32))
 
 
-def _nvfp4(blocks: np.ndarray) -> Arrays:
-    # Scales are e4m3 without a sign; what would be NaN is 0.
+def _nvfp4_scale(blocks: np.ndarray) -> np.ndarray:
+    """Scales of e4m3 without a sign; what would be NaN is 0."""
     scale = blocks[..., :4] & 0x7F
-    scale = np.where(scale == 0x7F, np.uint8(0), scale).view(ml_dtypes.float8_e4m3fn)
-    return {"codes": _rows(nibble_pairs(_runs(blocks, 4, 36, 8))), "scale": _rows(scale)}
+    return _rows(np.where(scale == 0x7F, np.uint8(0), scale).view(ml_dtypes.float8_e4m3fn))
 
 
+_SCALE, _MINIMUM = {"scale": _float16(0)}, {"minimum": _float16(2)}
+_SUPER_BLOCK = {
+    **{"scale": _k_scale, "minimum": _k_minimum},
+    **{"super_scale": _float16(0), "super_minimum": _float16(2, is_negated=True)},
+}
 LAYOUTS: Mapping[str, BlockLayout] = {
-    "Q4_1": BlockLayout(_q4_1, 4),
-    "Q5_0": BlockLayout(_q5_0, 5, offset=16),
-    "Q5_1": BlockLayout(_q5_1, 5),
-    "Q2_K": BlockLayout(_q2_k, 2),
-    "Q3_K": BlockLayout(_q3_k, 3, offset=4),
-    "Q4_K": BlockLayout(_q4_k, 4),
-    "Q5_K": BlockLayout(_q5_k, 5),
-    "Q6_K": BlockLayout(_q6_k, 6, offset=32),
-    "IQ4_NL": BlockLayout(_iq4_nl, 4, levels=IQ4_LEVELS),
-    "IQ4_XS": BlockLayout(_iq4_xs, 4, levels=IQ4_LEVELS),
-    "NVFP4": BlockLayout(_nvfp4, 4, levels=E2M1_LEVELS),
+    "Q8_0": BlockLayout({"qvalue": lambda blocks: _bytes(2, 34)(blocks).view(np.int8), **_SCALE}),
+    "Q4_0": BlockLayout({"qvalue": _nibbles(2, 18, 16), **_SCALE}),
+    "Q4_1": BlockLayout({"codes": _nibbles(4, 20, 16), **_SCALE, **_MINIMUM}, 4),
+    "Q5_0": BlockLayout({"codes": _nibbles(6, 22, 16), "high": _bytes(2, 6), **_SCALE}, 5, offset=16),
+    "Q5_1": BlockLayout({"codes": _nibbles(8, 24, 16), "high": _bytes(4, 8), **_SCALE, **_MINIMUM}, 5),
+    "Q2_K": BlockLayout(
+        {
+            "codes": _pairs_of_bits(16, 80),
+            "scale": lambda blocks: _rows(blocks[..., :16] & 0xF),
+            "minimum": lambda blocks: _rows(blocks[..., :16] >> 4),
+            "super_scale": _float16(80),
+            "super_minimum": _float16(82, is_negated=True),
+        },
+        2,
+    ),
+    "Q3_K": BlockLayout(
+        {
+            **{"codes": _pairs_of_bits(32, 96), "high": _bits(0, 32)},
+            **{"scale": _q3_k_scale, "super_scale": _float16(108)},
+        },
+        3,
+        offset=4,
+    ),
+    "Q4_K": BlockLayout({"codes": _nibbles(16, 144, 32), **_SUPER_BLOCK}, 4),
+    "Q5_K": BlockLayout({"codes": _nibbles(48, 176, 32), "high": _bits(16, 48), **_SUPER_BLOCK}, 5),
+    "Q6_K": BlockLayout(
+        {
+            **{"codes": _nibbles(0, 128, 64), "high": _pairs_of_bits(128, 192)},
+            "scale": lambda blocks: _bytes(192, 208)(blocks).view(np.int8),
+            "super_scale": _float16(208),
+        },
+        6,
+        offset=32,
+    ),
+    "IQ4_NL": BlockLayout({"codes": _nibbles(2, 18, 16), **_SCALE}, 4, levels=IQ4_LEVELS),
+    "IQ4_XS": BlockLayout(
+        {"codes": _nibbles(8, 136, 16), "scale": _iq4_xs_scale, "super_scale": _float16(0)}, 4, levels=IQ4_LEVELS
+    ),
+    "MXFP4": BlockLayout(
+        {
+            "value": _nibbles(1, 17, 16),
+            "scale": lambda blocks: np.ascontiguousarray(blocks[..., 0]).view(ml_dtypes.float8_e8m0fnu),
+        }
+    ),
+    "NVFP4": BlockLayout({"codes": _nibbles(4, 36, 8), "scale": _nvfp4_scale}, 4, levels=E2M1_LEVELS),
 }
