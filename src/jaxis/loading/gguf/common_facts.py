@@ -9,7 +9,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.loading.gguf.config_keys import REQUIRED
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
-from jaxis.loading.gguf.table import Fact, Facts, FileKeys, constant, has, head_dim, key, only
+from jaxis.loading.gguf.table import Fact, Facts, FileKeys, constant, has, head_dim, key
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func`."""
@@ -93,13 +93,11 @@ HEAD_SIZES = ("head_dim", "num_key_value_heads")
 
 ATTENTION_BIAS = has("attention_bias", "attn_q.bias")
 MLP_BIAS = has("mlp_bias", "ffn_up.bias")
-NO_WINDOW = only("attention.sliding_window", 0)
 WINDOW = key("sliding_window", "attention.sliding_window", None)
 GELU = constant("hidden_activation", "gelu_pytorch_tanh")
 EXPERTS_PER_TOKEN = key("num_experts_per_tok", "expert_used_count")
 EXPERT_WIDTH = key("moe_intermediate_size", "expert_feed_forward_length")
 SHARED_EXPERT_WIDTH = key("shared_expert_intermediate_size", "expert_shared_feed_forward_length")
-UNSCALED = only("expert_weights_scale", 1.0, 0.0)
 ROUTED_EXPERTS = (
     EXPERTS_PER_TOKEN,
     EXPERT_WIDTH,

@@ -16,6 +16,8 @@ from jaxis.loading.gguf.container import GGUFTensor, shortest_float
 
 # Keys of an architecture that cannot change a model's logits. The number of rows of the embeddings is `vocab_size`.
 NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+# Keys that change nothing at one value, besides 0.
+_NEUTRAL_VALUES = {"expert_weights_scale": 1.0}
 _STRINGS = frozenset({"rope.scaling.type", "projector_type", "vision.projector_type"})
 REQUIRED: Any = object()
 """Default of a key that a file must have."""
@@ -146,4 +148,4 @@ def _is_neutral(key: str, value: Any) -> bool:
     """Returns whether the key cannot change logits, or is 0 or false: in llama.cpp, these turn a key off."""
     if key in NEUTRAL_KEYS:
         return True
-    return not isinstance(value, np.ndarray | list | str) and not value
+    return not isinstance(value, np.ndarray | list | str) and value in (0, _NEUTRAL_VALUES.get(key))

@@ -89,7 +89,6 @@ GGUFS = (
         (
             [usual(is_partial=True), _ALL_LAYERS_ARE_SPARSE, experts("num_local_experts")],
             only("expert_gating_func", SIGMOID),
-            only("expert_weights_scale", 1.0),
             only("expert_weights_norm", True),
         ),
         GGUFNames(projections=W1_W3_W2),
@@ -99,7 +98,6 @@ GGUFS = (
         (
             [usual(500_000.0), experts("moe_num_experts", "moe_k"), EXPERT_WIDTH],
             only("expert_gating_func", SOFTMAX),
-            only("expert_weights_scale", 1.0),
             unused("expert_shared_feed_forward_length"),  # the converter's guess, of other sizes
             key("moe_num_shared_experts", "expert_shared_count", 0),
             key("moe_layer_start_index", "leading_dense_block_count", 0),
@@ -112,7 +110,6 @@ GGUFS = (
         (
             [usual(), ATTENTION_BIAS, experts("num_experts", "moe_topk"), Fact(_one_width)],
             only("expert_shared_count", 1),
-            only("expert_weights_scale", 1.0),
         ),
     ),
 )

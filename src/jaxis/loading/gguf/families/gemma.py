@@ -13,7 +13,7 @@ from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import BASE, CONTEXT, GELU, HEADS, ONE_BASE, RMS, SIZES, experts, usual, windows
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, Values
 from jaxis.loading.gguf.names import ROPE_FREQS
-from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, only, unused
+from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, unused
 from jaxis.loading.gguf.tensor_names import NORMS_AROUND, OF_EACH, GateUpOrder, GGUFNames
 
 _NAMES = GGUFNames(NORMS_AROUND, adds_one_to_norms=True)
@@ -204,7 +204,6 @@ _GEMMA4 = (
 _GEMMA4_MOE = (
     [_GEMMA4, constant("enable_moe_block", True), experts("num_experts", "top_k_experts")],
     key("moe_intermediate_size", "expert_feed_forward_length"),
-    only("expert_weights_scale", 1.0),
 )
 _GEMMA4_MODEL = ("gemma4", "gemma4_text", "Gemma4ForCausalLM")
 

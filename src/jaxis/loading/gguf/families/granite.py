@@ -14,7 +14,7 @@ _MULTIPLIERS = (
     key("attention_multiplier", "attention.scale", lambda reader: reader.head_dim**-0.5, float),
     key("logits_scaling", "logit_scale", kind=float),
 )
-_EXPERTS = (experts("num_local_experts"), only("expert_weights_scale", 1.0))
+_EXPERTS = experts("num_local_experts")
 _HAS_ROPE, _HAS_NONE = (only("rope.scaling.finetuned", has_rope) for has_rope in (True, False))
 _SHARED, _GATE_UP = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), "shared_mlp.gate_up_proj"
 _EXPERT_NAMES = dict(zip(_SHARED, (f"{_GATE_UP}[0]", f"{_GATE_UP}[1]", "shared_mlp.down_proj"), strict=True))

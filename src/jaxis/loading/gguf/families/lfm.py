@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxis.loading.gguf.common_facts import BASE, DENSE, EXPERT_WIDTH, NO_WINDOW, SIGMOID, experts
+from jaxis.loading.gguf.common_facts import BASE, DENSE, EXPERT_WIDTH, SIGMOID, experts
 from jaxis.loading.gguf.config_reader import FULL
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, constant, has, key, only
@@ -10,7 +10,7 @@ from jaxis.loading.gguf.tensor_names import W1_W3_W2, GGUFNames, each
 
 _BLOCK = each("conv in_proj out_proj", "shortconv.{}", "conv.{}")
 _LFM2 = (
-    [BASE, rope(1_000_000.0), NO_WINDOW, DENSE],
+    [BASE, rope(1_000_000.0), DENSE],
     key("norm_eps", "attention.layer_norm_rms_epsilon", kind=float),
     Fact(lambda reader: {"layer_types": [FULL if heads else "conv" for heads in reader.kv_heads()]}),
     key("conv_L_cache", "shortconv.l_cache"),

@@ -7,7 +7,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, MLP_BIAS, WINDOW, experts, usual
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, only
+from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has
 from jaxis.loading.gguf.tensor_names import NORMS_AFTER, W1_W3_W2, GGUFNames
 
 _NAMES = GGUFNames(permutes_rope=True)
@@ -70,7 +70,7 @@ def _exaone4_windows(reader: ConfigReader) -> Values:
 GGUFS = (
     GGUF(
         ("llama", "mixtral", "MixtralForCausalLM"),
-        (_LLAMA, WINDOW, experts("num_local_experts"), only("expert_weights_scale", 1.0)),
+        (_LLAMA, WINDOW, experts("num_local_experts")),
         GGUFNames(projections=W1_W3_W2, permutes_rope=True),
         when="expert_count",
         written=Written(biases=True),

@@ -5,32 +5,27 @@ from __future__ import annotations
 from jaxis.loading.gguf.common_facts import (
     ATTENTION_BIAS,
     EXPERT_WIDTH,
-    NO_WINDOW,
     SHARED_EXPERT_WIDTH,
     SOFTMAX,
-    UNSCALED,
     experts,
     usual,
 )
 from jaxis.loading.gguf.rope_keys import mrope
 from jaxis.loading.gguf.table import GGUF, Written, constant, key, only, unused
 
-_QWEN2 = (usual(), NO_WINDOW)
-_QWEN3 = (_QWEN2, ATTENTION_BIAS)
+_QWEN3 = (usual(), ATTENTION_BIAS)
 _QWEN3_MOE = (
     _QWEN3,
     experts("num_experts"),
     EXPERT_WIDTH,
     key("norm_topk_prob", "expert_weights_norm", True, bool, is_assumed=True),
     only("expert_gating_func", SOFTMAX),
-    only("expert_shared_feed_forward_length", 0),
-    UNSCALED,
 )
 _VL = (mrope(interleaved=True), unused("n_deepstack_layers"))  # as many as the vision part makes
 
 GGUFS = (
-    GGUF(("qwen2", "qwen2", "Qwen2ForCausalLM"), _QWEN2, written=Written(biases=True)),
-    GGUF(("qwen2vl", "qwen2", "Qwen2ForCausalLM"), (_QWEN2, mrope(interleaved=False))),
+    GGUF(("qwen2", "qwen2", "Qwen2ForCausalLM"), usual(), written=Written(biases=True)),
+    GGUF(("qwen2vl", "qwen2", "Qwen2ForCausalLM"), (usual(), mrope(interleaved=False))),
     GGUF(("qwen3", "qwen3", "Qwen3ForCausalLM"), _QWEN3, written=Written()),
     GGUF(("qwen3vl", "qwen3", "Qwen3ForCausalLM"), (_QWEN3, _VL)),
     GGUF(("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"), _QWEN3_MOE, written=Written()),

@@ -13,7 +13,6 @@ from jaxis.loading.gguf.common_facts import (
     RMS,
     SHARED_EXPERT_WIDTH,
     SOFTMAX,
-    UNSCALED,
     experts,
 )
 from jaxis.loading.gguf.config_reader import FULL, ConfigReader, Values
@@ -87,7 +86,6 @@ _HYBRID_MOE = (
     unused("feed_forward_length"),  # of dense layers, which it does not have
     only("expert_gating_func", SOFTMAX),
     only("expert_weights_norm", True),
-    UNSCALED,
 )
 _NAMES = GGUFNames(_BLOCK, adds_one_to_norms=True)
 _MOE_MODEL = ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM")
