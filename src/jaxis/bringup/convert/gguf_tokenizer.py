@@ -10,7 +10,7 @@ from typing import Any
 from jaxis.bringup.convert.gguf_file import GGUFValue
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.byte_level import SplitRules
+from jaxis.tokenizer.byte_level import byte_level_backend
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE
 from jaxis.tokenizer.gguf import END_OF_TURN_TOKENS, SPECIAL_TOKEN_KEYS, gguf_tokenizer
 from jaxis.tokenizer.sentencepiece import WORD_START, derive_merges
@@ -108,8 +108,9 @@ def _vocabulary_keys(kind: str, pre: str, pieces: list[Piece]) -> dict[str, GGUF
 
 
 def _byte_level_keys(described: Mapping[str, Any], pieces: list[Piece], source: str) -> dict[str, GGUFValue]:
-    rules = _split_rules(described)
-    pre = next((name for name, known in SPLIT_RULES.items() if known == rules), None)
+    split = _split(described)
+    known = ((name, byte_level_backend({}, [], rules, source)) for name, rules in SPLIT_RULES.items())
+    pre = next((name for name, backend in known if _split(json.loads(backend.to_str())) == split), None)
     if pre is None:
         raise CheckpointError(
             f"{source}: llama.cpp has no name for how this tokenizer splits text "
@@ -118,34 +119,21 @@ def _byte_level_keys(described: Mapping[str, Any], pieces: list[Piece], source: 
     return _vocabulary_keys("gpt2", pre, pieces) | {f"{_PREFIX}merges": [" ".join(pair) for pair in _merges(described)]}
 
 
-def _split_rules(described: Mapping[str, Any]) -> SplitRules | None:
-    """Returns the tokenizer's rules; None if it has any that `SplitRules` cannot express."""
-    normalizers = list(_steps(described.get("normalizer"), "normalizers"))
-    if any(step["type"] != "NFC" for step in normalizers):
-        return None
-    patterns: list[str] = []
-    single_digits = gpt2_pattern = byte_level = False
-    for step in _steps(described.get("pre_tokenizer"), "pretokenizers"):
-        kind = step["type"]
-        if byte_level or (kind == "Split" and single_digits):
-            return None
-        if kind == "Split" and "Regex" in step["pattern"] and _keeps_matches(step):
-            patterns.append(step["pattern"]["Regex"])
-        elif kind == "Digits" and step["individual_digits"]:
-            single_digits = True
-        elif kind == "ByteLevel" and not step["add_prefix_space"]:
-            byte_level, gpt2_pattern = True, step["use_regex"]
-        else:
-            return None
-    if not byte_level:
-        return None
-    ignore_merges = bool(described["model"].get("ignore_merges"))
-    return SplitRules(bool(normalizers), tuple(patterns), single_digits, gpt2_pattern, ignore_merges)
+def _split(described: Mapping[str, Any]) -> tuple[object, ...]:
+    """Returns how a tokenizer.json splits text; equal for files that split alike."""
+    settings = ("pattern", "individual_digits", "use_regex", "add_prefix_space")
+    steps = [
+        (step["type"], _kept(step), *(step.get(name) for name in settings))
+        for step in _steps(described.get("pre_tokenizer"), "pretokenizers")
+    ]
+    normalizers = [step["type"] for step in _steps(described.get("normalizer"), "normalizers")]
+    return normalizers, steps, bool(described["model"].get("ignore_merges"))
 
 
-def _keeps_matches(split: Mapping[str, Any]) -> bool:
-    # Patterns that match all of any text leave nothing to remove.
-    return (split["behavior"], split["invert"]) in (("Isolated", False), ("Removed", True))
+def _kept(step: Mapping[str, Any]) -> object:
+    """Returns how a step separates matches. Patterns that match all of any text leave nothing to remove."""
+    kept = step.get("behavior"), step.get("invert")
+    return ("Isolated", False) if kept == ("Removed", True) else kept
 
 
 def _steps(step: Mapping[str, Any] | None, members: str) -> Iterator[Mapping[str, Any]]:
