@@ -30,29 +30,20 @@ def test_json_is_one_object_of_a_fixed_schema(invoke, checkpoint):
     assert result.exit_code == 0
     facts = json.loads(result.stdout)
     assert list(facts) == [
-        *(
-            "schema",
-            "status",
-            "can_run",
-            "fits",
-            "model",
-            "architectures",
-            "problems",
-            "keys",
-            "modules",
-            "tensor_problems",
-        ),
-        *("no_tensors_reason", "num_tensors", "bytes_by_dtype", "parameters", "kv_cache_dtype", "kv_cache"),
-        *("max_context", "memory", "closest_families"),
+        *("schema", "status", "can_run", "fits", "model", "architectures", "findings", "keys", "modules"),
+        *("num_tensors", "bytes_by_dtype", "not_checked", "sizes", "closest_families"),
     ]
-    assert (facts["schema"], facts["can_run"], facts["fits"], facts["problems"]) == (2, True, True, [])
+    assert (facts["schema"], facts["can_run"], facts["fits"], facts["findings"]) == (3, True, True, [])
     assert facts["architectures"] == ["Qwen3ForCausalLM"]
-    assert set(facts["keys"][0]) == {"key", "value", "status"}
+    assert set(facts["keys"][0]) == {"key", "value", "use", "because"}
     assert set(facts["modules"][0]) == {"depth", "name", "module", "file", "settings", "shapes"}
-    assert set(facts["parameters"]) == {"total", "embedding", "experts", "active"}
-    assert set(facts["kv_cache"][0]) == {"kind", "layers", "bytes_per_token", "max_tokens"}
-    assert set(facts["memory"]) == {"name", "nbytes", "fits"}
-    assert set(facts["memory"]["fits"][0]) == {"weights", "weight_bytes", "fits", "context_tokens"}
+    sizes = facts["sizes"]
+    assert list(sizes) == [
+        *("parameters", "kv_cache_dtype", "kv_cache", "max_context", "memory_name", "memory_bytes", "fits")
+    ]
+    assert set(sizes["parameters"]) == {"total", "embedding", "experts", "active"}
+    assert set(sizes["kv_cache"][0]) == {"kind", "layers", "bytes_per_token", "max_tokens"}
+    assert set(sizes["fits"][0]) == {"weights", "weight_bytes", "fits", "context_tokens"}
 
 
 def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
@@ -60,10 +51,15 @@ def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
     assert result.exit_code == 1
     assert result.stderr == ""
     assert "cannot run" in result.stdout
-    assert "unlike deepseek_v32: it does not know the keys compress_ratios" in " ".join(result.stdout.split())
+    assert "unlike deepseek_v32: unknown key: compress_ratios: models of other" in " ".join(result.stdout.split())
     facts = json.loads(invoke("analyze", CONFIGS / "deepseek-v4-flash.json", "--json").stdout)
     assert facts["can_run"] is False
     assert facts["modules"] is None
+    finding = next(each for each in facts["findings"] if each["names"] == ["compress_ratios"])
+    assert finding == {
+        **{"code": "unknown_key", "names": ["compress_ratios"], "count": 1, "like": "deepseek_v32"},
+        "sentence": "models of other families compute with it",
+    }
 
 
 def test_tree_is_the_forward_pass_with_files(invoke, checkpoint):
@@ -77,7 +73,7 @@ def test_tree_is_the_forward_pass_with_files(invoke, checkpoint):
 def test_json_knows_no_infinity(invoke):
     facts = json.loads(invoke("analyze", CONFIGS / "nemotron-h-56b.json", "--json").stdout)
     [limit] = [key["value"] for key in facts["keys"] if key["key"] == "time_step_limit"]
-    assert limit == [0.0, "inf"]
+    assert limit == [0.0, "Infinity"]
 
 
 @pytest.mark.parametrize(("memory", "code"), [("1K", 1), ("1G", 0)])
@@ -89,7 +85,7 @@ def test_the_cache_type_changes_its_figures(invoke, checkpoint):
     sizes = {}
     for dtype in ("float32", "bfloat16"):
         result = invoke("analyze", checkpoint(), "--json", "--kv-cache-dtype", dtype)
-        sizes[dtype] = json.loads(result.stdout)["kv_cache"][0]["bytes_per_token"]
+        sizes[dtype] = json.loads(result.stdout)["sizes"]["kv_cache"][0]["bytes_per_token"]
     assert sizes["float32"] == 2 * sizes["bfloat16"]
 
 

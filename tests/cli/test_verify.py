@@ -101,7 +101,7 @@ def test_lengths_may_stand_apart(run):
     assert run(RESULT, "some-model", "--prompt-lens", "1", "17")[1]["prompt_lengths"] == [1, 17]
 
 
-@pytest.mark.parametrize(("command", "schema"), [("verify", 1), ("analyze", 2)])
+@pytest.mark.parametrize(("command", "schema"), [("verify", 1), ("analyze", 3)])
 def test_what_could_not_run_is_a_json_object_too(command, schema, tmp_path):
     result = CliRunner().invoke(app, [command, str(tmp_path / "nowhere"), "--json"])
     assert result.exit_code == 3

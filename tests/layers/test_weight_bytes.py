@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxis import LLM
-from jaxis.bringup.analyze.config import construct
+from jaxis.bringup.analyze.construction import construct
 from jaxis.bringup.analyze.source import open_source
 from jaxis.layers.module import named_parameters
 from jaxis.layers.weight_bytes import stored_weights, weight_bytes

@@ -23,17 +23,15 @@ UNUSED = re.compile(r"image_newline$|audio_tower\.|multi_modal_projector\.")
 def test_a_family_of_ours_is_understood_completely(family):
     folder = checkpoint_folder(family)
     analysis = analyze(folder)
-    assert analysis.problems == ()
-    assert analysis.can_run
-    assert analysis.tensor_problems == ()
-    assert {key.status for key in analysis.keys} <= {"supported", "default", "neutral"}
+    assert (analysis.findings, analysis.not_checked) == ((), "")
+    assert {key.use for key in analysis.keys} <= {"used", "default", "neutral", "ignored"}
     with safe_open(Path(folder, "model.safetensors"), "numpy") as file:
         sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     assert analysis.num_tensors == len(sizes)
     # Llama 3.2 Vision has whole layers for images.
     layers = tuple({f"{name.partition('.cross_attn')[0]}." for name in sizes if ".cross_attn" in name})
     unused = sum(size for name, size in sizes.items() if UNUSED.search(name) or name.startswith(layers))
-    assert analysis.parameters.total == sum(sizes.values()) - unused
+    assert analysis.sizes.parameters.total == sum(sizes.values()) - unused
     # Whatever is read counts as a key; nothing of the file is left out.
     config = json.loads(Path(folder, "config.json").read_text())
     assert {key.key.partition(".")[0] for key in analysis.keys} == set(config)

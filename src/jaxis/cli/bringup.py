@@ -53,9 +53,9 @@ def analyze(
       jaxis analyze Qwen/Qwen3-30B-A3B
       jaxis analyze ./model --memory 80GiB
       jaxis analyze Qwen/Qwen3-0.6B --tree
-      jaxis analyze config.json --json | jq .problems
+      jaxis analyze config.json --json | jq .findings
     """
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=2 if as_json else None):
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=3 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.analyze.analysis import analyze

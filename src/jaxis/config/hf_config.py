@@ -29,12 +29,13 @@ class KeyUse:
       key: The key as config.json has it; one of a nested object is written with dots.
       use: "used": read. "default": read, and null or equal to the reader's default. "neutral": cannot change logits, of
         any model or of this one (`HFConfig.ignore`). "ignored": a tool's key, not the model's. "unread": could change
-        logits, and no code read it.
+        logits, and no code read it. "refused", in an analysis: the family cannot honour it.
+      because: Reason why an unread key could change logits.
     """
 
     key: str
     value: Any
-    use: Literal["used", "default", "neutral", "ignored", "unread"]
+    use: Literal["used", "default", "neutral", "ignored", "unread", "refused"]
     because: str = ""
 
 
@@ -74,7 +75,7 @@ class HFConfig(Mapping[str, Any]):
         # Key -> whether every reader so far assumes, without the key, the value that it has.
         self._read: dict[str, bool] = {}
         self._ignored: set[str] = set()
-        given = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
+        given = with_overrides(values, overrides or {}, source)
         # A usual key -> what the file calls it, or would.
         own_names = USUAL_KEYS.get(str(given.get("model_type")), {})
         self._spellings = {usual: own for own, usual in own_names.items() if usual not in given}
@@ -261,10 +262,12 @@ class HFConfig(Mapping[str, Any]):
         return value.to_dict() if isinstance(value, HFConfig) else value
 
 
-def _apply_overrides(values: dict[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:
+def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Returns a deep copy of a parsed config with other values; see `HFConfig`."""
+    changed = copy.deepcopy(dict(values))
     for dotted, value in overrides.items():
         *parents, key = dotted.split(".")
-        target = values
+        target = changed
         for parent in parents:
             if target.get(parent) is None:
                 target[parent] = {}
@@ -274,4 +277,4 @@ def _apply_overrides(values: dict[str, Any], overrides: Mapping[str, Any], sourc
                     f"the override {dotted!r} goes through {parent!r}, which is not an object in {source}"
                 )
         target[key] = copy.deepcopy(value)
-    return values
+    return changed

@@ -34,6 +34,7 @@ from jaxis.config.neutral_keys import (
 )
 from jaxis.config.reference import FamilyReference, keys_of_other_families, reference_of
 
+READ_BY_REFERENCE = "the reference reads it"
 _OFF = (None, False, 0, "", [], {})
 _NO_FACTOR_OF_LOGITS = frozenset({"attention", "attn", "softmax", "query"})  # replaces D ** -0.5: not neutral at 1
 
@@ -66,7 +67,7 @@ def judge(key: str, value: Any, model_type: object, get: Callable[[str], Any]) -
     if _repeats(key, value, reference, get):
         return NEUTRAL
     if key in reference.defaults:
-        return Verdict("unread", "the reference reads it")
+        return Verdict("unread", READ_BY_REFERENCE)
     if _is_off(words, value):
         return NEUTRAL
     if key in keys_of_other_families():

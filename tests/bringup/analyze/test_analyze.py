@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, PersimmonConfig
 
-from jaxis.bringup.analyze.analysis import KeyStatus, analyze
+from jaxis.bringup.analyze.analysis import analyze
 from jaxis.bringup.analyze.text import analysis_text
+from jaxis.config.hf_config import KeyUse
 from jaxis.config.usual_keys import with_defaults
 from jaxis.errors import CheckpointError, ConfigError
 from tests.support.published_models import FOLDER as CONFIGS
@@ -45,16 +47,16 @@ def of_two_layers(name):
 
 
 def statuses(analysis):
-    return {key.key: key.status for key in analysis.keys}
+    return {key.key: key.use for key in analysis.keys}
 
 
 @pytest.mark.slow
 def test_the_types_of_blocks_of_a_gguf_file_are_one_line():
     key = "quantization_config.block_types.model.layers.{}.mlp.up_proj"
-    types = [KeyStatus(key.format(i), "Q8_0" if i == 3 else "Q4_1", "supported") for i in range(20)]
-    analysis = dataclasses.replace(published_analysis("qwen3-0.6b"), keys=(*types, KeyStatus("a", 1, "supported")))
+    types = [KeyUse(key.format(i), "Q8_0" if i == 3 else "Q4_1", "used") for i in range(20)]
+    analysis = dataclasses.replace(published_analysis("qwen3-0.6b"), keys=(*types, KeyUse("a", 1, "used")))
     text = " ".join(analysis_text(analysis, Console(width=200)).split())
-    assert "21 supported quantization_config.block_types: 19 x Q4_1, 1 x Q8_0, a=1 Weights" in text
+    assert "21 used quantization_config.block_types: 19 x Q4_1, 1 x Q8_0, a=1 Weights" in text
 
 
 def test_every_config_here_is_expected_to_be_something():
@@ -65,10 +67,10 @@ def test_every_config_here_is_expected_to_be_something():
 @pytest.mark.parametrize("name", quick_rows(PUBLISHED, QUICK))
 def test_a_published_model_can_run_and_has_the_size_that_its_makers_say(name):
     analysis = published_analysis(name)
-    assert analysis.problems == ()
-    assert set(statuses(analysis).values()) <= {"supported", "default", "neutral"}
+    assert analysis.findings == ()
+    assert set(statuses(analysis).values()) <= {"used", "default", "neutral", "ignored"}
     published = PUBLISHED[name]
-    counts = analysis.parameters
+    counts = analysis.sizes.parameters
     if published.is_cut:
         assert counts.total // 10**9 == published.parameters
     else:
@@ -80,11 +82,13 @@ def test_a_published_model_can_run_and_has_the_size_that_its_makers_say(name):
         tables = {"with embeddings": 1, "without": 0, "without head": -1}[convention]
         ours = counts.active + tables * counts.embedding
         assert ours / 1e9 == pytest.approx(figure, rel=0.03)
-    assert sum(kind.bytes_per_token for kind in analysis.kv_cache if kind.kind != "state") == published.cache_bytes
+    assert (
+        sum(kind.bytes_per_token for kind in analysis.sizes.kv_cache if kind.kind != "state") == published.cache_bytes
+    )
     config = config_of_text(name)
     layers_with_cache = config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
     layers_with_cache = CACHES_OF_HYBRIDS.get(name, layers_with_cache)
-    assert sum(kind.layers for kind in analysis.kv_cache) == layers_with_cache
+    assert sum(kind.layers for kind in analysis.sizes.kv_cache) == layers_with_cache
 
 
 def config_of_text(name):
@@ -97,13 +101,14 @@ def test_a_model_of_no_family_is_compared_with_the_closest_one(name):
     analysis = published_analysis(name)
     like, lacking = UNSUPPORTED[name]
     assert not analysis.can_run
-    assert analysis.closest_families[0].like == like
-    [problem] = [problem for problem in analysis.problems if problem.startswith(f"unlike {like}")]
-    assert all(key in problem for key in lacking)
+    assert analysis.closest_families[0] == like
+    unknown = {*itertools.chain(*(each.names for each in analysis.findings if each.code == "unknown_key"))}
+    assert unknown >= {*lacking}
+    assert {each.like for each in analysis.findings if each.code != "no_family"} == {like}
     keys = statuses(analysis)
-    assert {keys[key] for key in lacking} == {"unknown"}
-    assert keys["index_topk"] == keys["index_head_dim"] == "supported", "the indexer is DeepSeek V3.2's"
-    assert analysis.parameters is None
+    assert {keys[key] for key in lacking} == {"unread"}
+    assert keys["index_topk"] == keys["index_head_dim"] == "used", "the indexer is DeepSeek V3.2's"
+    assert analysis.sizes is None
     assert analysis.modules is None
 
 
@@ -111,11 +116,9 @@ def test_an_unregistered_architecture_whose_parts_are_all_there(tmp_path):
     analysis = analyzed(
         tmp_path, of_two_layers("llama-3.1-8b") | {"architectures": ["NewForCausalLM"], "model_type": "new"}
     )
-    [problem] = analysis.problems
-    assert problem.startswith(
-        "no family of this architecture: belongs in models/; the closest by the keys of config.json"
-    )
-    assert analysis.closest_families[0].like == "llama"
+    [finding] = analysis.findings
+    assert (finding.code, finding.names) == ("no_family", ("NewForCausalLM",))
+    assert analysis.closest_families[0] == "llama"
 
 
 @pytest.mark.parametrize(
@@ -130,16 +133,15 @@ def test_an_unknown_architecture_is_compared_with_the_closest_families(tmp_path,
     config = config_class(**sizes, num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, pad_token_id=None)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     analysis = analyze(tmp_path)
-    closest = analysis.closest_families[0]
-    assert closest.like == like
-    assert all(any(name.endswith(part) for name in closest.unknown_tensors) for part in unknown)
-    assert all(any(name.endswith(part) for name in closest.missing_tensors) for part in missing)
-    assert any(problem.startswith(f"unlike {like}: it does not know the tensors") for problem in analysis.problems)
+    assert analysis.closest_families[0] == like
+    for code, parts in (("refused_tensor", unknown), ("unfilled_parameter", missing)):
+        found = [each.names[0] for each in analysis.findings if each.code == code]
+        assert all(any(name.endswith(part) for name in found) for part in parts)
 
 
 def test_layer_kinds_are_told_apart():
     analysis = published_analysis("gpt-oss-20b")
-    kinds = {kind.kind: (kind.layers, kind.max_tokens, kind.bytes_per_token) for kind in analysis.kv_cache}
+    kinds = {kind.kind: (kind.layers, kind.max_tokens, kind.bytes_per_token) for kind in analysis.sizes.kv_cache}
     each = 2 * 8 * 64 * 2
     assert kinds == {"window": (12, 128, 12 * each), "full": (12, None, 12 * each)}
 
@@ -149,7 +151,7 @@ def test_layer_kinds_are_told_apart():
 )
 def test_active_parameters_are_without_the_embeddings_of_layers(name, expected):
     """2.3 and 4.6 of "effective" parameters, as Gemma's makers call them."""
-    assert published_analysis(name).parameters.active / 1e9 == pytest.approx(expected, rel=0.006)
+    assert published_analysis(name).sizes.parameters.active / 1e9 == pytest.approx(expected, rel=0.006)
 
 
 def test_equal_layers_share_a_row_of_the_tree():
@@ -183,52 +185,54 @@ def test_a_tree_in_order_of_calls_is_the_forward_pass(tmp_path):
 
 def test_an_unknown_key_fails(tmp_path):
     analysis = analyzed(tmp_path, of_two_layers("qwen3-8b") | {"brand_new_switch": True})
-    assert analysis.problems == ("config.json has keys that the family does not know: brand_new_switch",)
-    assert statuses(analysis)["brand_new_switch"] == "unknown"
-    assert analysis.parameters is not None, "the rest is told all the same"
+    [finding] = analysis.findings
+    assert (finding.code, finding.names) == ("unknown_key", ("brand_new_switch",))
+    assert statuses(analysis)["brand_new_switch"] == "unread"
+    assert analysis.sizes is not None, "the rest is told all the same"
 
 
 def test_a_key_that_another_family_has_names_it(tmp_path):
     analysis = analyzed(tmp_path, read("deepseek-v3") | {"num_hidden_layers": 4, "index_topk": 2048})
-    assert statuses(analysis)["index_topk"] == "unknown"
-    [problem] = analysis.problems
-    assert "index_topk (known to deepseek_v32, glm_moe_dsa" in problem
+    assert statuses(analysis)["index_topk"] == "unread"
+    [finding] = analysis.findings
+    assert finding.names == ("index_topk",)
+    assert "known to deepseek_v32, glm_moe_dsa" in finding.sentence
 
 
 def test_every_refused_value_is_reported_not_only_the_first(tmp_path):
     values = of_two_layers("llama-3.1-8b") | {"hidden_act": "mish", "rope_scaling": {"rope_type": "spiral"}}
     analysis = analyzed(tmp_path, values)
-    assert any("hidden_act='mish'" in problem for problem in analysis.problems)
-    assert any("'spiral'" in problem for problem in analysis.problems)
+    assert any("hidden_act='mish'" in each.sentence for each in analysis.findings)
+    assert any("'spiral'" in each.sentence for each in analysis.findings)
     keys = statuses(analysis)
-    assert keys["hidden_act"] == keys["rope_scaling.rope_type"] == "unsupported"
-    assert keys["hidden_size"] == "supported"
+    assert keys["hidden_act"] == keys["rope_scaling.rope_type"] == "refused"
+    assert keys["hidden_size"] == "used"
 
 
 def test_a_refused_setting_of_the_rope_is_one_reason(tmp_path):
     values = of_two_layers("llama-3.1-8b")
-    [problem] = analyzed(tmp_path, values | {"rope_scaling": {"rope_type": "linear", "factor": -1}}).problems
-    assert "factor -1, expected a number above 0" in problem
+    [finding] = analyzed(tmp_path, values | {"rope_scaling": {"rope_type": "linear", "factor": -1}}).findings
+    assert "factor -1, expected a number above 0" in finding.sentence
 
 
 def test_statuses_tell_what_is_used_from_what_is_assumed_anyway(tmp_path):
     values = of_two_layers("qwen3-8b") | {"attention_bias": False, "rope_theta": 1e6, "sliding_window": None}
     keys = statuses(analyzed(tmp_path, values))
-    assert keys["rope_theta"] == keys["hidden_size"] == "supported"
+    assert keys["rope_theta"] == keys["hidden_size"] == "used"
     assert keys["attention_bias"] == keys["sliding_window"] == "default"
     assert keys["initializer_range"] == keys["transformers_version"] == "neutral"
-    assert statuses(analyzed(tmp_path, values | {"attention_bias": True}))["attention_bias"] == "supported"
+    assert statuses(analyzed(tmp_path, values | {"attention_bias": True}))["attention_bias"] == "used"
 
 
 def test_an_unsupported_checkpoint_format_leaves_the_rest_of_the_report(tmp_path):
     values = of_two_layers("llama-3.1-8b")
     whole = analyzed(tmp_path, values)
     analysis = analyzed(tmp_path, values | {"quantization_config": {"quant_method": "aqlm", "nbits": 2}})
-    [problem] = analysis.problems
-    assert "AQLM" in problem
+    [finding] = analysis.findings
+    assert "AQLM" in finding.sentence
     keys = statuses(analysis)
-    assert {keys["quantization_config.quant_method"], keys["quantization_config.nbits"]} == {"unsupported"}
-    assert analysis.parameters.total == whole.parameters.total
+    assert {keys["quantization_config.quant_method"], keys["quantization_config.nbits"]} == {"refused"}
+    assert analysis.sizes.parameters == whole.sizes.parameters
 
 
 @pytest.mark.parametrize("given", ["folder", "config.json"])
@@ -237,13 +241,13 @@ def test_a_quantization_described_beside_config_json_is_reported(tmp_path, given
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NONE_THAT_IS_KNOWN"}}')
     analysis = analyze(tmp_path if given == "folder" else tmp_path / "config.json")
     assert not analysis.can_run
-    assert statuses(analysis)["quantization_config.quant_algo"] == "unsupported"
+    assert statuses(analysis)["quantization_config.quant_algo"] == "refused"
 
 
 def test_a_model_type_that_contradicts_the_architecture_is_a_reason(tmp_path):
     analysis = analyzed(tmp_path, of_two_layers("llama-3.1-8b") | {"model_type": "mistral"})
     assert not analysis.can_run
-    assert any("'LlamaForCausalLM'" in problem and "'mistral'" in problem for problem in analysis.problems)
+    assert any("'LlamaForCausalLM'" in each.sentence and "'mistral'" in each.sentence for each in analysis.findings)
 
 
 def test_a_required_key_that_is_missing_is_a_reason(tmp_path):
@@ -251,7 +255,7 @@ def test_a_required_key_that_is_missing_is_a_reason(tmp_path):
     del values["num_attention_heads"]
     analysis = analyzed(tmp_path, values)
     assert not analysis.can_run
-    assert any("has no 'num_attention_heads'" in problem for problem in analysis.problems)
+    assert any("has no 'num_attention_heads'" in each.sentence for each in analysis.findings)
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,13 @@ def damaged(folder, source, change):
 
 
 def groups(analysis):
-    return {(problem.kind, problem.names, problem.count) for problem in analysis.tensor_problems}
+    return {(finding.code.split("_")[0], *finding.names, finding.count) for finding in analysis.findings}
 
 
 def test_a_checkpoint_that_matches(moe_checkpoint):
     analysis = analyze(moe_checkpoint)
     assert analysis.can_run
-    assert analysis.tensor_problems == ()
+    assert analysis.not_checked == ""
     tensors = load_file(moe_checkpoint / "model.safetensors")
     assert analysis.num_tensors == len(tensors)
     assert analysis.bytes_by_dtype == {"float32": sum(4 * tensor.numel() for tensor in tensors.values())}
@@ -77,9 +77,8 @@ def test_all_errors_are_reported_at_once_and_similar_ones_in_one_line(moe_checkp
         ("unfilled", "model.layers.1.mlp.experts.up_proj of expert [0,2-3]", 3),
         ("unfilled", "model.layers.2.input_layernorm.weight", 1),
     }
-    reasons = {problem.names: problem.reason for problem in analysis.tensor_problems if problem.kind == "refused"}
-    assert "[31] in the checkpoint, [32] in the model" in reasons["model.layers.2.input_layernorm.weight"]
-    assert analysis.problems == ("6 tensors of the checkpoint are refused", "7 parameters stay unfilled")
+    [reason] = [str(each) for each in analysis.findings if each.code == "refused_tensor" and "2.input" in each.names[0]]
+    assert "[31] in the checkpoint, [32] in the model" in reason
 
 
 def test_a_dense_checkpoint_with_a_tied_head_of_its_own(checkpoint, tmp_path):
@@ -89,7 +88,7 @@ def test_a_dense_checkpoint_with_a_tied_head_of_its_own(checkpoint, tmp_path):
     folder = damaged(tmp_path / "tied", checkpoint(), change)
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": True}))
-    assert analyze(folder).tensor_problems == ()
+    assert (analyze(folder).findings, analyze(folder).not_checked) == ((), "")
 
 
 def test_an_untied_checkpoint_without_its_head(checkpoint, tmp_path):
@@ -106,8 +105,8 @@ def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_pat
     folder = tmp_path / "quantized"
     quantize_checkpoint(checkpoint(), folder, parse_quantization(quantization))
     analysis = analyze(folder)
-    assert analysis.problems == ()
-    assert analysis.parameters.total == analyze(checkpoint()).parameters.total
+    assert (analysis.findings, analysis.not_checked) == ((), "")
+    assert analysis.sizes.parameters.total == analyze(checkpoint()).sizes.parameters.total
 
     def change(tensors):
         del tensors["model.layers.1.mlp.up_proj.weight_scale"]
@@ -123,8 +122,8 @@ def test_a_checkpoint_with_affine_weights_is_complete(checkpoint, tmp_path):
 
     quantize_checkpoint(checkpoint(), tmp_path / "quantized", parse_quantization("int4"))
     analysis = analyze(tmp_path / "quantized")
-    assert analysis.problems == ()
-    assert analysis.parameters.total == analyze(checkpoint()).parameters.total
+    assert (analysis.findings, analysis.not_checked) == ((), "")
+    assert analysis.sizes.parameters.total == analyze(checkpoint()).sizes.parameters.total
 
 
 @pytest.mark.sampled
@@ -134,7 +133,7 @@ def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoi
 
     convert_checkpoint(moe_checkpoint, tmp_path / "orbax", "orbax", scanned=scanned)
     analysis, of_source = analyze(tmp_path / "orbax"), analyze(moe_checkpoint)
-    assert analysis.problems == analysis.tensor_problems == ()
+    assert (analysis.findings, analysis.not_checked) == ((), "")
     assert analysis.num_tensors == of_source.num_tensors
     assert analysis.bytes_by_dtype == of_source.bytes_by_dtype
 
@@ -142,9 +141,8 @@ def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoi
 def test_without_weights_the_reason_is_reported(moe_checkpoint):
     analysis = analyze(moe_checkpoint / "config.json")
     assert analysis.can_run
-    assert analysis.tensor_problems is None
-    assert analysis.no_tensors_reason == "config.json alone was given"
-    assert analysis.parameters == analyze(moe_checkpoint).parameters
+    assert analysis.not_checked == "config.json alone was given"
+    assert analysis.sizes.parameters == analyze(moe_checkpoint).sizes.parameters
 
 
 @pytest.mark.parametrize("differs", [False, True])
@@ -161,6 +159,6 @@ def test_two_tables_are_a_head_of_its_own_if_they_differ(tmp_path, differs):
     (tmp_path / "config.json").write_text(json.dumps(values))
     analysis = analyze(tmp_path)
     reference = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
-    assert analysis.parameters.total == reference.num_parameters()
+    assert analysis.sizes.parameters.total == reference.num_parameters()
     assert ("lm_head" in [row.name for row in analysis.modules]) == differs
-    assert not [*analysis.problems, *analysis.tensor_problems]
+    assert (analysis.findings, analysis.not_checked) == ((), "")

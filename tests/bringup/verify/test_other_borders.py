@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxis.bringup.analyze.config import construct
+from jaxis.bringup.analyze.construction import construct
 from jaxis.bringup.verify.verify import verify
 from tests.bringup.verify import nanochat
 from tests.bringup.verify.verified_models import registered

@@ -7,94 +7,71 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from jaxis.bringup.analyze.config import construct_once
+from jaxis.bringup.analyze.construction import Construction, construct
+from jaxis.bringup.analyze.finding import Finding
 from jaxis.bringup.analyze.tensors import check_tensors
-from jaxis.config.hf_config import HFConfig
+from jaxis.config.key_rules import READ_BY_REFERENCE
 from jaxis.config.reference import model_types_of, reference_of
-from jaxis.errors import JaxisError
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.registry import built_in_models
 
 _NUM_FAMILIES = 3
 _NUM_TRIED = 16  # of those with the most similar keys: each is constructed
 _NUM_LAYERS = 4
+_NUM_READERS = 3
 _SUFFIX = "ForCausalLM"
-_BY_KEYS = "the keys of config.json alone"
 _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 
 
-@dataclass(frozen=True)
-class ClosestFamily:
-    """A family for `jaxis new-model --like`, and its differences in the first layers; `by` names the things that were
-    compared.
+def closest_families(
+    config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None
+) -> list[tuple[str, Construction]]:
+    """Ranks the built-in families by their differences, the closest first; without tensors, by config.json alone.
 
-    Attributes:
-      unknown_tensors: Kinds of tensors that the family does not take, layers as "*".
-      missing_tensors: Kinds of parameters that the checkpoint has no tensors for.
-    """
-
-    like: str
-    unknown_tensors: tuple[str, ...]
-    missing_tensors: tuple[str, ...]
-    unknown_keys: tuple[str, ...]
-    by: str
-
-    def differences(self) -> list[str]:
-        """Describes the differences in words."""
-        parts = (
-            ("it does not know the tensors", self.unknown_tensors),
-            ("the checkpoint lacks", self.missing_tensors),
-            ("it does not know the keys", self.unknown_keys),
-        )
-        return [f"{words} {', '.join(names)}" for words, names in parts if names]
-
-
-def closest_families(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> tuple[ClosestFamily, ...]:
-    """Ranks the built-in families by their differences, the closest first; without tensors, by keys of config.json
-    alone.
+    Returns names for `jaxis new-model --like`, each with the text model's first layers as this family has them; its
+    findings are the differences.
     """
     text = config.get("text_config")
-    values = dict(text if isinstance(text, Mapping) else config)
-    values = _first_layers({**values, "quantization_config": None})
+    values = _first_layers({**(text if isinstance(text, Mapping) else config), "quantization_config": None})
     if tensors is not None:
         tensors = {name: info for name, info in tensors.items() if _layer(name) < _NUM_LAYERS}
-    ranked: dict[str, tuple[int, int, ClosestFamily]] = {}
+    found: dict[str, Construction] = {}
     for architecture in _by_keys(values):
-        if (family := _compared(architecture, values, tensors)) is not None:
-            distance = len(family.unknown_tensors) + len(family.missing_tensors) + len(family.unknown_keys)
-            ranked.setdefault(family.like, (distance, _other_words(architecture, values), family))
-    if not ranked:  # none can be constructed from such a config
-        return tuple(_by_references(values))[:_NUM_FAMILIES]
-    return tuple(family for *_, family in sorted(ranked.values(), key=lambda rank: rank[:2])[:_NUM_FAMILIES])
+        own = {"architectures": [architecture], "model_type": model_types_of(architecture)[0]}
+        construction = construct({**values, **own}, "config.json")
+        like = _like(architecture)
+        findings = [replace(each, like=like) for each in all_findings(construction, tensors)]
+        found.setdefault(like, replace(construction, findings=tuple(findings)))
+    return sorted(found.items(), key=lambda item: (item[1].model is None, len(item[1].findings)))[:_NUM_FAMILIES]
 
 
-def _by_references(values: dict[str, Any]) -> list[ClosestFamily]:
-    """Compares the keys alone: those that could change logits with those that each family's reference reads."""
-    families = []
-    for architecture in _by_keys(values):
-        model_type = model_types_of(architecture)[0]
-        config = HFConfig({**values, "model_type": model_type})
-        unknown = [key for key in config.unread_keys() if key not in _keys_of_families()[architecture]]
-        families.append(ClosestFamily(_like(architecture), (), (), tuple(unknown), _BY_KEYS))
-    return sorted(families, key=lambda family: len(family.unknown_keys))
+def all_findings(construction: Construction, tensors: Mapping[str, TensorInfo] | None) -> list[Finding]:
+    """Returns the findings of a construction, of keys that the family does not read, and of tensors.
+
+    If it could not be constructed, keys that its reference reads do not count: it may have refused another one first.
+    Tensors fill the parameters; they are not checked if anything was refused.
+    """
+    model, config = construction.model, construction.vllm_config
+    unknown = [
+        Finding("unknown_key", (use.key,), use.because + _readers(use.key))
+        for use in construction.uses
+        if use.use == "unread" and not (model is None and use.because == READ_BY_REFERENCE)
+    ]
+    of_tensors = []
+    if model is not None and config is not None and tensors is not None and not construction.findings:
+        of_tensors = check_tensors(model, tensors, config.quant_config)
+    return [*construction.findings, *unknown, *of_tensors]
 
 
-def families_that_read(key: str) -> tuple[str, ...]:
-    """Returns the built-in families whose references read a key of config.json, sorted."""
-    return tuple(sorted(_like(name) for name, keys in _keys_of_families().items() if key in keys))
-
-
-def _other_words(architecture: str, values: Mapping[str, Any]) -> int:
-    """Counts the keys whose value is a word, such as the activation's, other than the family's default."""
-    reference = reference_of(model_types_of(architecture)[0])
-    defaults = {} if reference is None else reference.defaults
-    return sum(
-        isinstance(default, str) and isinstance(value := values.get(key), str) and value != default
-        for key, default in defaults.items()
-    )
+def _readers(key: str) -> str:
+    """Names the built-in families whose references read a key of config.json, in words; "" without any."""
+    name = key.rpartition(".")[2]
+    readers = sorted(_like(family) for family, keys in _keys_of_families().items() if name in keys)
+    more = ", ..." if len(readers) > _NUM_READERS else ""
+    return f"; known to {', '.join(readers[:_NUM_READERS])}{more}" if readers else ""
 
 
 @functools.cache
@@ -126,24 +103,6 @@ def _by_keys(values: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([f"Llama{_SUFFIX}", *nearest]))
 
 
-def _compared(
-    architecture: str, values: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None
-) -> ClosestFamily | None:
-    """Returns the differences; None if the family cannot be constructed from such a config."""
-    own = {"architectures": [architecture], "model_type": model_types_of(architecture)[0]}
-    try:
-        model, unknown_keys = construct_once({**values, **own})
-        problems = [] if tensors is None else check_tensors(model, tensors, None)
-    except (JaxisError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError):
-        return None
-    kinds = {
-        kind: tuple(dict.fromkeys(_kind(problem.names) for problem in problems if problem.kind == kind))
-        for kind in ("refused", "unfilled")
-    }
-    by = _BY_KEYS if tensors is None else "tensor names and keys"
-    return ClosestFamily(_like(architecture), kinds["refused"], kinds["unfilled"], tuple(unknown_keys), by)
-
-
 def _first_layers(values: dict[str, Any]) -> dict[str, Any]:
     count = values.get("num_hidden_layers")
     if not isinstance(count, int) or count <= _NUM_LAYERS:
@@ -158,7 +117,3 @@ def _first_layers(values: dict[str, Any]) -> dict[str, Any]:
 def _layer(name: str) -> int:
     number = _NUMBER.search(name)
     return int(number[1]) if number else 0
-
-
-def _kind(names: str) -> str:
-    return re.sub(r"\.(\d+|\[[\d,-]+\])(?=\.)", ".*", names)

@@ -120,27 +120,25 @@ def _words(value: object) -> str:
 def _calls(model: JaxModule) -> dict[str, str]:
     """Traces the model over a sequence; returns each called module's shapes, by its dotted name, in order of calls."""
     calls: dict[str, str] = {}
-    graph, state = nnx.split(model)
 
-    def run(state: nnx.State, token_ids: jax.Array) -> jax.Array:
-        traced = nnx.merge(graph, state)
-        assert isinstance(traced, GenerativeModel)
-        names = {id(module): name for name, module in reversed([*named_modules(traced)])}
+    def run(model: JaxModule, token_ids: jax.Array) -> jax.Array:
+        assert isinstance(model, GenerativeModel)
+        names = {id(module): name for name, module in reversed([*named_modules(model)])}
 
         def observe(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             name = names.get(id(module), "")
-            is_first = name not in calls
-            calls.setdefault(name, "")
+            if name in calls:
+                return call(module, *args, **kwargs)
+            calls[name] = ""
             output = call(module, *args, **kwargs)
-            if is_first:
-                calls[name] = f"{_shape((args, kwargs))} -> {_shape(output)}"
+            calls[name] = f"{_shape((args, kwargs))} -> {_shape(output)}"
             return output
 
         with calls_observed(observe):
             metadata = AttentionMetadata.for_whole_sequences([_NUM_TOKENS])
-            return traced.compute_logits(traced(None, token_ids, metadata)[1])
+            return model.compute_logits(model(None, token_ids, metadata)[1])
 
-    jax.eval_shape(run, state, jax.ShapeDtypeStruct((_NUM_TOKENS,), jnp.int32))
+    nnx.eval_shape(run, model, jax.ShapeDtypeStruct((_NUM_TOKENS,), jnp.int32))
     return calls
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxis.config.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig, with_overrides
 from jaxis.config.quantization_files import config_path, read_config, with_quantization
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
-from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.hub_headers import download_config, hub_tensor_infos
-from jaxis.loading.open_checkpoint import read_tensor_infos
+from jaxis.loading.open_checkpoint import ConfigValues, read_config_values, read_tensor_infos
 from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.tied_tables import tables_of, tie_keys
@@ -45,27 +43,20 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -
     """
     name = os.fspath(model)
     path = Path(name).expanduser()
-    if path.exists() and (file := gguf_file(path)) is not None:
-        with GGUFCheckpoint(file) as checkpoint:
-            tensors = {tensor: checkpoint.info(tensor) for tensor in checkpoint.names()}
-            return ModelSource(name, str(checkpoint.path), checkpoint.config, tensors)
-    if path.is_file():
-        if path.suffix != ".json":
-            raise CheckpointError(
-                f"{name} is not a config.json: give one, a folder, a GGUF file, or a Hub id such as Qwen/Qwen3-0.6B"
-            )
-        if path == config_path(path.parent):
-            config = read_config(path.parent)
-        else:
-            config = with_quantization(read_json_object(path))
+    if path.is_file() and path.suffix == ".json":
+        is_own = path == config_path(path.parent)
+        config = read_config(path.parent) if is_own else with_quantization(read_json_object(path))
         return ModelSource(name, str(path), config, None, "config.json alone was given")
-    if path.is_dir():
-        config = read_config(path)
-        if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
-            return ModelSource(name, str(config_path(path)), config, None, "the folder has no *.safetensors files")
-        if not is_orbax_checkpoint(path):
-            config = _with_tables(config, path)
-        return ModelSource(name, str(config_path(path)), config, read_tensor_infos(path))
+    if path.is_file() and gguf_file(path) is None:
+        raise CheckpointError(
+            f"{name} is not a config.json: give one, a folder, a GGUF file, or a Hub id such as Qwen/Qwen3-0.6B"
+        )
+    if path.exists():
+        config, has_files = read_config_values(path), any(path.glob("*.safetensors*"))
+        if not has_files and gguf_file(path) is None and not is_orbax_checkpoint(path):
+            return ModelSource(name, config.source, config.values, None, "the folder has no *.safetensors files")
+        values = _with_tables(config, path) if has_files else config.values
+        return ModelSource(name, config.source, values, read_tensor_infos(path))
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
             f"there is no {name!r}: give a folder, a config.json, or a Hub id such as Qwen/Qwen3-0.6B"
@@ -76,17 +67,11 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -
     return ModelSource(name, str(file), read_config(file.parent), tensors, reason)
 
 
-def _with_tables(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _with_tables(config: ConfigValues, folder: Path) -> dict[str, Any]:
     """Returns the config with what the folder's tensors say of embeddings and head; keys stay as they are written."""
-    written = HFConfig(config, source=str(folder / "config.json"))
+    written = HFConfig(config.values, source=config.source)
     try:
         decided = tables_of(written, folder).config
     except ConfigError:  # the analysis says it
-        return config
-    if decided is written:
-        return config
-    config = copy.deepcopy(config)
-    for key, is_tied in tie_keys(decided).items():
-        place, _, name = key.rpartition(".")
-        (config[place] if place else config)[name] = is_tied
-    return config
+        return config.values
+    return with_overrides(config.values, {} if decided is written else tie_keys(decided), config.source)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from jaxis.bringup.analyze.finding import Code, Finding
 from jaxis.bringup.analyze.number_ranges import number_ranges
 from jaxis.config.quantization import QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError
@@ -20,28 +19,12 @@ from jaxis.models.model_loader import loader_of, unfilled_parameters
 _NUMBER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
 
-@dataclass(frozen=True)
-class TensorProblem:
-    """Similar tensors that the loader refuses, or similar parameters that it leaves unfilled.
-
-    Attributes:
-      kind: "refused": the loader's message is in `reason`. "unfilled": no tensor provides the parameter.
-      names: Names in one pattern, differing numbers as ranges: `model.layers.[0-3].mlp.up_proj.weight`.
-      reason: Error of the first of them.
-    """
-
-    kind: Literal["refused", "unfilled"]
-    names: str
-    count: int
-    reason: str
-
-
 def check_tensors(
     model: JaxModule, tensors: Mapping[str, TensorInfo], quant_config: QuantizationConfig | None
-) -> list[TensorProblem]:
+) -> list[Finding]:
     """Runs the model's `load_weights` on headers; collects everything that it refuses or leaves unfilled.
 
-    Similar problems are merged; there are none if the checkpoint would load. Raises ConfigError if the model's class
+    Similar findings are merged; there are none if the checkpoint would load. Raises ConfigError if the model's class
     has no `load_weights`.
     """
     load_weights = loader_of(model).load_weights
@@ -53,7 +36,7 @@ def check_tensors(
             load_weights(iter(stream.next_tensor, None))
         except CheckpointError as error:
             reason = str(error)
-            if stream.last is not None and _is_about(error, stream.last):
+            if stream.last is not None and error.tensor is not None and f".{stream.last}".endswith(f".{error.tensor}"):
                 refused[stream.last] = reason
             elif not stream.is_exhausted:
                 # The error is about earlier tensors: the last one only ended their group and is still to be loaded.
@@ -66,54 +49,47 @@ def check_tensors(
                 refused[left[0]] = f"was not read by {type(model).__name__}.load_weights"
         if stream.is_exhausted:
             break
-    problems = [TensorProblem("refused", *group) for group in _grouped(refused)]
     unfilled = dict.fromkeys(unfilled_parameters(model), "no tensor of the checkpoint is for it")
-    return problems + [TensorProblem("unfilled", *group) for group in _grouped(unfilled)]
+    return [*_grouped("refused_tensor", refused), *_grouped("unfilled_parameter", unfilled)]
 
 
 class _Stream:
-    """The tensors one by one, remembering the last."""
+    """The tensors one by one; each can be had again, once, while it is the last."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
-        self._tensors = iter(tensors.items())
-        self._pushed_back: tuple[str, TensorInfo] | None = None
-        self._last: tuple[str, TensorInfo] | None = None
-        self._was_pushed_back: tuple[str, TensorInfo] | None = None
-        self.is_exhausted = False
+        self._tensors = list(tensors.items())
+        self._num_given = self._num_repeated = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._num_given > len(self._tensors)
 
     @property
     def last(self) -> str | None:
-        return None if self._last is None or self.is_exhausted else self._last[0]
+        return self._tensors[self._num_given - 1][0] if 0 < self._num_given <= len(self._tensors) else None
 
     def next_tensor(self) -> tuple[str, np.ndarray] | None:
-        item = self._pushed_back or next(self._tensors, None)
-        self._pushed_back = None
-        if item is None:
-            self.is_exhausted = True
+        self._num_given += 1
+        if self.is_exhausted:
             return None
-        self._last = item
-        name, info = item
+        name, info = self._tensors[self._num_given - 1]
         return name, HeaderTensor.of(info.shape, info.dtype)
 
     def push_back(self) -> None:
         """Makes the next iteration yield the last tensor again; only once."""
-        if self._was_pushed_back != self._last:
-            self._pushed_back = self._was_pushed_back = self._last
+        if self._num_repeated < self._num_given:
+            self._num_repeated = self._num_given
+            self._num_given -= 1
 
 
-def _is_about(error: CheckpointError, name: str) -> bool:
-    """Returns whether the tensor is the one at fault."""
-    return error.tensor is not None and f".{name}".endswith(f".{error.tensor}")
-
-
-def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
-    """Yields (pattern, count, first reason) for names that differ only in numbers and have similar reasons."""
+def _grouped(code: Code, reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields a finding for the names that differ only in numbers and have similar reasons."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason in reasons.items():
         words = _NUMBER.sub("#", reason.replace(name, ""))
         groups.setdefault((_NUMBER.sub("#", name), words), []).append(name)
     for names in groups.values():
-        yield join_names(names), len(names), reasons[names[0]]
+        yield Finding(code, (join_names(names),), reasons[names[0]], len(names))
 
 
 def join_names(names: list[str]) -> str:

@@ -82,7 +82,7 @@ def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[
     analysis = analyze(model, revision=revision)
     if not analysis.can_run:
         raise ConfigError(
-            f"{model} cannot run, so there is nothing to prove: {analysis.problems[0]}; jaxis analyze says more"
+            f"{model} cannot run, so there is nothing to prove: {analysis.findings[0]}; jaxis analyze says more"
         )
     source = find_source(model, revision=revision)
     with tempfile.TemporaryDirectory(prefix="jaxis_report_") as scratch:
@@ -125,7 +125,7 @@ def _checklist(
 
 
 def _architecture(model: str, analysis: Analysis) -> ChecklistItem:
-    unknown = [key.key for key in analysis.keys if key.status in ("unsupported", "unknown")]
+    unknown = [key.key for key in analysis.keys if key.use in ("refused", "unread")]
     evidence = [f"{row.name}: {', '.join([row.module, *row.settings])}" for row in _told(analysis) if row.settings]
     evidence.append(
         f"{len(analysis.keys)} keys of config.json, of which not accounted for: {', '.join(unknown) or 'none'}"
@@ -149,20 +149,17 @@ def _told(analysis: Analysis) -> list[ModuleRow]:
 
 def _conversion(model: str, analysis: Analysis, conversions: Sequence[RoundTrip]) -> ChecklistItem:
     evidence = []
-    problems = analysis.tensor_problems
-    if problems is None:
-        evidence.append(f"tensors of the checkpoint itself: {analysis.no_tensors_reason}")
-    else:
-        evidence.append(
-            f"{analysis.num_tensors} tensors of the checkpoint against the parameters: {len(problems)} problems"
-        )
+    if analysis.not_checked:
+        evidence.append(f"tensors of the checkpoint itself: {analysis.not_checked}")
+    else:  # a model with findings has no report
+        evidence.append(f"{analysis.num_tensors} tensors of the checkpoint are the parameters")
     for trip in conversions:
         outcome = "bit for bit the same" if trip.passed else f"{len(trip.different)} differ: {trip.different[0]}"
         evidence.append(
             f"tiny twin to Orbax ({trip.layout}) and back: {trip.num_tensors} tensors in {trip.num_arrays} arrays, "
             f"{outcome}"
         )
-    passed = not problems and all(trip.passed for trip in conversions)
+    passed = all(trip.passed for trip in conversions)
     commands = (f"jaxis convert {model} ORBAX --to orbax --scanned", "jaxis convert ORBAX BACK --to hf")
     return ChecklistItem("Checkpoint conversion", passed, tuple(evidence), commands)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.bringup.analyze.config import construct
+from jaxis.bringup.analyze.construction import construct
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.rope import LongRotaryEmbedding, make_rotary_embedding
