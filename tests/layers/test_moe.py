@@ -15,7 +15,7 @@ from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
-from jaxis.layers.routing import JaxRouter, Routing, choose_experts
+from jaxis.layers.routing import JaxRouter, Routing
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from tests.layers.layer_scopes import scope_of
 
@@ -71,21 +71,21 @@ def test_a_sparse_block_equals_transformers_and_a_tokens_output_is_batch_invaria
 def test_choice_is_by_biased_scores_and_weights_are_the_scores():
     routing = Routing(num_experts=4, num_experts_per_token=2, score_function="sigmoid")
     logits = jnp.asarray([[2.0, 1.0, 0.0, -1.0]])
-    ids, weights = choose_experts(routing, logits, jnp.asarray([0.0, 0.0, 0.0, 5.0]))
+    ids, weights = routing.choose(logits, jnp.asarray([0.0, 0.0, 0.0, 5.0]))
     assert ids.tolist() == [[3, 0]]
     np.testing.assert_allclose(weights, [[1 / (1 + np.e), 1 / (1 + np.exp(-2.0))]], rtol=1e-6)
 
 
 def test_logits_whose_scores_round_to_one_are_still_told_apart():
     routing = Routing(num_experts=4, num_experts_per_token=1, score_function="sigmoid")
-    ids, weights = choose_experts(routing, jnp.asarray([[30.0, 40.0, 50.0, 45.0]]))
+    ids, weights = routing.choose(jnp.asarray([[30.0, 40.0, 50.0, 45.0]]))
     assert (ids.tolist(), weights.tolist()) == ([[2]], [[1.0]])
 
 
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"score_function": "relu"}, "score_function='relu' is not supported; known: softmax, sigmoid, sparsemixer"),
+        ({"score_function": "relu"}, "score_function='relu' is not supported; known: softmax, sigmoid"),
         ({"group_score": "mean"}, "group_score='mean' is not supported"),
         ({"num_groups": 3}, "8 experts cannot be divided into 3 groups"),
         ({"num_groups": 2, "num_allowed_groups": 3}, "cannot come from 3 of 2 groups"),

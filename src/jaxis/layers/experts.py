@@ -57,13 +57,16 @@ class JaxExperts(JaxModule):
 
     Args:
       gated_unit: Function that computes the input of `down_proj` from gate and up, or from up alone.
-      scales_input: True if a token's weight for an expert multiplies the expert's input rather than its output.
       stack_layout: Layout of tensors that hold all experts; None if each tensor holds one.
       are_spread: True if each device of the mesh has whole experts, equally many; False if it has a part of each.
 
     Attributes:
       addition: Addition of adapters to the experts' products; None for none.
+      scales_input: True if a token's weight for an expert multiplies the expert's input rather than its output, which a
+        family sets.
     """
+
+    scales_input: bool = False
 
     addition: ExpertsAddition | None = None
     gate_proj: nnx.Param | None = None
@@ -78,7 +81,6 @@ class JaxExperts(JaxModule):
         rngs: nnx.Rngs,
         *,
         gated_unit: GatedUnit,
-        scales_input: bool = False,
         use_bias: bool = False,
         stack_layout: StackLayout | None = None,
         are_spread: bool = False,
@@ -90,7 +92,6 @@ class JaxExperts(JaxModule):
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
         self.gated_unit = gated_unit
-        self.scales_input = scales_input
         self.stack_layout = stack_layout
         self.are_spread = are_spread
         self.kernel_init = DEFAULT_INIT

@@ -128,7 +128,6 @@ def experts(
         intermediate_size,
         scope.rngs,
         gated_unit=gated_unit,
-        scales_input=routing.scales_input,
         use_bias=use_bias,
         stack_layout=stack_layout,
         are_spread=scope.vllm_config.parallel_config.enable_expert_parallel,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -19,9 +18,8 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter, named_modules
 from jaxis.layers.weight_loader import default_weight_loader
 
-ScoreFunction = Literal["softmax", "sigmoid", "sparsemixer"]
+ScoreFunction = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2_sum"]
-SCORE_FUNCTIONS: tuple[ScoreFunction, ...] = get_args(ScoreFunction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +28,17 @@ class Routing:
 
     An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
     are chosen, by score plus selection bias if there is one; their weights are their scores, without the bias. A
-    softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with `renormalize`.
-
-    With "sparsemixer" (arXiv:2409.12136) experts are chosen one after the other. The weight of each is a softmax over
-    the experts that were not chosen before and whose logits are near its own.
+    softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with `renormalize`. Families that
+    route otherwise override a method.
 
     Attributes:
-      score_function: "softmax", "sigmoid" or "sparsemixer".
-      sparsemixer_jitter: Logits are near the best one if their difference to it is at most twice this share of the
-        larger of their magnitude and the best one.
-      logit_soft_cap: Bound of the logits, which first become `cap * tanh(logits / cap)`; None for none.
-      renormalize: True to divide a token's k weights by their sum.
-      sum_epsilon: Added to that sum; it guards against sigmoids that are all 0.
-      minimum_sum: Lower bound of that sum.
+      score_function: "softmax" or "sigmoid".
+      renormalize: True to divide a token's k weights by `divisor`.
       scaling_factor: Multiplies the weights, last.
       num_groups: Number of equally sized groups of consecutive experts.
       num_allowed_groups: Number of the best groups that a token's experts come from.
       group_score: Score of a group: its best expert ("max") or the sum of its best two ("top2_sum").
-      biases_logits: True to add a selection bias to logits, not to scores (Kolibri).
       float32_logits: True if the router multiplies in float32 regardless of the model's type.
-      scales_input: True if a weight multiplies its expert's input rather than its output (Llama 4).
 
     Raises:
       ConfigError: On construction, if the values are inconsistent.
@@ -58,21 +47,15 @@ class Routing:
     num_experts: int
     num_experts_per_token: int
     score_function: ScoreFunction = "softmax"
-    sparsemixer_jitter: float = 0.0
-    logit_soft_cap: float | None = None
     renormalize: bool = False
-    sum_epsilon: float = 1e-20
-    minimum_sum: float = 0.0
     scaling_factor: float = 1.0
     num_groups: int = 1
     num_allowed_groups: int = 1
     group_score: GroupScore = "max"
-    biases_logits: bool = False
     float32_logits: bool = False
-    scales_input: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("score_function", SCORE_FUNCTIONS), ("group_score", get_args(GroupScore))):
+        for name, known in (("score_function", get_args(ScoreFunction)), ("group_score", get_args(GroupScore))):
             if getattr(self, name) not in known:
                 raise ConfigError(
                     f"the router's {name}={getattr(self, name)!r} is not supported; known: {', '.join(known)}"
@@ -94,72 +77,51 @@ class Routing:
         if self.num_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
             raise ConfigError(f"groups of {group_size} expert have no best two")
 
+    def bounded(self, logits: jax.Array) -> jax.Array:
+        """Returns the logits [T, X] that experts are chosen by, of the router's own."""
+        return logits
+
+    def choose(self, logits: jax.Array, selection_bias: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """Returns expert_ids i32 [T, k], best first, and expert_weights float32 [T, k], of logits float32 [T, X].
+
+        `selection_bias` float32 [X] changes the choice only; None for none.
+        """
+        scores = softmax(logits) if self.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
+        if selection_bias is not None:
+            choice = self.biased(logits, scores, selection_bias)
+        elif self.num_groups == 1:
+            # Logits order like scores, but do not tie where scores round to equal values.
+            choice = logits
+        else:
+            choice = scores
+        if self.num_allowed_groups < self.num_groups:
+            choice = jnp.where(self._in_allowed_groups(choice), choice, -jnp.inf)
+        _, expert_ids = jax.lax.top_k(choice, self.num_experts_per_token)
+        weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
+        if self.renormalize:
+            weights = weights / self.divisor(weights)
+        return expert_ids, weights * self.scaling_factor
+
+    def biased(self, logits: jax.Array, scores: jax.Array, selection_bias: jax.Array) -> jax.Array:
+        """Returns what the best are chosen of, [T, X]."""
+        del logits
+        return scores + selection_bias
+
+    def divisor(self, weights: jax.Array) -> jax.Array:
+        """Returns the divisor [T, 1] of a token's weights [T, k]: their sum, and guards it against zeros."""
+        return weights.sum(-1, keepdims=True) + 1e-20
+
+    def _in_allowed_groups(self, choice: jax.Array) -> jax.Array:
+        """Returns bool [T, X]: True for the experts of each token's best groups."""
+        groups = choice.reshape(-1, self.num_groups, self.num_experts // self.num_groups)
+        best = jax.lax.top_k(groups, 1 if self.group_score == "max" else 2)[0].sum(-1)
+        _, allowed = jax.lax.top_k(best, self.num_allowed_groups)
+        is_allowed = (allowed[:, :, None] == jnp.arange(self.num_groups)).any(1)
+        return jnp.repeat(is_allowed, groups.shape[-1], axis=-1)
+
 
 RouterObserver = Callable[[Routing, jax.Array, jax.Array], None]
-"""Function of a router's settings, its logits, float32 [T, X], and the experts that it chose, i32 [T, k]."""
-
-
-def choose_experts(
-    routing: Routing,
-    logits: jax.Array,
-    selection_bias: jax.Array | None = None,
-    observe: RouterObserver | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns expert_ids i32 [T, k], best first, and expert_weights float32 [T, k], of logits [T, X].
-
-    `selection_bias` float32 [X] is added to the scores, or the logits, for choosing only; None for none. Logits have
-    any floating type. `observe` gets them in float32, after the soft cap.
-    """
-    logits = logits.astype(jnp.float32)
-    if routing.logit_soft_cap is not None:
-        logits = routing.logit_soft_cap * in_whole_vectors(jnp.tanh, logits / routing.logit_soft_cap)
-    choose = _sparsemixer if routing.score_function == "sparsemixer" else functools.partial(_best, selection_bias)
-    expert_ids, expert_weights = choose(routing, logits)
-    if observe is not None:
-        observe(routing, logits, expert_ids)
-    return expert_ids, expert_weights
-
-
-def _best(selection_bias: jax.Array | None, routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    scores = softmax(logits) if routing.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
-    if selection_bias is not None:
-        choice = (logits if routing.biases_logits else scores) + selection_bias
-    elif routing.num_groups == 1:
-        # Logits order like scores, but do not tie where scores round to equal values.
-        choice = logits
-    else:
-        choice = scores
-    if routing.num_allowed_groups < routing.num_groups:
-        choice = jnp.where(_in_allowed_groups(routing, choice), choice, -jnp.inf)
-    _, expert_ids = jax.lax.top_k(choice, routing.num_experts_per_token)
-    weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
-    if routing.renormalize:
-        total = weights.sum(-1, keepdims=True) + routing.sum_epsilon
-        weights = weights / (jnp.maximum(total, routing.minimum_sum) if routing.minimum_sum else total)
-    return expert_ids, weights * routing.scaling_factor
-
-
-def _sparsemixer(routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    expert_ids, weights = [], []
-    remaining = logits
-    for _ in range(routing.num_experts_per_token):
-        best = remaining.max(-1, keepdims=True)
-        is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > 2 * routing.sparsemixer_jitter
-        chosen = remaining.argmax(-1, keepdims=True)
-        scores = softmax(jnp.where(is_far, -jnp.inf, remaining))
-        expert_ids.append(chosen)
-        weights.append(jnp.take_along_axis(scores, chosen, axis=-1))
-        remaining = jnp.where(jnp.arange(routing.num_experts) == chosen, -jnp.inf, remaining)
-    return jnp.concatenate(expert_ids, -1).astype(jnp.int32), jnp.concatenate(weights, -1)
-
-
-def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
-    """Returns bool [T, X]: True for the experts of each token's best groups."""
-    groups = choice.reshape(-1, routing.num_groups, routing.num_experts // routing.num_groups)
-    best = jax.lax.top_k(groups, 1 if routing.group_score == "max" else 2)[0].sum(-1)
-    _, allowed = jax.lax.top_k(best, routing.num_allowed_groups)
-    is_allowed = (allowed[:, :, None] == jnp.arange(routing.num_groups)).any(1)
-    return jnp.repeat(is_allowed, groups.shape[-1], axis=-1)
+"""Function of a router's settings, its bounded logits, float32 [T, X], and the experts that it chose, i32 [T, k]."""
 
 
 def _selection_bias(rngs: nnx.Rngs, routing: Routing) -> nnx.Param:
@@ -222,7 +184,11 @@ class JaxRouter(JaxLinear):
         if self.bias is not None:
             logits = logits + self.bias[...]
         bias = self.e_score_correction_bias
-        return choose_experts(self.routing, logits, None if bias is None else bias[...], self.observe)
+        logits = self.routing.bounded(logits.astype(jnp.float32))
+        expert_ids, expert_weights = self.routing.choose(logits, None if bias is None else bias[...])
+        if self.observe is not None:
+            self.observe(self.routing, logits, expert_ids)
+        return expert_ids, expert_weights
 
 
 def observe_routers(module: nnx.Module, observe: RouterObserver) -> None:

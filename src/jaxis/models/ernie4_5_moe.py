@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -51,13 +56,23 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
         return DecoderOptions(tied_by_default=True, prediction_modules=("model.mtp_",))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ErnieRouting(Routing):
+    """Routing with a lower bound of the sum that divides a token's weights."""
+
+    minimum: float
+
+    def divisor(self, weights: jax.Array) -> jax.Array:
+        return jnp.maximum(super().divisor(weights), self.minimum)
+
+
 def _feed_forward(scope: LayerScope) -> FeedForward:
     config, mlp = scope.config, scope / "mlp"
-    routing = Routing(
+    routing = ErnieRouting(
         num_experts=config["moe_num_experts"],
         num_experts_per_token=config["moe_k"],
         renormalize=True,
-        minimum_sum=config.get("moe_norm_min", 1e-12),
+        minimum=config.get("moe_norm_min", 1e-12),
         float32_logits=True,
     )
     first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)

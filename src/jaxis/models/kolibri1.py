@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -30,11 +32,10 @@ class Kolibri1DecoderLayer(GlmSandwichDecoderLayer):
             ),
             mlp=SparseMoE(
                 scope / "mlp",
-                routing=Routing(
+                routing=KolibriRouting(
                     num_experts=config["num_experts" if "num_experts" in config else "num_local_experts"],
                     num_experts_per_token=config["num_experts_per_tok"],
                     score_function="sigmoid",
-                    biases_logits=True,
                     renormalize=config.get("norm_topk_prob", False),
                     float32_logits=True,
                 ),
@@ -43,6 +44,12 @@ class Kolibri1DecoderLayer(GlmSandwichDecoderLayer):
                 shared_experts=GatedMLP(scope / "mlp" / "shared_experts", intermediate_size=shared_size),
             ),
         )
+
+
+class KolibriRouting(Routing):
+    def biased(self, logits: jax.Array, scores: jax.Array, selection_bias: jax.Array) -> jax.Array:
+        del scores
+        return logits + selection_bias
 
 
 class Kolibri1ForCausalLM(CausalLM):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
 from jaxis.config.rope_config import rope_config
+from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import FeedForward, GatedMLP
@@ -80,13 +86,23 @@ class LagunaForCausalLM(CausalLM):
             config.ignore(key, because="dense layers do not have it")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LagunaRouting(Routing):
+    """Routing by logits that first become `soft_cap * tanh(logits / soft_cap)`; 0 leaves them as they are."""
+
+    soft_cap: float
+
+    def bounded(self, logits: jax.Array) -> jax.Array:
+        return self.soft_cap * in_whole_vectors(jnp.tanh, logits / self.soft_cap) if self.soft_cap else logits
+
+
 def _feed_forward(scope: LayerScope) -> FeedForward:
     config, mlp = scope.config, scope / "mlp"
-    routing = Routing(
+    routing = LagunaRouting(
         num_experts=config["num_experts"],
         num_experts_per_token=config["num_experts_per_tok"],
         score_function="sigmoid",
-        logit_soft_cap=config.get("moe_router_logit_softcapping", 0.0) or None,
+        soft_cap=config.get("moe_router_logit_softcapping", 0.0),
         renormalize=True,
         scaling_factor=config.get("moe_routed_scaling_factor", 1.0),
     )

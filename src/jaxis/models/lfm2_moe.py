@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
@@ -19,14 +21,18 @@ class Lfm2MoeForCausalLM(LfmCausalLM):
     layer_class = Lfm2MoeDecoderLayer
 
 
+class Lfm2Routing(Routing):
+    def divisor(self, weights: jax.Array) -> jax.Array:
+        return weights.sum(-1, keepdims=True) + 1e-6
+
+
 def _moe(scope: LayerScope) -> SparseMoE:
     config = scope.config
-    routing = Routing(
+    routing = Lfm2Routing(
         num_experts=config["num_experts"],
         num_experts_per_token=config["num_experts_per_tok"],
         score_function="sigmoid",
         renormalize=config.get("norm_topk_prob", True),
-        sum_epsilon=1e-6,
         scaling_factor=config.get("routed_scaling_factor", 1.0),
     )
     return SparseMoE(

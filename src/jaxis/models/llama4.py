@@ -99,7 +99,6 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
         num_experts=config["num_local_experts"],
         num_experts_per_token=config.get("num_experts_per_tok", 1),
         score_function="sigmoid",
-        scales_input=True,
     )
     if (sparse_layers := config.get("moe_layers")) is not None:
         is_sparse = scope.layer_index in sparse_layers
@@ -108,13 +107,15 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     if not is_sparse:
         return GatedMLP(block, intermediate_size=config["intermediate_size_mlp"])
     expert_size = config["intermediate_size"]
-    return SparseMoE(
+    moe = SparseMoE(
         block,
         routing=routing,
         intermediate_size=expert_size,
         stack_layout=StackLayout(transposed=True),
         shared_experts=GatedMLP(block / "shared_experts", intermediate_size=expert_size),
     )
+    moe.experts.scales_input = True
+    return moe
 
 
 FAMILY = Family(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import rope_config
+from jaxis.kernels.gates import softmax
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import layer_norm
@@ -20,11 +26,10 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
-        routing = Routing(
+        routing = SparseMixer(
             num_experts=config["num_local_experts"],
             num_experts_per_token=config["num_experts_per_tok"],
-            score_function="sparsemixer",
-            sparsemixer_jitter=config.get("router_jitter_noise", 0.01),
+            jitter=config.get("router_jitter_noise", 0.01),
         )
         super().__init__(
             scope,
@@ -38,6 +43,34 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
             mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
             make_norm=_norm,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMixer(Routing):
+    """Routing to experts that are chosen one after the other (arXiv:2409.12136).
+
+    The weight of each is a softmax over the experts that were not chosen before and whose logits are near its own.
+
+    Attributes:
+      jitter: Logits are near the best one if their difference to it is at most twice this share of the larger of their
+        magnitude and the best one.
+    """
+
+    jitter: float
+
+    def choose(self, logits: jax.Array, selection_bias: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        del selection_bias
+        expert_ids, weights = [], []
+        remaining = logits
+        for _ in range(self.num_experts_per_token):
+            best = remaining.max(-1, keepdims=True)
+            is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > 2 * self.jitter
+            chosen = remaining.argmax(-1, keepdims=True)
+            scores = softmax(jnp.where(is_far, -jnp.inf, remaining))
+            expert_ids.append(chosen)
+            weights.append(jnp.take_along_axis(scores, chosen, axis=-1))
+            remaining = jnp.where(jnp.arange(self.num_experts) == chosen, -jnp.inf, remaining)
+        return jnp.concatenate(expert_ids, -1).astype(jnp.int32), jnp.concatenate(weights, -1)
 
 
 class PhimoeForCausalLM(CausalLM):
