@@ -1,13 +1,16 @@
 """The grouped product in plain JAX: its definition and its loop, against numpy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels.grouped_matmul import reference
-from jaxis.kernels.weights import QuantizedWeight, WeightScheme, quantize
+from jaxis.kernels.grouped_matmul import loop, reference
+from jaxis.kernels.weights import ROWS_AXIS, ExpertStacks, QuantizedWeight, WeightScheme, experts, quantize
 from jaxis.kernels.weights.grouped_experts import grouped_matmul
+from jaxis.layers.glu import GLU
 from tests.support.quantized_products import expected_weight, quantized_product
 
 # Of 40 rows: some groups without any, one group with all, rows past the last group, one row each.
@@ -78,8 +81,40 @@ def test_quantized_weights(how, act_qtype):
     assert isinstance(stack, QuantizedWeight)
     assert stack.shape == (5, 24, 64)
     exact = expected(x, group_sizes, multiply)
-    y = jax.jit(grouped_matmul)(jnp.asarray(x), stack, jnp.array(group_sizes, jnp.int32))
+    y, derive = jax.vjp(lambda x: jax.jit(grouped_matmul)(x, stack, jnp.array(group_sizes, jnp.int32)), jnp.asarray(x))
     np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+    cotangent = random(40, 24, seed=9)
+    by_hand = expected(cotangent, group_sizes, lambda rows, group: rows @ expected_weight(weights[group]))
+    np.testing.assert_allclose(derive(cotangent)[0], by_hand, rtol=0, atol=1e-5 * np.abs(by_hand).max())
+
+
+@pytest.mark.parametrize("scales_input", [False, True])
+def test_rows_that_are_mapped_over_are_multiplied_together(scales_input, monkeypatch):
+    weights = [jnp.asarray(random(5, *shape, seed=i)) for i, shape in enumerate([(24, 16), (24, 16), (16, 24)])]
+    biases = [jnp.asarray(random(*weight.shape[:2], seed=i + 3)) for i, weight in enumerate(weights)]
+    rng = np.random.default_rng(0)
+    x, routed = random(3, 8, 16, seed=6), jnp.asarray(rng.random((3, 8, 2), np.float32))
+    ids = jnp.asarray(rng.permuted(np.tile(np.arange(5), (3, 8, 1)), axis=-1)[..., :2])
+    form = ExpertStacks(*weights, *biases, 5, GLU(jax.nn.silu), scales_input)
+
+    def total(over_rows, weights, x, routed):
+        row = lambda x, ids, routed: experts(x, ids, routed, form.with_arrays(weights, biases))  # noqa: E731
+        return jnp.sum(over_rows(row)(x, ids, routed) ** 2)
+
+    def gradients(over_rows):
+        return jax.jit(jax.grad(functools.partial(total, over_rows), (0, 1, 2)))
+
+    alone = gradients(lambda row: lambda *rows: jnp.stack([row(*each) for each in zip(*rows, strict=True)]))
+    wanted, multiply, multiplied = alone(weights, x, routed), loop.grouped_matmul, []
+    monkeypatch.setattr(
+        loop,
+        "grouped_matmul",
+        lambda each, rows, *others: multiplied.append(len(rows)) or multiply(each, rows, *others),
+    )
+    found = gradients(lambda row: jax.vmap(row, axis_name=ROWS_AXIS))(weights, x, routed)
+    assert max(multiplied) == x.shape[0] * ids.shape[1] * ids.shape[2]
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
 
 
 def test_weights_of_groups_without_rows_are_not_read():

@@ -6,7 +6,7 @@ A layer is recomputed for its derivatives, gathers its weights from other device
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.kernels.platform import target_platform
-from jaxis.kernels.weights import WeightValue
+from jaxis.kernels.weights import ROWS_AXIS, WeightValue
 from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
 from jaxis.layers.decoder_layer import LayerOutput
 from jaxis.layers.experts import JaxExperts
@@ -36,7 +36,7 @@ class FunctionalModel:
     """A model as a pure function of its weights, which are arguments of its methods.
 
     Attributes:
-      has_experts: True for a mixture of experts, whose products XLA cannot compute for several batch rows together.
+      has_experts: True for a mixture of experts.
       logical_axes: Logical axes of the parameters, by name.
       other_names: Names of variables that are not weights. A variable shared by several modules has one of its names.
     """
@@ -107,23 +107,23 @@ class LayerCalls:
     Attributes:
       recompute: True to recompute layers for their derivatives.
       observes_routers: True to collect `router_sums` of the routers in the layers called so far.
-      rows_axis: Name of the `jax.vmap` axis over batch rows; None without one.
+      is_mapped: True if `jax.vmap` maps the calls over `ROWS_AXIS`.
     """
 
     recompute: bool
     observes_routers: bool
-    rows_axis: str | None = None
+    is_mapped: bool = False
     router_sums: list[RouterSums] = field(default_factory=list)
 
     def __call__(self, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> LayerOutput:
         call = _call_inline if layers_are_inlined() else _call
-        output, sums = call(self.recompute, self.observes_routers, self.rows_axis, graph, state, *arguments)
+        output, sums = call(self.recompute, self.observes_routers, self.is_mapped, graph, state, *arguments)
         self.router_sums.extend(sums)
         return output
 
 
 def _run(
-    recompute: bool, observes: bool, rows_axis: str | None, graph: nnx.GraphDef, state: nnx.State, *arguments: Any
+    recompute: bool, observes: bool, is_mapped: bool, graph: nnx.GraphDef, state: nnx.State, *arguments: Any
 ) -> Any:
     """Returns the output of a layer and the sums of its routers. Equal layers are traced once."""
 
@@ -137,7 +137,7 @@ def _run(
 
     is_paged = any(isinstance(each, AttentionMetadata) and each.scratch is not None for each in arguments)
     if recompute and target_platform() == "cpu" and not has_shards(state) and not is_paged:
-        return recomputed(run, rows_axis, state, *arguments)
+        return _recomputed_rows(run, state, *arguments) if is_mapped else recomputed(run, state, *arguments)
     if recompute:
         run = jax.checkpoint(run)
     elif has_shards(state):
@@ -148,6 +148,19 @@ def _run(
 
 _call = jax.jit(_run, static_argnums=(0, 1, 2, 3))
 _call_inline = jax.jit(_run, static_argnums=(0, 1, 2, 3), inline=True)
+
+
+def _recomputed_rows(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Recomputes all batch rows together. The gradients of weights are then never in memory row by row."""
+    mapped = jax.custom_batching.custom_vmap(run)
+
+    @mapped.def_vmap
+    def vmap(_: int, is_batched: Sequence[Any], *operands: Any) -> tuple[Any, Any]:
+        in_axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(is_batched))
+        outputs = recomputed(jax.vmap(run, in_axes=in_axes, axis_name=ROWS_AXIS), *operands)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    return mapped(*arguments)
 
 
 def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> RouterObserver:
@@ -209,13 +222,12 @@ class _Kept:
     wanted: tuple[int, ...] = field(metadata={"static": True})
 
 
-def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: Any) -> Any:
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function of arrays, and computes it again for its derivatives, so that only arguments are kept in memory.
 
     `jax.checkpoint` saves no memory on CPU: XLA drops the barriers that delay recomputation. It then recomputes
     everything at once and holds all of it together. Here, recomputation is in a conditional whose predicate depends on
-    the cotangent, so it cannot run earlier. `axis_name` is the `jax.vmap` axis over the call, if any, where a predicate
-    for each batch row would make both branches run.
+    the cotangent, so it cannot run earlier. Under `jax.vmap`, both branches would run: map the function instead.
     """
     leaves, tree = jax.tree.flatten(arguments)
 
@@ -245,8 +257,6 @@ def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: 
             return function(*tree.unflatten(leaves))
 
         first = jnp.ravel(max(known, key=np.size))[0]
-        if axis_name is not None:
-            first = jax.lax.pmax(first, axis_name)
         # False for NaN only, where all results are NaN anyway.
         found = jax.lax.cond(
             first == first,

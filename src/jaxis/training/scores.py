@@ -16,13 +16,13 @@ import jax.numpy as jnp
 
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.kernels.sampling import TokenFilters, logsumexp, tempered, weights_of
+from jaxis.kernels.weights import ROWS_AXIS
 from jaxis.layers.attention_metadata import ScratchCache
 from jaxis.layers.module import JaxModule
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import FunctionalModel, LayerCalls, RouterSums, Values, hidden_states
 
 CHUNK_TOKENS = 256
-_ROWS = "rows"
 
 
 class Scores(NamedTuple):
@@ -227,7 +227,7 @@ def make_forward(
       scratch: Cache of the engine's forward pass; None for the plain forward pass.
     """
 
-    is_mapped = not model.has_experts and scratch is None
+    is_mapped = scratch is None
 
     def states(values: Values, batch: TrainingBatch, key: jax.Array) -> States:
         values = model.gathered(values)
@@ -237,12 +237,12 @@ def make_forward(
             return cast(GenerativeModel, bound(values, key))
 
         def of_row(row: TrainingBatch, key: jax.Array) -> tuple[jax.Array, RouterSums | None]:
-            calls = LayerCalls(recompute, observes_routers, _ROWS if is_mapped else None)
+            calls = LayerCalls(recompute, observes_routers, is_mapped)
             hidden = hidden_states(bind(key), row, calls, scratch)
             return hidden, jax.tree.map(lambda *each: sum(each), *calls.router_sums) if observes_routers else None
 
         if is_mapped:
-            hidden, router_sums = jax.vmap(of_row, axis_name=_ROWS)(batch, keys)
+            hidden, router_sums = jax.vmap(of_row, axis_name=ROWS_AXIS)(batch, keys)
         else:
             hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
         compute_logits = bind(key).compute_logits

@@ -21,6 +21,7 @@ from jaxis.kernels.weights.functions import (
     pack,
     take_rows,
 )
+from jaxis.kernels.weights.grouped_experts import ROWS_AXIS
 from jaxis.kernels.weights.packed_weight import PackedWeight, can_pack_experts
 from jaxis.kernels.weights.quantize import quantize
 from jaxis.kernels.weights.quantized_weight import QuantizedWeight
@@ -29,6 +30,7 @@ from jaxis.kernels.weights.scheme import WeightScheme, check_quantizable
 from jaxis.kernels.weights.weight import Allocate, ExpertStacks, GatedUnit, Weight, WeightValue
 
 __all__ = [
+    "ROWS_AXIS",
     "Allocate",
     "BlockScaledWeight",
     "CodedWeight",

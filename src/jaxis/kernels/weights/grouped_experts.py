@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ from jaxis.kernels.platform import target_platform
 from jaxis.kernels.weights.experts_on_devices import experts_on_shards, experts_on_their_devices
 from jaxis.kernels.weights.float_weight import as_weight
 from jaxis.kernels.weights.weight import ExpertStacks, WeightValue
+
+ROWS_AXIS = "rows"
+"""Axis of `jax.vmap` over batch rows, all of whose tokens a layer of experts computes together."""
 
 
 @jax.custom_vjp
@@ -25,10 +29,10 @@ def grouped_matmul(x: jax.Array, weight: WeightValue, group_sizes: jax.Array) ->
     kernels, stack = accelerator_kernels(), as_weight(weight).kernel_stack()
     if kernels is not None and stack is not None and kernels.supports(x, stack):
         return kernels.grouped_matmul(as_weight(weight).round_input(x), stack, group_sizes)
-    return _grouped_by_definition(x, weight, group_sizes)
+    return _by_definition(x, weight, group_sizes)
 
 
-def _grouped_by_definition(x: jax.Array, weight: WeightValue, group_sizes: jax.Array) -> jax.Array:
+def _by_definition(x: jax.Array, weight: WeightValue, group_sizes: jax.Array) -> jax.Array:
     x = as_weight(weight).round_input(x)
     return reference.grouped_matmul(x, as_weight(weight).dequantize(x.dtype), group_sizes)
 
@@ -38,7 +42,17 @@ def _forward(*operands: Any) -> tuple[jax.Array, tuple[Any, ...]]:
 
 
 def _backward(operands: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
-    return jax.vjp(_grouped_by_definition, *operands)[1](cotangent)
+    x, weight, group_sizes = operands
+    if target_platform() != "cpu":
+        return jax.vjp(_by_definition, *operands)[1](cotangent)
+
+    def transposed(rows: jax.Array, of_group: WeightValue) -> jax.Array:
+        return rows @ as_weight(of_group).dequantize(rows.dtype)
+
+    of_x = loop.grouped_matmul(transposed, cotangent, weight, group_sizes)
+    floats, derive = jax.vjp(lambda weight: as_weight(weight).dequantize(x.dtype), weight)
+    of_floats = loop.grouped_outer(cotangent, as_weight(weight).round_input(x), group_sizes)
+    return of_x, *derive(of_floats.astype(floats.dtype)), None
 
 
 grouped_matmul.defvjp(_forward, _backward)
@@ -48,10 +62,36 @@ def experts_by_groups(
     x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
 ) -> jax.Array:
     """Computes `functions.experts` by grouped products, on each device if there are several."""
-    y = experts_on_their_devices(_experts_by_groups, x, expert_ids, expert_weights, stacks)
-    if y is None and target_platform() != "cpu":
-        y = experts_on_shards(_experts_by_groups, x, expert_ids, expert_weights, stacks)
-    return _experts_by_groups(x, expert_ids, expert_weights, stacks) if y is None else y
+
+    def layer(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any) -> jax.Array:
+        operands = x, expert_ids, expert_weights, stacks.with_arrays(weights, biases)
+        y = experts_on_their_devices(_experts_by_groups, *operands)
+        if y is None and target_platform() != "cpu":
+            y = experts_on_shards(_experts_by_groups, *operands)
+        return _experts_by_groups(*operands) if y is None else y
+
+    return _of_all_rows(layer)(x, expert_ids, expert_weights, stacks.weights, stacks.biases)
+
+
+def _of_all_rows(layer: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Makes a layer compute all rows that `jax.vmap` maps over `ROWS_AXIS` as one array of tokens."""
+    try:
+        jax.lax.axis_size(ROWS_AXIS)
+    except NameError:  # there is no such axis
+        return layer
+    mapped = jax.custom_batching.custom_vmap(layer)
+
+    @mapped.def_vmap
+    def vmap(axis_size: int, is_batched: Sequence[Any], *operands: Any) -> tuple[jax.Array, bool]:
+        *of_tokens, weights, biases = operands
+        rows = [
+            each if batched else jnp.broadcast_to(each, (axis_size, *each.shape))
+            for each, batched in zip(of_tokens, is_batched, strict=False)
+        ]
+        y = layer(*(each.reshape(-1, each.shape[-1]) for each in rows), weights, biases)
+        return y.reshape(*rows[0].shape[:-1], -1), True
+
+    return mapped
 
 
 def _experts_by_groups(
