@@ -37,16 +37,19 @@ def expected(x, slots, pairs):
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("rows", "k"), [(1, 5), (7, 48), (40, 129)])
-def test_each_row_is_multiplied_by_the_matrices_of_its_slot(rows, k, dtype):
+@pytest.mark.parametrize(("rows", "k", "num_slots"), [(1, 5, 3), (7, 48, 1), (40, 129, 3)])
+def test_each_row_is_multiplied_by_the_matrices_of_its_slot(rows, k, num_slots, dtype):
     rng = np.random.default_rng(rows)
     # More than one call of a kernel takes.
-    pairs = [stack(rng, 3, 6, k, n, dtype) for n in (1, 70, 128, 16, 3)]
-    x, slots = rng.standard_normal((rows, k)).astype(np.float32), rng.integers(0, 4, rows).astype(np.int32)
+    pairs = [stack(rng, num_slots, 6, k, n, dtype) for n in (1, 70, 128, 16, 3)]
+    x, slots = rng.standard_normal((rows, k)).astype(np.float32), rng.integers(0, num_slots + 1, rows, np.int32)
     run = jax.jit(lambda *operands: low_rank(*operands))  # of its own: what another implementation traced is not taken
     for y, each in zip(run(x, slots, pairs), pairs, strict=True):
         wanted = expected(x.astype(np.float64), slots, each)
         np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-4 * max(1.0, np.abs(wanted).max()))
+        _, derive = jax.vjp(jax.jit(lambda x, each=each: low_rank(x, slots, [each])[0]), x)
+        wanted = expected(np.asarray(y, np.float64), slots, LowRankStack(each.b, each.a, each.ranks))
+        np.testing.assert_allclose(derive(y)[0], wanted, rtol=1e-5, atol=1e-4 * max(1.0, np.abs(wanted).max()))
 
 
 def test_rows_without_a_slot_are_zeros_and_read_nothing(is_native):

@@ -56,6 +56,9 @@ def _stacks(arrays: Sequence[jax.Array]) -> list[LowRankStack]:
 def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Array:
     """Computes one stack's product in plain JAX, with rows sorted by place, so that matrices are read once."""
     num_slots, rank = stack.a.shape[:2]
+    if num_slots == 1:
+        u = jnp.where(jnp.arange(rank) < stack.ranks, x @ stack.a[0].astype(x.dtype).T, 0.0)
+        return jnp.where(slots[:, None] == 1, u @ stack.b[0].astype(x.dtype), 0.0)
     slots = jnp.where(slots == 0, num_slots, slots - 1)
     order = jnp.argsort(slots)
     sizes = jnp.bincount(slots, length=num_slots + 1)[:num_slots].astype(jnp.int32)

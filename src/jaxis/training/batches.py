@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxis.training.examples import Example
@@ -48,6 +49,26 @@ class TrainingBatch:
     def arrays(self) -> dict[str, np.ndarray | jax.Array]:
         """Returns the arrays above by name, without those of a subclass."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainingBatch)}
+
+    def joined(self) -> tuple[TrainingBatch, jax.Array]:
+        """Joins the batch rows of one micro-batch to one without padding between them.
+
+        Returns the row, and the place in it of each token of the batch, int32 [B * L].
+        """
+        is_sequence = jnp.arange(self.seq_lens.shape[1]) < jnp.asarray(self.num_sequences)[:, None]
+        sequences = jnp.argsort(~is_sequence.reshape(-1), stable=True)
+        seq_lens = jnp.where(is_sequence, self.seq_lens, 0)
+        is_token = jnp.arange(self.ids.shape[1]) < jnp.sum(seq_lens, axis=1)[:, None]
+        tokens = jnp.argsort(~is_token.reshape(-1), stable=True)
+        ids, targets, learned, positions = (
+            jnp.asarray(each).reshape(-1)[tokens] for each in (self.ids, self.targets, self.learned, self.positions)
+        )
+        seq_lens = seq_lens.reshape(-1)[sequences]
+        ends = jnp.cumsum(seq_lens, dtype=jnp.int32)
+        starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+        count, number = jnp.sum(jnp.asarray(self.num_sequences)), jnp.asarray(self.number)[0]
+        row = TrainingBatch(ids, targets, learned, positions, seq_lens, starts, count, number)
+        return row, jnp.argsort(tokens)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from jaxis.kernels.weights import ROWS_AXIS, WeightValue
 from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
 from jaxis.layers.decoder_layer import LayerOutput
 from jaxis.layers.experts import JaxExperts
+from jaxis.layers.kv_cache_spec import HasCache, KVCacheSpec
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.routing import RouterObserver, Routing
 from jaxis.models.common.decoder import CausalLM, layers_are_inlined, run_layer
@@ -37,6 +38,7 @@ class FunctionalModel:
 
     Attributes:
       has_experts: True for a mixture of experts.
+      has_dense_attention: True if the derivative of a layer's attention has scores of all pairs of tokens in memory.
       logical_axes: Logical axes of the parameters, by name.
       other_names: Names of variables that are not weights. A variable shared by several modules has one of its names.
     """
@@ -44,6 +46,7 @@ class FunctionalModel:
     def __init__(self, model: JaxModule) -> None:
         modules = list(named_modules(model))
         self.has_experts = any(isinstance(module, JaxExperts) for _, module in modules)
+        self.has_dense_attention = any(_is_dense(module) for _, module in modules)
         layers = {id(layer) for layer in model.decoder.layers} if isinstance(model, CausalLM) else set()
         self._in_layers = tuple(f"{name}." for name, module in modules if id(module) in layers)
         self._graph, parameters, self._others = nnx.split(model, nnx.Param, ...)
@@ -207,6 +210,13 @@ def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:
 def is_float(value: Any) -> TypeGuard[jax.Array]:
     """Returns whether a parameter holds a plain array of floats."""
     return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _is_dense(module: object) -> bool:
+    if not isinstance(module, HasCache):
+        return False
+    is_plain = isinstance(module.kv_cache_spec, KVCacheSpec)
+    return not is_plain or any(getattr(module, name, None) is not None for name in ("soft_cap", "sinks"))
 
 
 def _name(path: tuple[Any, ...]) -> str:

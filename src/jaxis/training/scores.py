@@ -227,6 +227,7 @@ def make_forward(
       scratch: Cache of the engine's forward pass; None for the plain forward pass.
     """
 
+    is_joined = scratch is not None and not model.has_dense_attention
     is_mapped = scratch is None
 
     def states(values: Values, batch: TrainingBatch, key: jax.Array) -> States:
@@ -241,7 +242,12 @@ def make_forward(
             hidden = hidden_states(bind(key), row, calls, scratch)
             return hidden, jax.tree.map(lambda *each: sum(each), *calls.router_sums) if observes_routers else None
 
-        if is_mapped:
+        if is_joined:
+            # A sequence's bits depend on no other one.
+            row, places = batch.joined()
+            hidden, router_sums = jax.tree.map(lambda each: each[None], of_row(row, key))
+            hidden = hidden[:, places]
+        elif is_mapped:
             hidden, router_sums = jax.vmap(of_row, axis_name=ROWS_AXIS)(batch, keys)
         else:
             hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
