@@ -23,11 +23,35 @@ from tests.support.places import REPOSITORY
 FOLDER = REPOSITORY / "examples" / "kubernetes"
 OBJECTS = [
     pytest.param(document, id=f"{path.stem}-{document['kind']}")
-    for path in sorted(FOLDER.glob("*.yaml"))
+    for path in sorted(FOLDER.rglob("*.yaml"))
+    if path.stem != "kustomization"
     for document in yaml.safe_load_all(path.read_text("utf-8"))
 ]
 PATHS = {route.path for route in operations.router.routes}
 SERVE = typer.main.get_command(app).commands["serve"]
+
+
+def kustomized(folder):
+    """The objects of a folder's kustomization: its patches only remove and replace."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
+    found = []
+    for resource in kustomization["resources"]:
+        path = folder / resource
+        found += kustomized(path) if path.is_dir() else yaml.safe_load_all(path.read_text("utf-8"))
+    for patch in kustomization.get("patches", []):
+        [place] = [document for document in found if document["kind"] == patch["target"]["kind"]]
+        for change in yaml.safe_load(patch["patch"]):
+            *keys, last = [key.replace("~1", "/") for key in change["path"].split("/")[1:]]
+            where = place
+            for key in keys:
+                where = where[int(key) if isinstance(where, list) else key]
+            last = int(last) if isinstance(where, list) else last
+            assert where[last] != change.get("value")
+            if change["op"] == "remove":
+                del where[last]
+            else:
+                where[last] = change["value"]
+    return found
 
 
 def objects(kind, name=None):
@@ -181,12 +205,38 @@ def test_prometheus_scrapes_the_deployment_with_its_key():
     assert container["env"][0]["valueFrom"]["secretKeyRef"] == endpoint["authorization"]["credentials"]
 
 
+def test_variants_are_the_deployment_with_other_places():
+    variants = {}
+    for variant in ("base", "cpu", "gateway"):
+        for document in kustomized(FOLDER / variant):
+            jsonschema.Draft202012Validator(SCHEMAS[document["kind"]]).validate(document)
+            if document["kind"] == "Deployment":
+                [variants[variant]] = document["spec"]["template"]["spec"]["containers"]
+    served = {variant: options(container)["served_model_name"] for variant, container in variants.items()}
+    assert served == {"base": ["qwen3-8b"], "gateway": ["qwen3-8b"], "cpu": ["qwen3-0.6b"]}
+    limits = {variant: set(container["resources"]["limits"]) for variant, container in variants.items()}
+    assert limits["cpu"] == limits["base"] - {"nvidia.com/gpu"}
+    assert {variant for variant, container in variants.items() if "env" not in container} == {"gateway"}
+
+
+def test_compose_starts_what_the_container_runs():
+    folder = REPOSITORY / "examples" / "containers"
+    services = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))["services"]
+    for name, service in services.items():
+        assert (folder / service["build"]["context"] / service["build"]["dockerfile"]).is_file(), name
+        given = options({"args": service["command"].replace("${MODEL:-}", "").split()})
+        assert service["ports"] == [f"127.0.0.1:{given['port']}:{given['port']}"]
+    assert services["jaxis-gpu"]["build"]["args"]["EXTRAS"] in (folder / "Dockerfile").read_text("utf-8")
+
+
 def test_the_container_installs_extras_that_exist_and_runs_a_command_that_jaxis_takes():
     folder = REPOSITORY / "examples" / "containers"
     text = (folder / "Dockerfile").read_text("utf-8")
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     assert {name for names in re.findall(r"EXTRAS=([\w,-]+)", text) for name in names.split(",")} <= set(extras)
     command = yaml.safe_load(re.search(r"^CMD (.*)$", text, re.MULTILINE)[1])
-    assert options({"args": command})["port"] == int(re.search(r"^EXPOSE (\d+)$", text, re.MULTILINE)[1])
+    port = options({"args": command})["port"]
+    assert port == int(re.search(r"^EXPOSE (\d+)$", text, re.MULTILINE)[1])
+    assert re.search(rf"http://127.0.0.1:{port}(/\w+)", text)[1] in PATHS & OPEN_PATHS
     kept = re.findall(r"^!(\S+)$", (folder / "Dockerfile.dockerignore").read_text("utf-8"), re.MULTILINE)
     assert all((REPOSITORY / name).exists() for name in kept)

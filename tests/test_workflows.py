@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 
 import pytest
 import yaml
@@ -49,6 +50,13 @@ def test_an_action_has_one_version_by_its_commit():
     pins = dict(name.split("@") for name in used if name not in own)
     assert all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in pins.values())
     assert {f"{name}@{commit}" for name, commit in pins.items()} == set(used) - own
+
+
+def test_images_have_extras_that_there_are():
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    jobs = yaml.safe_load((GITHUB / "workflows/release.yml").read_text("utf-8"))["jobs"]
+    images = jobs["image"]["strategy"]["matrix"]["include"]
+    assert {extra for image in images for extra in image["extras"].split(",")} <= set(extras)
 
 
 def test_a_commit_is_checked_by_the_tools_of_make_lint():

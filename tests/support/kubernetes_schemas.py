@@ -81,6 +81,7 @@ _CONTAINER = fields(
 _SIDECAR = {**_CONTAINER, "properties": {**_CONTAINER["properties"], "restartPolicy": {"const": "Always"}}}
 _POD_FIELDS: dict[str, Schema] = {
     "terminationGracePeriodSeconds": INTEGER,
+    "securityContext": fields(runAsNonRoot={"type": "boolean"}, fsGroup=INTEGER),
     "initContainers": array(_SIDECAR),
     "volumes": array(fields({"name": STRING}, emptyDir=fields(), secret=fields(secretName=STRING))),
 }
