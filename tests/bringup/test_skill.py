@@ -19,7 +19,10 @@ RUN = """
 import runpy, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 kind, name, *sys.argv[1:] = sys.argv[1:]
-if kind == "module":
+if name == "jaxis.cli.script":
+    from jaxis.cli.script import script
+    script()
+elif kind == "module":
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 elif kind == "file":
     runpy.run_path(name, run_name="__main__")
@@ -73,7 +76,7 @@ def test_commands_of_the_skill_run(tmp_path):
     for command in commands(SKILL):
         program, *arguments = (named.get(word, word) for word in shlex.split(command))
         if program == "jaxis":
-            started = ["module", "jaxis", *arguments]
+            started = ["module", "jaxis.cli.script", *arguments]
         elif program == "python":
             started = ["module", *arguments[1:]] if arguments[0] == "-m" else ["file", *arguments]
         else:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import httpx
+import jsonschema
 import numpy as np
 import pytest
 import uvicorn
@@ -17,6 +18,7 @@ from jaxis.bringup.verify.against import verify_against
 from jaxis.cli.main import app
 from jaxis.errors import ConfigError
 from tests.support.running_server import running
+from tools.json_schemas import FOLDER
 
 TINY = Path(__file__).parents[2] / "src" / "jaxis" / "assets" / "tiny"
 
@@ -108,6 +110,7 @@ def test_the_command_answers_in_json_and_by_its_exit_code(server):
     found = CliRunner().invoke(app, ["verify", str(TINY), "--against", f"{server.url}/v1/", "--json"])
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["status"] == "verified"
+    jsonschema.validate(json.loads(found.stdout), json.loads((FOLDER / "verify-against.json").read_text()))
     found = CliRunner().invoke(app, ["verify", str(TINY), "--against", server.url, "--against-model", "none", "--json"])
     assert found.exit_code == 3
     assert json.loads(found.stdout)["status"] == "error"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from jaxis.cli.command import OTHER_ARGUMENTS, Command
-from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, report_errors, write_files
-from jaxis.cli.options import Debug
+from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, print_json, report_errors, write_files
+from jaxis.cli.options import Debug, JsonAnswer
 
 if TYPE_CHECKING:
     from jaxis.bringup.verify.check_layers import LayersCheck
@@ -25,7 +26,7 @@ def analyze(
         str,
         typer.Argument(metavar="MODEL", help="Folder, GGUF file, config.json, or Hub id.", show_default=False),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonAnswer = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the keys that change nothing too.")] = False,
     tree: Annotated[
         bool,
@@ -79,6 +80,7 @@ def new_model(
     like: Annotated[
         str, typer.Option(metavar="FAMILY", help="Family to start from, such as qwen3.", show_default=False)
     ],
+    as_json: JsonAnswer = False,
     debug: Debug = False,
 ) -> None:
     """Start a model family from an existing one.
@@ -91,10 +93,14 @@ def new_model(
     [bold]Example[/bold]
       jaxis new-model Falcon4 --like qwen3
     """
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
         from jaxis.bringup import new_model as bringup
 
         made = bringup.new_model(name, like, Path())
+        if as_json:
+            files = [str(path) for path in made.files]
+            print_json(1, "written", {**dataclasses.asdict(made), "files": files})
+            return
         lines = [*(f"wrote {path}" for path in made.files), f"check it with: {made.check}"]
         note("\n".join([*lines, *(f"then: {step}" for step in made.next_steps)]))
 
@@ -153,7 +159,7 @@ def verify(
     against_key: Annotated[
         str, typer.Option(metavar="KEY", help="API key of --against.", envvar="OPENAI_API_KEY", show_envvar=True)
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonAnswer = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
     ] = None,
@@ -331,6 +337,7 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the report; made if missing.")
     ] = Path("report"),
+    as_json: JsonAnswer = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
     ] = None,
@@ -341,14 +348,14 @@ def report(
     Analyses, verifies in float32 and bfloat16, and converts to Orbax and back.
     Writes report.md, report.json, and report.html, one page with plots.
     Needs torch, transformers and matplotlib: pip install 'jaxis\\[verify]'.
-    Exits with 1 if an item is not ticked.
+    Exits with 1 if an item is not ticked, and 3 if it could not run.
 
     \b
     [bold]Examples[/bold]
       jaxis report ./Qwen3-0.6B
       jaxis report config.json --output qwen3-report
     """
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.checklist.checklist import make_report
@@ -366,8 +373,11 @@ def report(
                 "report.html": report_html(made),
             }
         write_files(output, files)
-        for item in made.items:
-            print(f"[{'x' if item.passed else ' '}] {item.title}")
+        if as_json:
+            print_json(1, "passed" if made.passed else "failed", json.loads(files["report.json"]))
+        else:
+            for item in made.items:
+                print(f"[{'x' if item.passed else ' '}] {item.title}")
         note(f"wrote {', '.join(str(output / name) for name in files)}")
     if not made.passed:
         raise typer.Exit(EXIT_ERROR)

@@ -85,7 +85,7 @@ def report_errors(*, debug: bool, exit_code: int = EXIT_ERROR, json_schema: int 
             raise
         print_error(error)
         if json_schema is not None:
-            print(json.dumps({"schema": json_schema, "status": "error", "error": _as_json(error)}, indent=2))
+            print_json(json_schema, "error", {"error": _as_json(error)})
         raise typer.Exit(exit_code) from None
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -94,6 +94,11 @@ def report_errors(*, debug: bool, exit_code: int = EXIT_ERROR, json_schema: int 
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
+
+
+def print_json(schema: int, status: str, facts: Mapping[str, object]) -> None:
+    """Prints a command's answer, one JSON object, as a file of `cli/schemas` describes it."""
+    print(json.dumps({"schema": schema, "status": status, **facts}, indent=2))
 
 
 def _as_json(error: JaxisError) -> dict[str, object]:

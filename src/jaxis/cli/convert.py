@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxis.cli.command import Command
-from jaxis.cli.console import note, report_errors
-from jaxis.cli.options import Debug
+from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, print_json, report_errors
+from jaxis.cli.options import Debug, JsonAnswer
 
 if TYPE_CHECKING:
     from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
@@ -84,6 +85,7 @@ def convert(
             help="With --to hf, of a GGUF file: type of the weights; auto (default) loses nothing.", show_default=False
         ),
     ] = None,
+    as_json: JsonAnswer = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
     ] = None,
@@ -115,7 +117,9 @@ def convert(
         raise typer.BadParameter("is for --to gguf", param_hint="--outtype")
     if dtype is not None and (to is not Format.hf or adapter is not None):
         raise typer.BadParameter("is for --to hf, of a GGUF file", param_hint="--dtype")
-    with report_errors(debug=debug):
+    with report_errors(
+        debug=debug, exit_code=EXIT_COULD_NOT_RUN if as_json else EXIT_ERROR, json_schema=1 if as_json else None
+    ):
         from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.hub import resolve_model
 
@@ -132,6 +136,9 @@ def convert(
 
                     path = stack.enter_context(merged_beside(path, adapter, destination))
                 done = _convert(path, destination, to, bool(scanned), outtype, dtype, on_progress)
+        if as_json:
+            print_json(1, "converted", {"destination": str(destination), **dataclasses.asdict(done)})
+            return
         resumed = f", {done.resumed_bytes / 1e6:.1f} MB of them by an earlier run" if done.resumed_bytes else ""
         note(f"{destination}: {done.num_tensors} tensors, {done.total_bytes / 1e6:.1f} MB{resumed}")
 

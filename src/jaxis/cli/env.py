@@ -14,7 +14,7 @@ import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
-from jaxis.cli.options import Debug
+from jaxis.cli.options import Debug, JsonAnswer
 from jaxis.host.machine import cpu_flags, cpu_model, usable_cores
 from jaxis.version import __version__
 
@@ -33,7 +33,7 @@ _SIMD_FLAG = re.compile(r"sse4|avx|fma|f16c|amx|asimd|neon|sve|sme(?!p)|bf16|i8m
 
 
 def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonAnswer = False,
     debug: Debug = False,
 ) -> None:
     """Show versions, devices, CPU, native kernels and the cache of compiled programs.
@@ -125,7 +125,7 @@ def doctor(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the report; made if missing.")
     ] = Path("jaxis-doctor"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    as_json: JsonAnswer = False,
     debug: Debug = False,
 ) -> None:
     """Check kernels, a model and its speed on this machine's devices, and write a report to send.
@@ -140,7 +140,7 @@ def doctor(
       jaxis doctor
       jaxis doctor --output report --json | jq .passed
     """
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, json_schema=1 if as_json else None):
         from rich.console import Console
 
         from jaxis.doctor.check import Check

@@ -65,6 +65,8 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Show tracebacks and the libraries' log messages.", show_default=False)
 ]
 
+JsonAnswer = Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default=False)]
+
 Replicas = Annotated[
     int, typer.Option(min=1, metavar="NUMBER", help="Engines that share the rows, on a Ray cluster if more than one.")
 ]

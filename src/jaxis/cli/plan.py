@@ -9,7 +9,7 @@ import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, report_errors
-from jaxis.cli.options import Debug
+from jaxis.cli.options import Debug, JsonAnswer
 from jaxis.rooms import check_room
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def plan(
     compiles: Annotated[
         bool, typer.Option("--compile", help="Compile the steps for the target, and read their costs from that.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonAnswer = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one HTML page too.", show_default=False)
     ] = None,
@@ -118,11 +118,11 @@ def plan(
       jaxis plan --train config.yaml --on h100x8
     """
     if train is not None:
-        with report_errors(debug=debug):
+        with report_errors(debug=debug, json_schema=1 if as_json else None):
             if not _plan_training(context, train, on, as_json=as_json):
                 raise typer.Exit(EXIT_ERROR)
         return
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, json_schema=1 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.analyze.source import open_source

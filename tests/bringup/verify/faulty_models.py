@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.norm import JaxRmsNorm
 
 
 def become(module, base, **methods):
@@ -87,10 +86,7 @@ def weight_transposed(layer):
 
 
 def norm_with_one_added_to_its_weight(layer):
-    def call(self, x):
-        return JaxRmsNorm.__call__(self, x) + JaxRmsNorm.__call__(self, x) / self.weight[...]
-
-    become(layer.post_attention_layernorm, JaxRmsNorm, __call__=call)
+    change(layer.post_attention_layernorm, "add_unit_offset", True)
 
 
 def gate_and_up_exchanged(layer):

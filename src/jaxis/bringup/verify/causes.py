@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -15,6 +17,7 @@ from jaxis.bringup.verify.compare import Gates, relative_error
 from jaxis.bringup.verify.probe import Event, follow
 from jaxis.bringup.verify.recording import LOGITS, Recording, as_shape, module_of
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import ACTIVATIONS
@@ -25,11 +28,13 @@ from jaxis.layers.routing import Routing
 CauseCode = Literal[
     "activation",
     "attention_scale",
+    "call_order",
     "epsilon",
     "gate_and_up",
     "layer_kind",
     "missing_bias",
     "no_rope",
+    "not_called",
     "permuted",
     "residual",
     "rope_dims",
@@ -44,6 +49,7 @@ CauseCode = Literal[
     "unit_offset",
     "window",
 ]
+_ACTIVATIONS = {function: name for name, function in reversed(ACTIVATIONS.items())}  # each once
 _EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)
 _ROUNDING = 2.0**-8  # relative; of bfloat16
 _MOST_FEATURES = 16384  # of a result whose features are looked for one by one
@@ -82,8 +88,10 @@ def find_causes(
     modules = {known_as(path): module for path, module in named_modules(model)}
     module = modules.get(module_of(name), model)
     others = [other for other in modules.values() if type(other) is type(module) and other is not module]
-    found = [trial.cause for trial in _trials(module, others) if run.is_right_with(fault, trial)]
-    return tuple(found or _causes_in_values(fault, reference, name, gates.module_error))
+    for trials in (_trials(module), _kind_trials(module, others)):
+        if found := [trial.cause for trial in trials if run.is_right_with(fault, trial)]:
+            return tuple(found)
+    return tuple(_causes_in_values(fault, reference, name, gates.module_error))
 
 
 @dataclass(frozen=True)
@@ -155,17 +163,16 @@ def _set(changed: object, name: str, value: Any) -> None:
         setattr(changed, name, value)
 
 
-def _trials(module: nnx.Module, others: Sequence[nnx.Module]) -> Iterator[_Trial]:
+def _trials(module: nnx.Module) -> Iterator[_Trial]:
     """Yields mistakes that are usual in a module with such attributes, each with the attributes that mend it."""
-    attributes = vars(module)
     for name, tries in _TRIES.items():
-        if attributes.get(name) is not None:
-            for code, message, value in tries(attributes[name], module):
-                yield _Trial(Cause(code, message), module, {name: value})
-    if isinstance(gate := attributes.get("gate_proj"), JaxLinear) and "up_proj" in attributes:
-        message = "the reference applies the activation to up_proj, or has the two halves in the other order"
-        changes = {"gate_proj": attributes["up_proj"], "up_proj": gate}
-        yield _Trial(Cause("gate_and_up", message), module, changes)
+        if (value := vars(module).get(name)) is not None:
+            for code, message, other in tries(value, module):
+                yield _Trial(Cause(code, message), module, {name: other})
+
+
+def _kind_trials(module: nnx.Module, others: Sequence[nnx.Module]) -> Iterator[_Trial]:
+    """Yields the settings of the first other layer that has others."""
     for other in others:
         changes = {name: vars(other)[name] for name in _OF_THE_KIND if _differs(module, other, name)}
         if changes:
@@ -229,9 +236,11 @@ def _other_routings(routing: Routing, _: nnx.Module) -> _Tries:
     no_groups = {"num_groups": 1, "num_allowed_groups": 1}
     functions = [{"score_function": function} for function in ("softmax", "sigmoid")]
     both = [function | other_sum for function in functions]
-    for changes in (other_sum, {"scaling_factor": 1.0}, no_groups, other_group, *functions, *both):
+    allowed = [{"num_allowed_groups": number} for number in range(1, routing.num_groups)]
+    for changes in (other_sum, {"scaling_factor": 1.0}, no_groups, other_group, *allowed, *functions, *both):
         said = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-        yield "routing", f"the reference routes with {said}", dataclasses.replace(routing, **changes)
+        with contextlib.suppress(ConfigError):  # too few experts to choose from
+            yield "routing", f"the reference routes with {said}", dataclasses.replace(routing, **changes)
 
 
 def _no_sinks(*_: object) -> _Tries:
@@ -253,7 +262,7 @@ _TRIES: dict[str, Callable[[Any, nnx.Module], _Tries]] = {
     "epsilon": lambda *_: (("epsilon", f"the reference's epsilon is {value:g}", value) for value in _EPSILONS),
     "add_unit_offset": _other_offset,
     "activation": lambda *_: (
-        ("activation", f"the reference's activation is {name}", function) for name, function in ACTIVATIONS.items()
+        ("activation", f"the reference's activation is {name}", function) for function, name in _ACTIVATIONS.items()
     ),
     "routing": _other_routings,
 }
@@ -279,6 +288,8 @@ def _causes_in_values(fault: _Fault, reference: Recording, name: str, limit: flo
         yield Cause("soft_cap", f"the reference caps it: {cap:.6g} * tanh(x / {cap:.6g})")
     elif (order := _order(ours, theirs, limit)) is not None:
         yield Cause("permuted", f"the reference has the same features in another order: {order}")
+    elif _exchanged(fault, reference, name, is_right):
+        yield Cause("gate_and_up", "the reference applies the activation to the other one of gate_proj and up_proj")
     elif (sums := _sums(fault, reference, name)) is not None:
         yield Cause("residual", sums)
     elif fault.event.error is not None and fault.event.error < _ROUNDING:
@@ -313,6 +324,22 @@ def _order(ours: np.ndarray, theirs: np.ndarray, limit: float) -> str | None:
     starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
     runs = [f"{order[a]}..{order[b - 1]}" for a, b in itertools.pairwise(starts)]
     return ", ".join(runs[:4]) + (", ..." if len(runs) > 4 else "")
+
+
+def _exchanged(fault: _Fault, reference: Recording, name: str, is_right: Callable[[np.ndarray], bool]) -> bool:
+    """Returns whether the reference's `down_proj` gets what jaxis would give it with gate and up exchanged."""
+    calls = [reference.get(f"{name}.{part}") for part in ("gate_proj", "up_proj")]
+    if fault.ours is None or not fault.event.begins or None in calls:
+        return False
+    gate, up = (as_shape(call.outputs.hidden, fault.ours.shape) for call in calls if call is not None)
+    if gate is None or up is None:
+        return False
+    gate, up = jnp.asarray(gate), jnp.asarray(up)
+    for activation in _ACTIVATIONS:
+        usual, exchanged = np.asarray(activation(gate) * up), np.asarray(activation(up) * gate)
+        if relative_error(exchanged, fault.ours) < _ROUNDING and is_right(usual):
+            return True
+    return False
 
 
 def _sums(fault: _Fault, reference: Recording, name: str) -> str | None:

@@ -144,6 +144,7 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
     divergence = _first_divergence(events, modules, not_called, gates.module_error)
     if divergence is not None:
         causes = find_causes(model, token_ids, reference, divergence.module, gates)
+        causes = causes or _causes_in_calls(divergence, calls, theirs)
         divergence = dataclasses.replace(divergence, causes=causes)
     return LayersCheck(
         num_tokens=len(token_ids),
@@ -233,6 +234,24 @@ def _first_divergence(
         elif event.error is not None:
             last = None
     return None
+
+
+def _causes_in_calls(divergence: Divergence, ours: Recording, theirs: Recording) -> tuple[Cause, ...]:
+    """Returns the submodules of the faulty module that are not called, or the other order of its calls."""
+    if divergence.not_called:
+        return (Cause("not_called", f"the reference calls {_some(divergence.not_called)}"),)
+
+    def children(calls: Recording) -> list[str]:
+        names = [_inside(name, divergence.module) for name in calls if name.startswith(f"{divergence.module}.")]
+        return [name for name in names if "." not in name]
+
+    both = set(children(ours)) & set(children(theirs))
+    orders = [[name for name in children(calls) if name in both] for calls in (ours, theirs)]
+    if divergence.code == "between_children" and orders[0] != orders[1]:
+        return (
+            Cause("call_order", f"the reference calls {_some(orders[1])}, in this order; jaxis {_some(orders[0])}"),
+        )
+    return ()
 
 
 def _names_inside(module: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ def follow(
 
     def add(event: Event, ours: Values, expected: Values) -> None:
         events.append(event)
-        theirs = None if ours.hidden is None else as_shape(expected.hidden, ours.hidden.shape)
-        if watch(event, ours.hidden if theirs is not None else None, theirs):
+        pair = _pair(ours, expected)
+        if watch(event, *(pair or (None, None))):
             raise _Stopped
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -164,10 +164,25 @@ def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float
     return max(errors, default=None)
 
 
+def _pair(ours: Values, expected: Values) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the arrays to compare in the same shape, of a router's choice the weight of each expert."""
+    if ours.hidden is not None:
+        theirs = as_shape(expected.hidden, ours.hidden.shape)
+        return None if theirs is None else (ours.hidden, theirs)
+    if (actual := ours.routing) is None:
+        return None
+    routing = expected.as_routing(actual.expert_ids.shape[-1]).routing
+    return None if routing is None else _weights_of_each(actual, routing)
+
+
 def _routing_error(actual: ChosenExperts, expected: ChosenExperts, tokens: float) -> float:
     """Returns the relative error of each expert's weight, regardless of the order of experts."""
+    return relative_error(*_weights_of_each(actual, expected), tokens)
+
+
+def _weights_of_each(actual: ChosenExperts, expected: ChosenExperts) -> tuple[np.ndarray, np.ndarray]:
     num_experts = 1 + max(int(actual.expert_ids.max()), int(expected.expert_ids.max()))
-    return relative_error(_weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts), tokens)
+    return _weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts)
 
 
 def _weight_of_each(routing: ChosenExperts, num_experts: int) -> np.ndarray:
