@@ -1,4 +1,8 @@
-"""jaxis: LLMs in JAX, brought up, served and trained."""
+"""jaxis: LLMs in JAX, brought up, served and trained.
+
+`LLM` runs a model, from a Hugging Face checkpoint or a GGUF file, and `SamplingParams` says how it answers. The `jaxis`
+command does the rest: serving, fine-tuning, quantization, and the comparison of a model with `transformers`.
+"""
 
 from __future__ import annotations
 
