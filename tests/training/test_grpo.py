@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file
 
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.setup import build_engine
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
@@ -25,6 +26,7 @@ from jaxis.training.scores import Draws, Scores
 from jaxis.training.sharding import Devices
 from jaxis.training.trainer import Trainer
 from tests.support import training
+from tests.support.drafters import AllDrafts
 
 needs_kernels = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 
@@ -254,8 +256,13 @@ def test_training_sees_what_was_sampled_at_other_temperatures_and_from_fewer_tok
 @needs_kernels
 @pytest.mark.production_xla
 def test_training_sees_what_was_guessed_ahead(here, monkeypatch):
-    # By default nothing is guessed while steps are as short as this model's.
+    def guessing(*arguments, **keywords):
+        built = build_engine(*arguments, **keywords)
+        built.engine.speculation.chooser = AllDrafts()  # else measured times of steps decide
+        return built
+
     monkeypatch.setattr(answers, "EngineArgs", partial(EngineArgs, speculative_config={"method": "ngram"}))
+    monkeypatch.setattr(answers, "build_engine", guessing)
     answer = "I am Tiny, the small demonstration model of jaxis. I know a few tables and nothing else."
     earlier = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": answer}]
     run(grpo_config(here, here / "out", max_steps=2, earlier=earlier, grpo={"max_completion_length": 24}))
