@@ -155,7 +155,7 @@ def test_a_bfloat16_checkpoint_stays_one(bfloat16_folder, tmp_path):
     convert_to_gguf(bfloat16_folder, tmp_path / "model.gguf")
     stored = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert stored["blk.0.attn_q.weight"] == stored["token_embd.weight"] == "BF16"
-    assert stored["blk.0.attn_norm.weight"] == "F32"
+    assert stored["blk.0.attn_norm.weight"] == stored["output_norm.weight"] == "F32"
     convert_from_gguf(tmp_path / "model.gguf", tmp_path / "back")
     before, after = tensors_of(bfloat16_folder), tensors_of(tmp_path / "back")
     assert before.keys() == after.keys()

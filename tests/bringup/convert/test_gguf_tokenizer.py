@@ -3,11 +3,15 @@
 import json
 
 import pytest
+import tokenizers
 
 from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.byte_level import byte_level_backend, spell_bytes
+from jaxis.tokenizer.config import TokenizerConfig
 from jaxis.tokenizer.gguf import gguf_tokenizer
+from jaxis.tokenizer.split_rules import SPLIT_RULES
 from tests.support import tokenizer_families
 from tests.support.tokenizer_families import TEXTS
 
@@ -46,11 +50,25 @@ def test_what_keys_can_say_needs_no_notes(name, tmp_path):
     assert found.notes == ()
 
 
+@pytest.mark.parametrize("removes", [False, True])
+def test_each_rule_of_splitting_is_written_under_a_name_that_splits_alike(removes):
+    vocab = {spell_bytes(bytes([byte])): byte for byte in range(256)}
+    for rules in set(SPLIT_RULES.values()):
+        described = json.loads(byte_level_backend(vocab, [], rules, "x").to_str())
+        for step in described["pre_tokenizer"]["pretokenizers"] if removes else ():
+            if step["type"] == "Split":  # as many tokenizer.json say it
+                step |= {"behavior": "Removed", "invert": True}
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(described)), TokenizerConfig())
+        found = gguf_tokenizer_keys(tokenizer, len(vocab), set(), "llama", "x").keys["tokenizer.ggml.pre"]
+        assert SPLIT_RULES[found] == rules
+
+
 def test_unknown_splits_are_refused(tmp_path):
     folder = tokenizer_families.FAMILIES["qwen3"](tmp_path / "qwen3")
-    splits = {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}]}
-    with pytest.raises(CheckpointError, match=r"llama\.cpp has no name for how this tokenizer splits text"):
-        described(folder, pre_tokenizer=splits)
+    *steps, last = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]["pretokenizers"]
+    for unknown in ([{"type": "Whitespace"}], [*steps, last | {"use_regex": True}]):
+        with pytest.raises(CheckpointError, match=r"llama\.cpp has no name for how this tokenizer splits text"):
+            described(folder, pre_tokenizer={"type": "Sequence", "pretokenizers": unknown})
 
 
 def test_merges_that_no_scores_lead_to_are_refused(tmp_path):

@@ -210,6 +210,7 @@ def test_the_layers_with_a_window_are_those_that_the_file_lists(tmp_path):
         ("Llama 2", {"attention.causal": False}, "llama.attention.causal = False, of which only True is supported"),
         ("Qwen3 MoE", {"expert_gating_func": 2}, "qwen3moe.expert_gating_func = 2, of which only 1 is supported"),
         ("GLM-4-0414", {"rope.dimension_sections": [2, 2, 2, 0]}, "is the text part of a GLM-4 vision model"),
+        ("Mixtral", {"expert_weights_scale": 2.0}, "keys that jaxis does not know: llama.expert_weights_scale"),
         ("DeepSeek V3", {"expert_gating_func": 3}, "expert_gating_func = 3, expected 1 or 2"),
         ("Qwen2", {"attention.sliding_window": 512}, "keys that jaxis does not know: qwen2.attention.sliding_window"),
     ],

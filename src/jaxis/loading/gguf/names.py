@@ -143,7 +143,7 @@ class _Parts:
                 f"tensor {tensor.name!r} {list(tensor.shape)} is not of the {self._sizes.num_experts} experts of the "
                 "model"
             )
-        half = tensor.shape[1] // 2 if len(tensor.shape) > 1 and kind == "gate_up" and self._suffix != "scale" else 0
+        half = tensor.shape[1] // 2 if len(tensor.shape) > 1 and kind == "gate_up" else 0
         rows = {"gate": slice(half), "up": slice(half, 2 * half)}
         gate, up, down = self._names.projections
         names = {"gate": gate, "up": up, "down": down}
