@@ -71,6 +71,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "server.tokens": (),
     "server.weights": (),
     "training": ("lora",),
+    "training.hosts": ("engine.hosts",),
 }
 """Rooms that an installation may lack -> other such rooms that they need.
 

@@ -1,9 +1,8 @@
 """Whole runs: what they promise of batches, of going on where they stopped, and of what they refuse."""
 
-import errno
 import json
-import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,18 +11,21 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import torch
 import yaml
+from safetensors.numpy import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.loading.open_checkpoint import read_hf_config
-from jaxis.loading.safetensors_writer import SafetensorsWriter
 from jaxis.models.changed_checkpoint import write_changed
 from jaxis.models.tied_tables import Tables
+from jaxis.training import checkpoint as checkpoints
+from jaxis.training import stored_arrays
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import TrainConfig
@@ -222,19 +224,40 @@ def test_a_model_has_no_files_of_the_run_that_made_its_base(checkpoint, tmp_path
 @pytest.mark.slow
 def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeypatch):
     config = training.train_config(checkpoint("qwen3"), rows, tmp_path / "out", save_steps=1)
-    write, count = SafetensorsWriter.write, [0]
+    write, count = stored_arrays.write_arrays, [0]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(self, name, tensor):
+    def full(folder, arrays):
         count[0] += 1
-        if count[0] > 60:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(self, name, tensor)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000 if count[0] == 3 else limits[0], limits[1]))
+        try:
+            write(folder, arrays)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    monkeypatch.setattr(SafetensorsWriter, "write", full)
-    with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device"):
+    monkeypatch.setattr(checkpoints, "write_arrays", full)
+    with pytest.raises(CheckpointError, match=r"checkpoint-3 cannot be written: File too large; free space"):
         training.run(config)
     left = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert left == [*(f"checkpoint-{n + 1}" for n in range(len(left) - 1)), "metrics.jsonl"]
+    assert left == ["checkpoint-1", "checkpoint-2", "metrics.jsonl"]
+
+
+def test_checkpoints_are_orbaxs(checkpoint, rows, tmp_path):
+    """Orbax itself reads them; a file that was cut is one line."""
+    training.run(training.train_config(checkpoint("qwen3"), rows, tmp_path / "out", max_steps=1, save_steps=1))
+    arrays = tmp_path / "out" / "checkpoint-1" / "state"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        found = checkpointer.restore(arrays)
+    trained = load_file(tmp_path / "out" / "model.safetensors")
+    assert found["weights"].keys() == trained.keys()
+    for name, weight in found["weights"].items():
+        np.testing.assert_array_equal(weight.astype(trained[name].dtype), trained[name])
+    assert len(found["optimizer"]) > 2 * len(trained)
+    chunk = arrays / "weights.model.norm.weight" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:8])
+    resumed = {"resume_from_checkpoint": str(arrays.parent), "max_steps": 1}
+    with pytest.raises(CheckpointError, match=r"checkpoint-1 is damaged, .*: model\.norm\.weight: .*Not enough data"):
+        training.run(training.train_config(checkpoint("qwen3"), rows, tmp_path / "rest", save_steps=1, **resumed))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +392,8 @@ def test_sigterm_saves_and_prints_the_command_that_goes_on(checkpoint, rows, tmp
         tmp_path / "config.yaml", checkpoint("qwen3"), rows, tmp_path / "out", "adapters", steps=100_000
     )
     process = subprocess.Popen(command(config), stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "out" / "metrics.jsonl").exists():
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):  # a step is done
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate()

@@ -91,7 +91,8 @@ def test_losses_are_those_of_one_device_and_each_device_holds_its_share(kind, of
     # One device multiplies by rounded weights otherwise than several do; the difference has not been traced.
     assert errors.max() < (1e-3 if kind == "rounded weights" else 1e-5)
     assert sharded["devices"] == NUM_DEVICES
-    assert sharded["share"] < 1.05 / NUM_DEVICES
+    # Adapters are small: all devices of a layer have them.
+    assert sharded["share"] < 1.05 / NUM_DEVICES * (of_layer if "peft" in KINDS[kind][1] else 1)
 
 
 @pytest.mark.slow

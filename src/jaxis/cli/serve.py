@@ -219,13 +219,10 @@ def _follow(hosts: HostOptions, model: str | None) -> None:
     drop_ahead()  # the engine runs in this process
     with exit_on_interrupt():
         from jaxis.engine.follower import follow
-        from jaxis.engine.hosts.meeting import HostPlace
         from jaxis.host.logs import set_up_logs
         from jaxis.host.progress import ProgressDisplay
 
-        place = HostPlace(
-            hosts.nnodes, hosts.node_rank, hosts.master_addr, hosts.master_port, hosts.distributed_timeout_seconds
-        )
+        place = hosts.place()
         set_up_logs(as_json=False, level=logging.INFO)
         note(f"host {place.rank} of {place.num_hosts}: looking for host 0 at {place.address}:{place.port}")
         follow(place, {} if model is None else {"model": model}, ProgressDisplay())

@@ -13,12 +13,13 @@ import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
+from jaxis.cli.host_options import GroupOptions, host_option
 from jaxis.cli.kv_disk import with_size
 from jaxis.cli.lora_options import spread_modules
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.tls import load_certificate
-from jaxis.rooms import check_options, check_room
+from jaxis.rooms import check_room
 from jaxis.server.clients import KEY_VARIABLE
 from jaxis.server.config import BODY_BYTES, ServerConfig
 
@@ -58,7 +59,6 @@ SERVER_PANEL = "Server"
 LIMITS_PANEL = "Limits"
 IMAGES_PANEL = "Images"
 MODELS_PANEL = "Several models"
-HOSTS_PANEL = "Several hosts"
 _DEFAULTS = ServerConfig()
 
 
@@ -72,10 +72,6 @@ def _limit(help: str, **settings: Any) -> OptionInfo:
 
 def _image(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=IMAGES_PANEL, **settings)
-
-
-def _host(help: str, **settings: Any) -> OptionInfo:
-    return typer.Option(help=help, rich_help_panel=HOSTS_PANEL, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,36 +293,14 @@ class SeveralModelsOptions:
     ] = None
 
 
-# Not a range of the option, which would take the width of its line in the help.
-_MAX_PORT = 65535
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostOptions:
+class HostOptions(GroupOptions):
     """Hosts that run one model together."""
 
-    nnodes: Annotated[int, _host("Hosts that run the model together.", min=1, metavar="N")] = 1
-    node_rank: Annotated[
-        int, _host("Which of them this is; 0 serves, and the others do what it says.", min=0, metavar="N")
-    ] = 0
-    master_addr: Annotated[
-        str, _host("Address of host 0, by which the others reach it; on a private network.", metavar="ADDRESS")
-    ] = "127.0.0.1"
-    master_port: Annotated[int, _host("Port there.", min=1, metavar="N")] = 29501
-    distributed_timeout_seconds: Annotated[
-        int, _host("Seconds that hosts wait for each other at the start.", min=1, metavar="S")
-    ] = 300
-    headless: Annotated[bool, _host("Serve nothing here; what any host but 0 does.")] = False
+    headless: Annotated[bool, host_option("Serve nothing here; what any host but 0 does.")] = False
 
     def check(self) -> None:
-        """Raises ConfigError if they contradict each other, or hosts cannot run one model in this installation."""
-        check_options("engine.hosts", {"--nnodes": self.nnodes > 1})
-        if self.node_rank >= self.nnodes:
-            raise ConfigError(
-                f"--node-rank {self.node_rank} is not one of 0 to {self.nnodes - 1}: --nnodes is {self.nnodes}"
-            )
-        if self.master_port > _MAX_PORT:
-            raise ConfigError(f"--master-port {self.master_port} is no port: give one of at most {_MAX_PORT}")
+        super().check()
         if self.headless and self.node_rank == 0:
             raise ConfigError("--headless is for the hosts that do not serve: give it with --node-rank 1 and later")
 

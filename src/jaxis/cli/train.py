@@ -6,14 +6,16 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from jaxis.cli.command import FIELDS, Command, apply_overrides
 from jaxis.cli.console import EXIT_INTERRUPTED, note, report_errors
-from jaxis.cli.options import Debug
+from jaxis.cli.host_options import TrainHostOptions
+from jaxis.cli.options import Debug, expand_options
 from jaxis.errors import EngineError
+from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
     from jaxis.training.config import TrainConfig
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 _RESUME = "--training.try_resume_from_last_checkpoint"
 
 
+class _Trained(NamedTuple):
+    """Result of a run, its configuration, and the model that it began with."""
+
+    result: TrainingResult
+    config: TrainConfig
+    base: Path
+
+
+@expand_options
 def train(
     context: typer.Context,
     config: Annotated[
@@ -34,6 +45,7 @@ def train(
         int,
         typer.Option(min=0, metavar="N", help="Print the first N examples, what is learned in «», and train nothing."),
     ] = 0,
+    hosts: TrainHostOptions = TrainHostOptions(),  # noqa: B008 (frozen; only its type is used)
     debug: Debug = False,
 ) -> None:
     """Fine-tune a model: all weights, or adapters; on conversations, texts or preferences.
@@ -41,6 +53,7 @@ def train(
     Every field of the file can be given on the command line, by its dotted name.
     The finished model goes to training.output_dir, as do checkpoints, metrics.jsonl and report.html.
     A run that is stopped by Ctrl-C or SIGTERM saves a checkpoint first, and prints the command that goes on.
+    With --nnodes or --cluster, several hosts share a training; each runs the same command.
 
     \b
     [bold]Examples[/bold]
@@ -49,28 +62,68 @@ def train(
       jaxis train -c config.yaml --show-examples 3
     """
     with report_errors(debug=debug):
-        from jaxis.config.yaml_file import read_yaml_mapping
-        from jaxis.training.config import TrainConfig
+        hosts.check()
+        if hosts.are_several and not show_examples:
+            result = _train_with_others(hosts, config, context.args)
+        else:
+            result = _train(config, context.args, show_examples)
+        if result is not None:
+            _report(result, config, context.args)
 
-        values = {} if config is None else read_yaml_mapping(config)
-        apply_overrides(values, context.args)
-        train_config = TrainConfig.of(values)
+
+def _read(config: Path | None, arguments: list[str]) -> TrainConfig:
+    from jaxis.config.yaml_file import read_yaml_mapping
+    from jaxis.training.config import TrainConfig
+
+    values = {} if config is None else read_yaml_mapping(config)
+    apply_overrides(values, arguments)
+    return TrainConfig.of(values)
+
+
+def _train(config: Path | None, arguments: list[str], show_examples: int) -> _Trained | None:
+    train_config = _read(config, arguments)
+    from jaxis.training.trainer import Trainer
+
+    trainer = Trainer(train_config, note)
+    if show_examples:
+        _show(trainer, show_examples)
+        return None
+    return _run(trainer, train_config)
+
+
+def _train_with_others(options: TrainHostOptions, config: Path | None, arguments: list[str]) -> _Trained | None:
+    """Trains together with other hosts. Only host 0 prints and writes what a single one does."""
+    check_extra("server", "--cluster" if options.cluster else "--nnodes")
+    from jaxis.training.hosts import joined, place_by_cluster
+
+    place = place_by_cluster(options.distributed_timeout_seconds) if options.cluster else options.place()
+    if place.rank == 0:
+        note(f"waiting for {place.num_hosts - 1} more hosts at {place.address}:{place.port}")
+    with joined(place) as hosts:
+        train_config = _read(config, arguments)
         from jaxis.host.progress import ProgressDisplay
         from jaxis.training.trainer import Trainer
 
-        trainer = Trainer(train_config, note)
-        if show_examples:
-            _show(trainer, show_examples)
-            return
-        if find_spec("matplotlib") is None:
-            note("there will be no report.html: its plots need matplotlib: pip install 'jaxis[train]'")
-        try:
-            result = trainer.run(ProgressDisplay())
-        except EngineError:  # such as a loss that is not finite: how it came to that is to be seen
-            _write_report(train_config, trainer.data.num_rows)
-            raise
-        _write_report(train_config, trainer.data.num_rows)
-    _report(result, train_config, trainer.base.path, config, context.args)
+        trainer = Trainer(train_config, note if hosts.is_first else lambda _: None)
+        hosts.agree(trainer.facts())
+        if hosts.is_first:
+            return _run(trainer, train_config)
+        trainer.run(ProgressDisplay(enabled=False))
+    return None
+
+
+def _run(trainer: Trainer, config: TrainConfig) -> _Trained:
+    from jaxis.host.progress import ProgressDisplay
+
+    if find_spec("matplotlib") is None:
+        note("there will be no report.html: its plots need matplotlib: pip install 'jaxis[train]'")
+    try:
+        result = trainer.run(ProgressDisplay())
+    except EngineError:  # such as a loss that is not finite: how it came to that is to be seen
+        _write_report(config, trainer.data.num_rows)
+        raise
+    _write_report(config, trainer.data.num_rows)
+    return _Trained(result, config, trainer.base.path)
 
 
 def _show(trainer: Trainer, count: int) -> None:
@@ -92,13 +145,12 @@ def _write_report(config: TrainConfig, num_rows: int) -> None:
         note(f"no report.html: {error}")
 
 
-def _report(
-    result: TrainingResult, train_config: TrainConfig, base: Path, config: Path | None, arguments: list[str]
-) -> None:
+def _report(trained: _Trained, config: Path | None, arguments: list[str]) -> None:
     import signal
 
+    result = trained.result
     if result.stopped_by is None:
-        for line in _finished(result, train_config, base):
+        for line in _finished(*trained):
             note(line)
         return
     command = ["jaxis", "train", *(() if config is None else ("-c", str(config))), *_without_resume(arguments)]

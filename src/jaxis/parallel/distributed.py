@@ -8,9 +8,10 @@ import socket
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxis.errors import EngineError
+from jaxis.errors import ConfigError, EngineError
 
 # JAX ends a process of the group without a message when another one has been silent for this long, and never notices a
 # stuck one. The connections between hosts detect the end of a host instead.
@@ -46,6 +47,45 @@ def initialize(coordinator: str, num_hosts: int, rank: int, timeout_seconds: int
         jax.devices()
     except RuntimeError as error:
         raise EngineError(f"JAX's processes on {num_hosts} hosts cannot meet at {coordinator}: {error}") from None
+
+
+def initialize_by_cluster(timeout_seconds: int) -> None:
+    """Adds this process to the group of the cluster that started it: Slurm, Open MPI, Kubernetes, TPU pods.
+
+    Raises ConfigError if no cluster started it, and EngineError as `initialize` does.
+    """
+    try:
+        jax.distributed.initialize(
+            initialization_timeout=timeout_seconds,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+        jax.devices()
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"no cluster that JAX knows started this process ({error})") from None
+    except RuntimeError as error:
+        raise EngineError(f"JAX's processes of this cluster cannot meet: {error}") from None
+
+
+def text_of_first(text: str) -> str:
+    """Returns a short text of process 0 in all processes."""
+    sent = np.zeros(256, np.uint8)
+    data = text.encode()
+    sent[: len(data)] = np.frombuffer(data, np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).rstrip(b"\0").decode()
+
+
+def largest(number: int) -> int:
+    """Returns the largest of all processes' numbers."""
+    if jax.process_count() == 1:
+        return number
+    return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+
+
+def wait_for_all(what: str) -> None:
+    """Waits until all processes have come here; `what` names the place."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def meet(mesh: Mesh) -> None:

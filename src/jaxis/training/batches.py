@@ -9,7 +9,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -94,6 +94,7 @@ class Batches:
       seed: Seed of the order of examples, which differs in each epoch; None keeps the given order.
       packs: True if examples share batch rows; not supported for pairs or a mixture.
       mixture: Choice of the examples of an epoch; None: all of them.
+      own_rows: Batch rows of a micro-batch, or pairs, that this process computes; others stay empty. None: all.
 
     Attributes:
       num_sides: 2 for pairs, else 1.
@@ -107,9 +108,11 @@ class Batches:
         seed: int | None,
         packs: bool = False,
         mixture: Mixture | None = None,
+        own_rows: Collection[int] | None = None,
     ) -> None:
         self._examples, self._shape, self._seed, self._packs, self._mixture = examples, shape, seed, packs, mixture
         self.num_sides = len(examples[0])
+        self._own_rows = range(shape.num_rows) if own_rows is None else own_rows
         self._lengths = [max(len(side.ids) for side in example) for example in examples]
         self._num_rows = len(self._rows(0)) if packs or mixture else len(examples)
         self._rows_per_step = shape.num_micro_batches * shape.num_rows
@@ -163,6 +166,8 @@ class Batches:
         ]
         for number, indices in enumerate(examples):
             micro_batch, place = divmod(number, shape.num_rows)
+            if place not in self._own_rows:
+                continue
             for side in range(num_sides):
                 row = rows[(micro_batch * num_sides + side) * shape.num_rows + place]
                 for i in indices:

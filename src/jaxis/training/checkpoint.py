@@ -1,8 +1,8 @@
 """Checkpoints of a training run: all state that the next step depends on.
 
-A checkpoint is a folder with a safetensors file of arrays and a JSON file of everything else. It is written to a
-folder beside its place, synced to the disk and renamed, so a folder with a checkpoint's name is always complete.
-Safetensors need no further dependency, since jaxis has a writer for them, and they keep arrays bit for bit.
+A checkpoint is a folder with arrays in Orbax's format, of which each host writes and reads its shards, and a JSON file
+of everything else. It is written to a folder beside its place, synced to the disk and renamed, so a folder with a
+checkpoint's name is always complete.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,20 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding
 
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.json_object import read_json_object
-from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.loading.safetensors_writer import write_tensors
-from jaxis.parallel.mesh import put
+from jaxis.parallel.distributed import text_of_first, wait_for_all
 from jaxis.training.config import TrainConfig
 from jaxis.training.config.training import TrainingParams
-from jaxis.training.written_folder import written_beside
+from jaxis.training.stored_arrays import Arrays, describe_arrays, read_arrays, write_arrays
+from jaxis.training.written_folder import writing_into, written_beside
 
-_STATE, _ARRAYS = "trainer_state.json", "state.safetensors"
+_STATE, ARRAYS = "trainer_state.json", "state"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _MAX_STATE_BYTES = 16 << 20
 
@@ -171,27 +168,26 @@ class Checkpoints:
 
     def save(self, state: TrainState) -> Path:
         """Writes a checkpoint and returns its folder. Raises CheckpointError if it cannot be written."""
-        arrays = {f"weights.{name}": np.asarray(value) for name, value in state.trained.items()}
-        arrays |= {f"optimizer.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state.moments))}
         best = {} if self._best is None else {"step": self._best.step, "value": self._best.value}
         run_state = RunState(state.step, self._settings, _software(), best)
-        return save_checkpoint(self._output, run_state, arrays, self._params.save_total_limit)
+        return save_checkpoint(self._output, run_state, _tree(state), self._params.save_total_limit)
 
     def restore(self, source: Path, initial: TrainState, note: Callable[[str], None]) -> TrainState:
         """Reads a checkpoint, with arrays placed as those of the initial state.
 
         Raises ConfigError, which names the setting, if the run has another one than before.
         """
-        run_state, arrays = load_checkpoint(source)
+        run_state = load_state(source)
         run_state.check_settings(self._settings, source)
         if run_state.software != _software():
             note(f"{source} was made with other software or threads: the last bits of the loss may differ")
         if self._best is not None:
             self._best.step, self._best.value = run_state.best.get("step"), run_state.best.get("value")
-        trained = {name: _placed_as(array, arrays[f"weights.{name}"]) for name, array in initial.trained.items()}
-        leaves, treedef = jax.tree.flatten(initial.moments)
-        moments = [_placed_as(leaf, arrays[f"optimizer.{i}"]) for i, leaf in enumerate(leaves)]
-        return TrainState(run_state.step, trained, jax.tree.unflatten(treedef, moments))
+        arrays = read_arrays(source / ARRAYS, _tree(initial))
+        moments = [arrays["optimizer"][str(i)] for i in range(len(arrays["optimizer"]))]
+        return TrainState(
+            run_state.step, arrays["weights"], jax.tree.unflatten(jax.tree.structure(initial.moments), moments)
+        )
 
     def check_finite(self, step: int, values: Mapping[str, float]) -> None:
         """Raises EngineError, which names the last good checkpoint, if a step's loss or gradient is not finite."""
@@ -232,12 +228,28 @@ def settings_of(config: TrainConfig, num_ranks: int, num_steps: int, digests: Ma
     return json.loads(json.dumps(found))  # as a checkpoint has them
 
 
-def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:
-    return put(array, like.sharding) if isinstance(like.sharding, NamedSharding) else jnp.asarray(array)
+def _tree(state: TrainState) -> dict[str, dict[str, jax.Array]]:
+    """Returns the arrays of a state by the names that they have in a checkpoint."""
+    moments = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state.moments))}
+    return {"weights": state.trained, "optimizer": moments}
 
 
 def _software() -> dict[str, Any]:
     return {"jax": version("jax"), "jaxlib": version("jaxlib"), "threads": len(os.sched_getaffinity(0))}
+
+
+def check_is_shared(output: Path) -> None:
+    """Checks that all processes see the same folder of a run. Raises ConfigError where it is another one."""
+    name = f".{secrets.token_hex(8)}"
+    if jax.process_index() == 0:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / name).touch()
+    seen = output / text_of_first(name)
+    if not seen.exists():
+        raise ConfigError(f"training.output_dir={str(output)!r} is not host 0's: give a folder that all hosts share")
+    wait_for_all("a look into the folder of the run")
+    if jax.process_index() == 0:
+        seen.unlink()
 
 
 def checkpoint_folder(output: Path, step: int) -> Path:
@@ -254,17 +266,23 @@ def find_checkpoints(output: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarray], keep: int | None) -> Path:
+def save_checkpoint(output: Path, state: RunState, arrays: Arrays, keep: int | None) -> Path:
     """Writes a checkpoint and returns its folder; removes the oldest beyond `keep`, except that of the best step.
 
-    With None as `keep`, all are kept. Raises CheckpointError if the checkpoint cannot be written, for example on a full
-    disk; earlier ones are unchanged.
+    With None as `keep`, all are kept. All processes call it, and each writes its shards of the arrays. Raises
+    CheckpointError if the checkpoint cannot be written, for example on a full disk; earlier ones are unchanged.
     """
     folder = checkpoint_folder(output, state.step)
-    with written_beside(folder) as partial:
-        write_tensors(partial / _ARRAYS, arrays)
-        (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
-    if keep is not None:
+    is_first = jax.process_index() == 0
+    with written_beside(folder) if is_first else writing_into(folder) as partial:
+        wait_for_all("the folder of a checkpoint")  # before others write into it
+        write_arrays(partial / ARRAYS, arrays)
+        if is_first:
+            describe_arrays(partial / ARRAYS, arrays)
+            (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+        wait_for_all("the arrays of a checkpoint")
+    wait_for_all("a checkpoint")
+    if keep is not None and is_first:
         for step, old in find_checkpoints(output)[:-keep]:
             if step == state.best.get("step"):
                 continue
@@ -276,16 +294,14 @@ def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarr
     return folder
 
 
-def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
-    """Reads a checkpoint. Raises CheckpointError if there is no checkpoint, or it is damaged."""
+def load_state(folder: Path) -> RunState:
+    """Reads a checkpoint without its arrays. Raises CheckpointError if there is no checkpoint, or it is damaged."""
     if not (folder / _STATE).is_file():
         raise CheckpointError(
             f"{folder} is no checkpoint of a training run: give a folder such as output/checkpoint-500"
         )
     values = read_json_object(folder / _STATE, max_bytes=_MAX_STATE_BYTES)
     try:
-        state = RunState(**values)
+        return RunState(**values)
     except TypeError as error:
         raise CheckpointError(f"{folder / _STATE} is of another version of jaxis: {error}") from None
-    with SafetensorsFile(folder / _ARRAYS) as file:
-        return state, {name: np.array(file.tensor(name)) for name in file.names}

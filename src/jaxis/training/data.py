@@ -156,7 +156,14 @@ def load_split(
         shape = BatchShape(training.gradient_accumulation_steps, num_rows, row_tokens)
         seed = training.data_seed if split.seed is None else split.seed
     mixture = _mixture(split, sizes, 0 if seed is None else seed)
-    batches = Batches(list(zip(*sides, strict=True)), shape, seed=seed, packs=split.pack, mixture=mixture)
+    batches = Batches(
+        list(zip(*sides, strict=True)),
+        shape,
+        seed=seed,
+        packs=split.pack,
+        mixture=mixture,
+        own_rows=base.devices.own_rows(shape.num_rows),
+    )
     return Split(rows, examples, batches, digests, encoded.notes(max_tokens), base.devices)
 
 

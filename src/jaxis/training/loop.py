@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxis.host.progress import ProgressDisplay
+from jaxis.parallel.distributed import largest
 from jaxis.training.checkpoint import Checkpoints, TrainState
 from jaxis.training.data import BatchSource, StepContext
 from jaxis.training.evaluation import HeldOutEvaluation
@@ -95,11 +96,15 @@ class TrainingLoop:
 def stop_signals() -> Iterator[Callable[[], int | None]]:
     """Holds back SIGTERM and Ctrl-C until a run can stop; a second signal has its usual effect.
 
-    Yields a function that returns the number of the received signal, or None.
+    Yields a function that returns the number of the received signal, or None; one on any host counts for all.
     """
     received: list[int] = []
+
+    def received_somewhere() -> int | None:
+        return largest(received[0] if received else 0) or None
+
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield received_somewhere
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -110,7 +115,7 @@ def stop_signals() -> Iterator[Callable[[], int | None]]:
     for number in previous:
         signal.signal(number, receive)
     try:
-        yield lambda: received[0] if received else None
+        yield received_somewhere
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

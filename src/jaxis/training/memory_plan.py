@@ -256,7 +256,7 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
     # As for one device, whose batch rows are those of a data rank.
     base = open_base_model(dataclasses.replace(config, fsdp=FSDPParams()), "accelerator" if targets else None)
     batch = load_split(config, config.data.train, base).batches.longest()
-    places = {str(target): (_num_devices(target), target.accelerator.usable_bytes) for target in targets}
+    places = {str(target): (target.num_devices, target.accelerator.usable_bytes) for target in targets}
     if not places:
         _, sizes = machine_memory()
         places = {"this machine": (len(sizes), min(sizes))}
@@ -266,11 +266,3 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
         check_devices(config.fsdp, used)
         memory[name] = (training_memory(config, base, batch, used), usable_bytes(there))
     return TrainingPlan(batch.ids.shape[2], batch.ids.shape[1], memory)
-
-
-def _num_devices(target: Target) -> int:
-    if target.num_devices > target.devices_per_host:
-        raise ConfigError(
-            f"--on {target}: a training is shared by the devices of one host, which has {target.devices_per_host}"
-        )
-    return target.num_devices

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
+
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
@@ -24,7 +26,7 @@ ANSWERS_FILE = "answers.jsonl"
 
 
 class RunLog:
-    """The logs of a run that begins, or resumes, after a step.
+    """The logs of a run that begins, or resumes, after a step; of several hosts, host 0 writes them.
 
     Entries of later steps are dropped, because those steps run again.
 
@@ -51,15 +53,19 @@ class RunLog:
         output = Path(params.output_dir)
         self._every, self._num_steps, self._schedule, self._shown = params.logging_steps, num_steps, schedule, shown
         self.note = note
-        self._metrics = MetricsFile(output / METRICS_FILE, after_step)
-        self._make_answers = functools.partial(MetricsFile, output / ANSWERS_FILE, after_step)
-        self._answers: MetricsFile | None = None
-        self._events = None
-        if params.enable_tensorboard:
-            self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
-        self._wandb = _open_wandb(params) if params.enable_wandb else None
         self._speedometer = speedometer
         self._seconds: deque[float] = deque(maxlen=50)
+        self._metrics: MetricsFile | None = None
+        self._make_answers = functools.partial(MetricsFile, output / ANSWERS_FILE, after_step)
+        self._answers: MetricsFile | None = None
+        self._events = self._wandb = None
+        if jax.process_index() > 0:
+            return
+        self._metrics = MetricsFile(output / METRICS_FILE, after_step)
+        if params.enable_tensorboard:
+            self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
+        if params.enable_wandb:
+            self._wandb = _open_wandb(params)
 
     def write_step(self, step: int, values: Mapping[str, float], num_learned: int, num_tokens: int) -> None:
         """Writes the values of a step, from 1, on so many tokens; prints a line every `logging_steps` steps."""
@@ -72,7 +78,8 @@ class RunLog:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Appends measurements after a step. Raises CheckpointError."""
-        self._metrics.write(values)
+        if self._metrics is not None:
+            self._metrics.write(values)
         if self._events is not None:
             for name, value in values.items():
                 if name != "step":

@@ -7,6 +7,7 @@ shards. The devices of a rank share each layer, as in serving: XLA divides its p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxis.errors import ConfigError
@@ -100,9 +102,25 @@ class Devices:
             return values
         return jax.tree.map(lambda leaf, spec: put(leaf, NamedSharding(self.mesh, spec)), values, specs)
 
+    def on_host(self, array: jax.Array | np.ndarray) -> np.ndarray:
+        """Returns an array in this host's memory. All processes call it together."""
+        is_here = isinstance(array, np.ndarray) or array.is_fully_addressable
+        return np.asarray(array if is_here else multihost_utils.process_allgather(array, tiled=True))
+
     def on_one(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the whole arrays on one device."""
         return values if self.num_devices == 1 else jax.device_put(values, jax.local_devices()[0])
+
+    @functools.cached_property
+    def own_ranks(self) -> list[int]:
+        """The data ranks with devices of this process."""
+        here = jax.process_index()
+        return [rank for rank, row in enumerate(self.mesh.devices) if any(each.process_index == here for each in row)]
+
+    def own_rows(self, num_rows: int) -> set[int]:
+        """Returns which of a micro-batch's rows, or pairs of them, this process computes."""
+        of_rank = num_rows // self.num_ranks
+        return {rank * of_rank + i for rank in self.own_ranks for i in range(of_rank)}
 
     def put_batch(self, batch: TrainingBatch, num_sides: int) -> TrainingBatch:
         """Places batch rows on the data ranks; the two sides of a pair share a rank."""
@@ -174,10 +192,12 @@ class Devices:
 def devices_of(params: FSDPParams) -> Devices:
     """Returns the devices of a training. Raises ConfigError if they cannot be divided as configured."""
     if not params.enable_fsdp:
+        if jax.process_count() > 1:
+            raise ConfigError("fsdp.enable_fsdp=false cannot be honoured on several hosts: set it")
         return Devices()
-    num_devices, size = jax.local_device_count(), params.tensor_parallel_size
+    num_devices, size = jax.device_count(), params.tensor_parallel_size
     check_devices(params, num_devices)
-    return Devices(make_mesh(size, data_parallel_size=num_devices // size))
+    return Devices(make_mesh(size, jax.process_count(), data_parallel_size=num_devices // size))
 
 
 def check_devices(params: FSDPParams, num_devices: int) -> None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.engine.fingerprint import checkpoint_digest
+from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.models.written_template import write_template
+from jaxis.parallel.distributed import meet
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.checkpoint import (
+    ARRAYS,
     BestStep,
     Checkpoints,
     TrainState,
+    check_is_shared,
     checkpoint_folder,
     find_resumed,
-    load_checkpoint,
     settings_of,
 )
 from jaxis.training.config import TrainConfig
@@ -42,6 +47,7 @@ from jaxis.training.rollouts import load_rollouts
 from jaxis.training.run_log import RunLog
 from jaxis.training.speed import Speedometer, StepProfiler, product_rate, step_cost
 from jaxis.training.step import begin, make_step
+from jaxis.training.stored_arrays import read_arrays
 from jaxis.training.student_answers import load_distillation, load_held_out
 from jaxis.training.teacher import open_teacher
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
@@ -187,7 +193,18 @@ class Trainer:
             note(line)
         self._num_steps = num_steps(config, self.data.source.steps_per_epoch)
         self._output = Path(config.training.output_dir)
+        if config.training.metrics_function is not None and jax.process_count() > 1:
+            raise ConfigError("training.metrics_function cannot be honoured on several hosts: leave it out")
         self._resumed = find_resumed(config.training)
+
+    def facts(self) -> dict[str, str]:
+        """Returns what must be equal on all hosts that share the training, by name."""
+        facts = {name: repr(value) for name, value in _fields(dataclasses.asdict(self._config))}
+        facts |= {f"the contents of {path}": digest for path, digest in self.data.digests.items()}
+        facts["the digest of the model's files"] = checkpoint_digest(self.base.path)
+        facts["the checkpoint to go on from"] = str(self._resumed)
+        facts["the number of devices"] = str(jax.local_device_count())
+        return facts
 
     def run(self, progress: ProgressDisplay) -> TrainingResult:
         """Trains to the end, or until SIGTERM or Ctrl-C; a stopped run saves a checkpoint.
@@ -195,6 +212,9 @@ class Trainer:
         Raises EngineError if the loss is not finite, and CheckpointError if a file cannot be written.
         """
         enable_disk_cache()
+        if jax.process_count() > 1:
+            meet(self.base.devices.mesh)
+            check_is_shared(self._output)
         params, source, total = self._config.training, self.data.source, self._num_steps
         with ExitStack() as open_parts:
             open_parts.callback(source.close)
@@ -256,11 +276,22 @@ class Trainer:
         folder = checkpoint_folder(self._output, best.step)
         if self._resumed is not None and not folder.exists():  # from before the run went on in another folder
             folder = checkpoint_folder(self._resumed.parent, best.step)
-        _, arrays = load_checkpoint(folder)
-        return {name: arrays[f"weights.{name}"] for name in trained}
+        return read_arrays(folder / ARRAYS, {"weights": trained})["weights"]
 
     def _write(self, model: Trainable, trained: Mapping[str, jax.Array | np.ndarray]) -> None:
+        arrays = {name: self.base.devices.on_host(value) for name, value in trained.items()}
+        if jax.process_index() > 0:
+            return
         with placed_into(self._output) as folder:
-            model.write(folder, {name: np.asarray(value) for name, value in trained.items()})
+            model.write(folder, arrays)
             is_given = self._config.model.chat_template is not None
             write_template(folder, self.base.tokenizer.default_chat_template if is_given else None)
+
+
+def _fields(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the fields of nested sections by their dotted names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from jaxis.errors import CheckpointError
 
+_NUM_SYNCS = 32  # a disk writes the journal once for all files that are waited for
 # Written last: without them a folder is no model and no adapter.
 _LAST = ("config.json", "adapter_config.json")
 
@@ -22,8 +24,8 @@ def written_beside(folder: Path) -> Iterator[Path]:
     """
     with _synced(folder) as partial:
         yield partial
-        for path in (*partial.rglob("*"), partial):
-            _sync(path)
+        with ThreadPoolExecutor(_NUM_SYNCS) as pool:
+            list(pool.map(_sync, (*partial.rglob("*"), partial)))
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -47,19 +49,26 @@ def placed_into(output: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _synced(folder: Path) -> Iterator[Path]:
-    """A context with a temporary folder beside `folder`, which is removed at its end."""
-    partial = folder.absolute().with_name(f".{folder.name}.partial")
+def writing_into(folder: Path) -> Iterator[Path]:
+    """A context that writes into the temporary folder of another process's `written_beside`; raises the same error."""
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        yield partial
-        _sync(partial.parent)
+        yield folder.absolute().with_name(f".{folder.name}.partial")
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror or error}; free space, and go on") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _synced(folder: Path) -> Iterator[Path]:
+    """A context with a temporary folder beside `folder`, which is removed at its end."""
+    with writing_into(folder) as partial:
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            yield partial
+            _sync(partial.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -103,6 +103,10 @@ class Followers:
         shared = {name: value for name, value in arguments.items() if name not in _OWN_ARGUMENTS}
         shared = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in shared.items()}
         self.send(messages.LoadModel(shared))
+        self.check_facts(facts)
+
+    def check_facts(self, facts: dict[str, str]) -> None:
+        """Waits until all followers have found their files, and checks that they equal the leader's; see `build`."""
         for follower in self._followers:
             check_agreement(facts, self._next(follower, messages.ModelFound).facts, follower)
 
@@ -223,10 +227,14 @@ class Followers:
         except EngineError:
             return
         distributed.leave()
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._ended) == len(self._followers), CLOSE_SECONDS)
+        self.wait_until_ended()
         for follower in self._followers:
             follower.channel.close()
+
+    def wait_until_ended(self) -> None:
+        """Waits for the followers to end, after `watch`, up to `CLOSE_SECONDS`."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ended) == len(self._followers), CLOSE_SECONDS)
 
     def _wait_for_result(self, expected: ExpectedResult) -> None:
         with self._changed:

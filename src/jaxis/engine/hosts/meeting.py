@@ -37,6 +37,7 @@ class HostPlace:
       address: Address at which all hosts reach the leader.
       port: Port of the leader.
       timeout_seconds: Time that hosts wait for each other at the start.
+      has_jax: True if JAX's processes are initialized already.
     """
 
     num_hosts: int
@@ -44,6 +45,7 @@ class HostPlace:
     address: str
     port: int
     timeout_seconds: int
+    has_jax: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def check_agreement(ours: Mapping[str, str], theirs: Mapping[str, str], host: ob
 
 
 def gather(place: HostPlace) -> list[Follower]:
-    """Waits for the followers and initializes JAX's processes. The leader calls it.
+    """Waits for the followers and initializes JAX's processes, unless they are. The leader calls it.
 
     Raises:
       ConfigError: The address is not this machine's, or a follower runs other versions.
@@ -104,7 +106,7 @@ def gather(place: HostPlace) -> list[Follower]:
                 if follower is not None:
                     followers[follower.rank] = follower
                     _logger.info("%s has come", follower)
-        coordinator = f"{place.address}:{distributed.free_port(place.address)}"
+        coordinator = "" if place.has_jax else f"{place.address}:{distributed.free_port(place.address)}"
         for follower in followers.values():
             follower.channel.send(messages.JoinGroup(coordinator))
     except ChannelClosedError as error:
@@ -112,7 +114,8 @@ def gather(place: HostPlace) -> list[Follower]:
     except BaseException as error:
         refuse(followers.values(), str(error))
         raise
-    distributed.initialize(coordinator, place.num_hosts, 0, place.timeout_seconds)
+    if not place.has_jax:
+        distributed.initialize(coordinator, place.num_hosts, 0, place.timeout_seconds)
     return [followers[rank] for rank in sorted(followers)]
 
 
@@ -127,7 +130,7 @@ def refuse(followers: Iterable[Follower], reason: str) -> None:
 
 
 def join(place: HostPlace) -> Channel[messages.Call | messages.Setup]:
-    """Connects to the leader and initializes JAX's processes. A follower calls it.
+    """Connects to the leader and initializes JAX's processes, unless they are. A follower calls it.
 
     Raises:
       ConfigError: The leader refuses the group.
@@ -144,7 +147,8 @@ def join(place: HostPlace) -> Channel[messages.Call | messages.Setup]:
         raise ConfigError(order.reason)
     if not isinstance(order, messages.JoinGroup):
         raise EngineError(f"the leader at {place.address}:{place.port} sent {type(order).__name__} first")
-    distributed.initialize(order.coordinator, place.num_hosts, place.rank, place.timeout_seconds)
+    if not place.has_jax:
+        distributed.initialize(order.coordinator, place.num_hosts, place.rank, place.timeout_seconds)
     return channel
 
 

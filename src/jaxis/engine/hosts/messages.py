@@ -217,6 +217,10 @@ class Run(msgspec.Struct, tag=True):
     operands: list[Operand]
 
 
+class Alive(msgspec.Struct, tag=True):
+    """The leader's heartbeat in a training, whose followers have no other orders to wait for."""
+
+
 class Recover(msgspec.Struct, tag=True):
     """The leader's order to recover from a failed step (`Executor.recover`)."""
 
@@ -226,7 +230,7 @@ class Close(msgspec.Struct, tag=True):
 
 
 Call = Run | Recover | Close
-Setup = GroupRefused | JoinGroup | LoadModel | AllocateCaches | CompileProgram
+Setup = GroupRefused | JoinGroup | LoadModel | AllocateCaches | CompileProgram | Alive
 Report = Hello | ModelFound | WeightsLoaded | ProgramCompiled | CallsMade | CallResult | HostFailed
 
 ORDERS = msgspec.msgpack.Decoder(Call | Setup)
