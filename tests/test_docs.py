@@ -7,6 +7,7 @@ import inspect
 import re
 
 import pytest
+from packaging.version import Version
 
 from jaxis import LLM, SamplingParams
 from jaxis.config.rope_config import ROPE_TYPES
@@ -183,9 +184,13 @@ def test_api_reference_has_every_public_name():
         assert f"\n### {name}\n" in text, name
 
 
-def test_changelog_begins_with_this_version():
-    heading = re.search(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert heading[1] == __version__
+def test_changelog_has_this_version_or_the_one_that_it_follows():
+    first, *released = re.findall(r"^## (.+)$", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert first == "Unreleased"
+    dated = [re.fullmatch(r"(\d+\.\d+\.\d+) - (\d{4}-\d\d-\d\d)", heading).groups() for heading in released]
+    assert dated == sorted(dated, key=lambda entry: Version(entry[0]), reverse=True)
+    newest = Version(dated[0][0])
+    assert Version(__version__) > newest if Version(__version__).is_devrelease else Version(__version__) == newest
 
 
 def test_the_site_has_every_page_and_its_links_lead_to_files(tmp_path):
