@@ -12,9 +12,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
@@ -88,9 +86,7 @@ class LlavaNextVision(LlavaVision):
     prefixes = (*LlavaVision.prefixes, "image_newline")
     ends_lines = True
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        super().__init__(vllm_config, rng)
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
+    def add_parts(self, scope: LayerScope) -> None:
         scope.config.expect("use_image_newline_parameter", True)
         self.image_newline = parameter(scope, scope.config["text_config"]["hidden_size"])
 

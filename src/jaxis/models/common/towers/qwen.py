@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
@@ -67,21 +65,23 @@ class QwenVision(VisionTower):
     default_section: ClassVar[tuple[int, ...] | None] = None
     make_projector: ClassVar[Make] = _MERGER
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        self.check_rope(vllm_config.model_config.hf_config)
-        super().__init__(vllm_config, rng)
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
+        cls.check_rope(config)
+        return super().options(config)
 
-    def check_rope(self, config: HFConfig) -> None:
+    @classmethod
+    def check_rope(cls, config: HFConfig) -> None:
         """Raises a ConfigError if the text's RoPE does not count rows and columns as the family does."""
         settings: dict[str, Any] = {}
         for parent in (config, config.get_text_config()):
             for key in ("rope_scaling", "rope_parameters"):
                 settings |= parent.read_object(key) or {}
-        has_section = settings.get("mrope_section", self.default_section) is not None
-        is_interleaved = settings.get("mrope_interleaved", self.is_interleaved and self.default_section is not None)
-        if not has_section or bool(is_interleaved) != self.is_interleaved:
+        has_section = settings.get("mrope_section", cls.default_section) is not None
+        is_interleaved = settings.get("mrope_interleaved", cls.is_interleaved and cls.default_section is not None)
+        if not has_section or bool(is_interleaved) != cls.is_interleaved:
             raise ConfigError(
-                f"{config.source}: images need mrope_section and mrope_interleaved={self.is_interleaved} in the text's "
+                f"{config.source}: images need mrope_section and mrope_interleaved={cls.is_interleaved} in the text's "
                 "RoPE: correct the file, or leave the tower out with limit_mm_per_prompt={'image': 0, 'video': 0}"
             )
 
@@ -131,7 +131,8 @@ class Qwen2_5VLVision(QwenVision):
 class Exaone4_5Vision(Qwen2_5VLVision):
     """The vision tower of EXAONE 4.5: Qwen2.5-VL's with grouped-query attention; the text has a usual RoPE."""
 
-    def check_rope(self, config: HFConfig) -> None:
+    @classmethod
+    def check_rope(cls, config: HFConfig) -> None:
         """Accepts any rope."""
 
 
@@ -161,9 +162,7 @@ class Qwen3_5Vision(QwenVision):
     is_interleaved = True
     default_deepstack: ClassVar[tuple[int, ...]] = ()
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        super().__init__(vllm_config, rng)
-        scope = LayerScope(vllm_config, rng, vllm_config.quant_config, names=self.checkpoint_names)
+    def add_parts(self, scope: LayerScope) -> None:
         self.num_additions = len(self.tower.options.outputs) - 1
         make = dataclasses.replace(_MERGER, norms_merged=True)
         self.deepstack = [make(scope / "deepstack" / str(i), self.tower.options) for i in range(self.num_additions)]

@@ -74,6 +74,10 @@ class VisionTower(JaxModule, LoadableWithIterator):
         self.patch_size, self.merge_size, self.num_frames = options.patch_size, options.merge_size, options.num_frames
         self.tower = self.tower_class(of_tower, options)
         self.projector = type(self).make_projector(scope / "projector", options)
+        self.add_parts(scope)
+
+    def add_parts(self, scope: LayerScope) -> None:
+        """Creates modules besides the transformer and the projector."""
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:
