@@ -56,13 +56,15 @@ def renames() -> str:
 
 
 def family_keys() -> str:
-    """Returns the names and defaults of keys that families and encoders declare, as the text of family_keys.json."""
+    """Returns what families and encoders declare of config.json's keys and types, as the text of family_keys.json."""
     names: dict[str, Any] = {**nomic_bert.CONFIG_NAMES}
     defaults: dict[str, Any] = {}
+    same_code: dict[str, str] = {}
     for _, family in _declared():
         names.update(family.names)
         defaults.update(family.defaults)
-    return json.dumps({"defaults": defaults, "names": names}, indent=2, sort_keys=True) + "\n"
+        same_code.update(family.same_code)
+    return json.dumps({"defaults": defaults, "names": names, "same_code": same_code}, indent=2, sort_keys=True) + "\n"
 
 
 def _declared() -> Iterator[tuple[str, Family]]:

@@ -12,20 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.usual_keys import SAME_CODE
+
 _DATA = Path(__file__).with_name("reference_keys.json")
-# Model types of checkpoints whose own code is that of another type.
-_SAME_CODE = {
-    **{"kimi_k2": "deepseek_v3", "internlm3": "llama", "iquestcoder": "llama", "mimo": "qwen2"},
-    **{"rnj1": "gemma3_text", "telechat3": "llama"},
-}
-# What published checkpoints call an architecture -> what the reference calls it.
-_REFERENCE_NAMES = {
-    "BailingMoeV3ForCausalLM": "BailingHybridForCausalLM",
-    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
-    "MiMoForCausalLM": "Qwen2ForCausalLM",
-    "PhiMoEForCausalLM": "PhimoeForCausalLM",
-    "Rnj1ForCausalLM": "Gemma3ForCausalLM",
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ def reference_of(model_type: object) -> FamilyReference | None:
 @functools.cache
 def model_types_of(architecture: str) -> tuple[str, ...]:
     """Returns the model types whose checkpoints have this architecture; empty if it is not built in."""
-    name = _REFERENCE_NAMES.get(architecture, architecture)
+    name = SAME_CODE.get(architecture, architecture)
     return tuple(model_type for model_type, reference in _references().items() if name in reference.architectures)
 
 
@@ -76,7 +65,7 @@ def _references() -> dict[str, FamilyReference]:
         )
         for model_type, architectures in data["architectures"].items()
     }
-    return references | {name: references[other] for name, other in _SAME_CODE.items()}
+    return references | {name: references[other] for name, other in SAME_CODE.items() if other in references}
 
 
 @functools.cache

@@ -17,6 +17,9 @@ CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = _DECLARED["defaults"]
 USUAL_KEYS: Mapping[str, Mapping[str, str]] = _DECLARED["names"]
 """Own names of all families, as in `Family.names`."""
 
+SAME_CODE: Mapping[str, str] = _DECLARED["same_code"]
+"""Model types and architectures of all families, as in `Family.same_code`."""
+
 
 def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a parsed config.json, or an object in one, under the usual names of keys (USUAL_KEYS).

@@ -143,5 +143,6 @@ FAMILY = Family(
     (BailingHybridForCausalLM,),
     "Kimi Delta Attention with bounded decays; latent attention with a gate per head as the last of each four "
     "or six layers; experts in groups, sigmoid, selection bias, bounded units in the last layers of flash",
+    same_code={"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"},
     other_names={"BailingMoeV3ForCausalLM": BailingHybridForCausalLM},
 )

@@ -51,5 +51,6 @@ FAMILY = Family(
     "latent attention; experts in groups, sigmoid, selection bias; MoonViT from Kimi K2.5 on",
     formats=("fp8", "int4 (Kimi)"),
     gguf=("deepseek2",),
+    same_code={"kimi_k2": "deepseek_v3"},
     other_names={"KimiK25ForConditionalGeneration": Kimi_K25ForConditionalGeneration},
 )

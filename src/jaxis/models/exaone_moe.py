@@ -65,5 +65,6 @@ FAMILY = Family(
     "K-EXAONE",
     (ExaoneMoeForCausalLM,),
     "norms on heads, a window and RoPE in three of four layers and neither in the fourth, DeepSeek V3's routing",
+    same_code={"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"},
     other_names={"ExaoneMoEForCausalLM": ExaoneMoeForCausalLM},
 )

@@ -83,5 +83,6 @@ FAMILY = Family(
             "tie_word_embeddings": True,
         }
     },
+    same_code={"rnj1": "gemma3_text", "Rnj1ForCausalLM": "Gemma3ForCausalLM"},
     other_names={"Rnj1ForCausalLM": Gemma3ForCausalLM},
 )

@@ -16,6 +16,7 @@ FAMILY = Family(
     (LlamaForCausalLM,),
     "grouped-query attention, llama3 RoPE scaling",
     gguf=("llama",),
+    same_code=dict.fromkeys(("internlm3", "iquestcoder", "telechat3"), "llama"),
     other_names={
         "IQuestCoderForCausalLM": LlamaForCausalLM,
         "InternLM3ForCausalLM": LlamaForCausalLM,

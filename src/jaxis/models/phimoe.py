@@ -97,5 +97,6 @@ FAMILY = Family(
     (PhimoeForCausalLM,),
     "experts by SparseMixer, LayerNorm, biases, LongRoPE",
     gguf=("phimoe",),
+    same_code={"PhiMoEForCausalLM": "PhimoeForCausalLM"},
     other_names={"PhiMoEForCausalLM": PhimoeForCausalLM},
 )

@@ -65,4 +65,9 @@ FAMILY = Family(
     gguf=("qwen2", "qwen2vl"),
 )
 
-MIMO_FAMILY = Family("MiMo 7B", (MiMoForCausalLM,), "Qwen2, and a layer that predicts later tokens")
+MIMO_FAMILY = Family(
+    "MiMo 7B",
+    (MiMoForCausalLM,),
+    "Qwen2, and a layer that predicts later tokens",
+    same_code={"mimo": "qwen2", "MiMoForCausalLM": "Qwen2ForCausalLM"},
+)

@@ -63,6 +63,8 @@ class Family:
       names: `model_type` -> its own name of a key of config.json -> the usual name, which readers use.
       defaults: `model_type` -> values of keys that its config.json may lack, as in transformers. Only keys that every
         model of the type needs.
+      same_code: Model type, or entry of `architectures`, whose published code is that of another in transformers -> the
+        other.
       other_names: Further entries of `architectures` in published checkpoints -> the class.
       tiny: Sizes in a tiny twin's config.json that only this family has or that follow from others: key -> the size, or
         a function of the twin. A key that is null, 0, or a word such as "auto" stays as it is.
@@ -75,6 +77,7 @@ class Family:
     gguf: tuple[str | PlainGGUF, ...] = ()
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    same_code: Mapping[str, str] = field(default_factory=dict[str, str])
     other_names: Mapping[str, type[Any]] = field(default_factory=dict[str, type[Any]])
     tiny: TinySizes = field(default_factory=dict[str, Any])
 
