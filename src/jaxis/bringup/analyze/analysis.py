@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from jaxis.bringup.analyze.closest import all_findings, closest_families
 from jaxis.bringup.analyze.construction import construct
-from jaxis.bringup.analyze.finding import Finding
+from jaxis.bringup.analyze.finding import ModelFinding
 from jaxis.bringup.analyze.module_tree import ModuleRow, module_tree
 from jaxis.bringup.analyze.sizes import CacheKind, Fit, ParameterCount, cache_kinds, count_parameters, fits_in
 from jaxis.bringup.analyze.source import ModelSource, open_source
@@ -63,7 +63,7 @@ class Analysis:
 
     model: str
     architectures: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[ModelFinding, ...]
     keys: tuple[KeyUse, ...]
     modules: tuple[ModuleRow, ...] | None
     num_tensors: int | None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxis.bringup.analyze.construction import Construction, construct
-from jaxis.bringup.analyze.finding import Finding
+from jaxis.bringup.analyze.finding import ModelFinding
 from jaxis.bringup.analyze.tensors import check_tensors
 from jaxis.config.key_rules import READ_BY_REFERENCE
 from jaxis.config.reference import model_types_of, reference_of
@@ -48,7 +48,7 @@ def closest_families(
     return sorted(found.items(), key=lambda item: (item[1].model is None, len(item[1].findings)))[:_NUM_FAMILIES]
 
 
-def all_findings(construction: Construction, tensors: Mapping[str, TensorInfo] | None) -> list[Finding]:
+def all_findings(construction: Construction, tensors: Mapping[str, TensorInfo] | None) -> list[ModelFinding]:
     """Returns the findings of a construction, of keys that the family does not read, and of tensors.
 
     If it could not be constructed, keys that its reference reads do not count: it may have refused another one first.
@@ -56,7 +56,7 @@ def all_findings(construction: Construction, tensors: Mapping[str, TensorInfo] |
     """
     model, config = construction.model, construction.vllm_config
     unknown = [
-        Finding("unknown_key", (use.key,), use.because + _readers(use.key))
+        ModelFinding("unknown_key", (use.key,), use.because + _readers(use.key))
         for use in construction.uses
         if use.use == "unread" and not (model is None and use.because == READ_BY_REFERENCE)
     ]

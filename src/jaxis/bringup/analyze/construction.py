@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxis.bringup.analyze.finding import Finding
+from jaxis.bringup.analyze.finding import ModelFinding
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.architecture import architectures_of
 from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dtype
@@ -39,7 +39,7 @@ class Construction:
     model: JaxModule | None
     vllm_config: VllmConfig | None
     uses: tuple[KeyUse, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ModelFinding, ...] = ()
 
     def checked(self, cannot: str) -> tuple[JaxModule, VllmConfig]:
         """Returns the model and its configuration. Raises ConfigError, which begins with `cannot`, with findings."""
@@ -62,7 +62,7 @@ def construct(
     if (missing := _missing_family(config)) is not None:
         config.get("text_config")  # so that its keys are reported one by one
         return Construction(None, None, tuple(config.key_uses()), (missing,))
-    findings: list[Finding] = []
+    findings: list[ModelFinding] = []
     refused: dict[str, None] = {}
     while True:
         config = HFConfig(values, refused, source=source)
@@ -72,7 +72,7 @@ def construct(
                 quant_config = quantization_of_checkpoint(config, rules, tensors)
             except ConfigError as error:
                 # Everything else about the model can still be reported.
-                findings.append(Finding("refused", (_QUANTIZATION,), _one_line(error)))
+                findings.append(ModelFinding("refused", (_QUANTIZATION,), _one_line(error)))
                 refused[_QUANTIZATION] = None
             model, vllm_config = _construct(config, source, quant_config)
         except ConfigError as error:
@@ -82,13 +82,13 @@ def construct(
             endings = tuple(f".{key}" for key in error.keys)
             present = [use.key for use in config.key_uses() if use.value is not None]
             named = tuple(key for key in present if f".{key}".endswith(endings))
-            findings.append(Finding("refused", named, _one_line(error)))
+            findings.append(ModelFinding("refused", named, _one_line(error)))
             refused |= dict.fromkeys(named)
             if not named or len(findings) == MAX_REFUSALS:
                 break
         except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             words = f"the family cannot be constructed: {type(error).__name__}: {_one_line(error)}"
-            findings.append(Finding("refused", (), words))
+            findings.append(ModelFinding("refused", (), words))
             break
         else:
             if set(refused) - {_QUANTIZATION}:
@@ -97,14 +97,14 @@ def construct(
     return Construction(None, None, tuple(config.key_uses()), tuple(findings))
 
 
-def _missing_family(config: HFConfig) -> Finding | None:
+def _missing_family(config: HFConfig) -> ModelFinding | None:
     try:
         architectures = architectures_of(config)
     except ConfigError as error:
-        return Finding("no_family", (), _one_line(error))
+        return ModelFinding("no_family", (), _one_line(error))
     if is_supported(architectures):
         return None
-    return Finding("no_family", tuple(architectures), f"jaxis has no family of {', '.join(architectures)}")
+    return ModelFinding("no_family", tuple(architectures), f"jaxis has no family of {', '.join(architectures)}")
 
 
 def _construct(config: HFConfig, source: str, quant_config: QuantizationConfig | None) -> tuple[JaxModule, VllmConfig]:

@@ -9,7 +9,7 @@ Code = Literal["no_family", "refused", "unknown_key", "refused_tensor", "unfille
 
 
 @dataclass(frozen=True)
-class Finding:
+class ModelFinding:
     """One reason, as data.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jaxis.bringup.analyze.finding import Code, Finding
+from jaxis.bringup.analyze.finding import Code, ModelFinding
 from jaxis.bringup.analyze.number_ranges import number_ranges
 from jaxis.config.quantization import QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
 def check_tensors(
     model: JaxModule, tensors: Mapping[str, TensorInfo], quant_config: QuantizationConfig | None
-) -> list[Finding]:
+) -> list[ModelFinding]:
     """Runs the model's `load_weights` on headers; collects everything that it refuses or leaves unfilled.
 
     Similar findings are merged; there are none if the checkpoint would load. Raises ConfigError if the model's class
@@ -82,14 +82,14 @@ class _Stream:
             self._num_given -= 1
 
 
-def _grouped(code: Code, reasons: Mapping[str, str]) -> Iterator[Finding]:
+def _grouped(code: Code, reasons: Mapping[str, str]) -> Iterator[ModelFinding]:
     """Yields a finding for the names that differ only in numbers and have similar reasons."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason in reasons.items():
         words = _NUMBER.sub("#", reason.replace(name, ""))
         groups.setdefault((_NUMBER.sub("#", name), words), []).append(name)
     for names in groups.values():
-        yield Finding(code, (join_names(names),), reasons[names[0]], len(names))
+        yield ModelFinding(code, (join_names(names),), reasons[names[0]], len(names))
 
 
 def join_names(names: list[str]) -> str:

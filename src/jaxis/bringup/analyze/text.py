@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxis.bringup.analyze.analysis import Analysis, SizeFigures
-from jaxis.bringup.analyze.finding import Finding
+from jaxis.bringup.analyze.finding import ModelFinding
 from jaxis.bringup.analyze.module_tree import ModuleRow
 from jaxis.config.hf_config import KeyUse
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
@@ -61,7 +61,7 @@ def human_count(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
-def _reasons(findings: Iterable[Finding]) -> Iterator[str]:
+def _reasons(findings: Iterable[ModelFinding]) -> Iterator[str]:
     """Yields findings in words, those that differ in names alone as one."""
     for alike, group in itertools.groupby(findings, key=lambda finding: replace(finding, names=())):
         yield str(replace(alike, names=tuple(name for finding in group for name in finding.names)))
