@@ -5,22 +5,33 @@ import itertools
 
 import gguf
 import jax
+import jax.numpy as jnp
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from jaxis import LLM
 from jaxis.bringup.analyze.construction import construct
 from jaxis.bringup.analyze.source import open_source
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.module import named_parameters
 from jaxis.layers.weight_bytes import stored_weights, weight_bytes
+from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.planning.layout import Layout
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.wrappers import PackingConfig
 from jaxis.quantization_rules import SHORT_NAMES
+from tests.quantization import test_awq, test_bitsandbytes, test_compressed_tensors_formats, test_hqq, test_torchao
+from tests.quantization.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, write_mlx, write_quantized
 from tests.support.block_checkpoints import write_fp8, write_mxfp4
+from tests.support.compressed_checkpoints import config_of, encoded_by, write_stored
 from tests.support.gguf_models import write_gguf
 from tests.support.plan_sources import published
+from tests.support.quantized_models import load
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
 
@@ -55,6 +66,40 @@ def test_every_parameter_is_as_large_as_when_it_is_loaded(checkpoint, tmp_path, 
     latent = family == "deepseek_v3"
     folder = write_checkpoint(tmp_path / "latent", family, **LATENT_SIZES) if latent else checkpoint(family)
     assert told_bytes(folder, rules()) == loaded_bytes(folder, rules())
+
+
+# Formats whose scales are floats: a folder and a checkpoint -> the checkpoint quantized.
+FLOAT_SCALES = {
+    "HQQ": lambda folder, source: test_hqq.write(folder, source, test_hqq.packs(), test_hqq.HQQ),
+    "AWQ gemv": lambda folder, source: test_awq.write(
+        folder, source, test_awq.pack_gemv, test_awq.AWQ | {"version": "gemv"}
+    ),
+    "MLX": lambda folder, source: write_mlx(folder, source, group_size=32, dtype=mx.bfloat16),
+    "torchao": lambda folder, source: test_torchao.write(folder, source, test_torchao.KINDS["int4"][0]),
+    "nf4": lambda folder, source: write_quantized(folder, source, bitsandbytes_4bit, test_bitsandbytes.CONFIG_4),
+    "LLM.int8": lambda folder, source: write_quantized(folder, source, bitsandbytes_8bit, test_bitsandbytes.CONFIG_8),
+    **{
+        name: lambda folder, source, scheme=scheme: write_stored(folder, source, encoded_by(scheme), config_of(scheme))
+        for name, scheme in test_compressed_tensors_formats.SCHEMES.items()
+        if name in ("int3", "W8A16", "int8 asymmetric", "FP8_DYNAMIC")
+    },
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", quick_rows(FLOAT_SCALES, ["HQQ", "MLX"]))
+def test_scales_are_as_large_as_those_of_a_loaded_checkpoint(tmp_path, kind, native):
+    sizes = {"hidden_size": 128, "intermediate_size": 512}  # rows that sizes grow from, and more
+    source = write_checkpoint(tmp_path / "source", tokenizer=False, tie_word_embeddings=False, **sizes)
+    quantized, _ = FLOAT_SCALES[kind](tmp_path, source)
+    loaded = [param.get_value() for _, param in load(quantized, native=native).named_parameters()]
+    config = HFConfig.from_folder(quantized)
+    formats = quantization_of_checkpoint(config, None, TensorListing(quantized))
+    model_config = ModelConfig(str(quantized), config, dtype=jnp.float32, max_model_len=64)
+    vllm_config = VllmConfig(model_config, quant_config=PackingConfig(formats) if native else formats)
+    abstract = construct_abstractly(vllm_config, check_config=False)
+    assert weight_bytes(abstract, float_bytes=4) == sum(array.nbytes for array in jax.tree.leaves(loaded))
 
 
 @pytest.mark.parametrize(

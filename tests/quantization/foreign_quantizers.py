@@ -92,9 +92,10 @@ def write_mlx(
     bits: int | Callable[[str], int] = 4,
     group_size: int = 64,
     names: str = r"(_proj|embed_tokens|lm_head|mlp\.gate)\.weight$",
+    dtype: Any = mx.float32,
     **config: Any,
 ) -> tuple[Path, Path]:
-    """Writes as `write_quantized` does, with experts stacked and named as mlx-lm does."""
+    """Writes as `write_quantized` does, with experts stacked and named as mlx-lm does; scales have type `dtype`."""
     stored = load_file(source / "model.safetensors")
     experts = sorted({name for name in stored if ".experts.0." in name})
     low_precision, wide = {}, dict(stored)
@@ -111,7 +112,7 @@ def write_mlx(
         width = bits(module) if callable(bits) else bits
         if width != quantization["bits"]:
             quantization[module] = {"group_size": group_size, "bits": width}
-        arrays = mlx_arrays(tensor.numpy(), mode, width, group_size)
+        arrays = mlx_arrays(tensor.numpy(), mode, width, group_size, dtype)
         dense = torch.from_numpy(np.array(arrays.pop("wide")))
         low_precision |= {f"{module}.{key}": array for key, array in arrays.items()}
         if ".switch_mlp." in name:

@@ -120,8 +120,8 @@ def test_what_describes_a_weight_must_agree_with_it(source, tmp_path, name, valu
         ({"scale": None}, "up_proj has no tensor 'scale': scales that are quantized too are not read"),
         ({"scale": torch.ones(1, 192)}, r"up_proj.scale has shape \[1, 192\]: groups of rows \(axis=0\) are not read"),
         ({"W_q": torch.zeros(96, 32).half()}, r"up_proj.W_q has shape \[96, 32\] and type float16, which is no pack"),
-        ({"scale": torch.ones(191, 1)}, "which is no packing of 191 groups|which 191 groups do not divide"),
-        ({"scale": torch.ones(0, 1), "W_q": torch.zeros(0, 32).byte()}, "which 0 groups do not divide"),
+        ({"scale": torch.ones(191, 1)}, "which is no packing of 191 groups"),
+        ({"scale": torch.ones(0, 1), "W_q": torch.zeros(0, 32).byte()}, "which is no packing of 0 groups"),
     ],
 )
 def test_other_layouts_are_refused(source, tmp_path, change, message):

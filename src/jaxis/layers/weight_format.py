@@ -16,8 +16,8 @@ class InvalidWeightError(CheckpointError):
     """Tensors do not form a valid weight; the message follows the module's name."""
 
 
-IRREGULAR = tuple(1 + 37 * i % 113 / 113 for i in range(113))
-"""A `sample` of scales that no packing stores as codes, as scales of checkpoints are not."""
+# Scales that no packing stores as codes, as scales of checkpoints are not.
+_IRREGULAR = tuple(1 + 37 * i % 113 / 113 for i in range(113))
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class TensorSpec:
       dtypes: Allowed types, the usual one first; empty means any.
       other_shapes: Other shapes that some publishers use.
       content: Elements of the tensor, if they are fixed.
-      sample: Elements of a valid tensor, repeated as often as its shape needs, if zeros are not valid.
+      sample: Elements of a valid tensor, repeated as often as its shape needs; None means irregular scales if its
+        usual type is a float of two bytes or more, otherwise zeros.
       any_length: True if a vector may have any length, like a string's bytes; `shape` is that of the sample.
       is_zero: True if the weight does not need the tensor: the file may lack it, or has zeros.
     """
@@ -42,9 +43,12 @@ class TensorSpec:
     any_length: bool = False
     is_zero: bool = False
 
-    def example(self) -> np.ndarray:
+    def example(self, number: int = 0) -> np.ndarray:
+        """Makes a tensor; those with other numbers are no multiples of it."""
         dtype = self.dtypes[0] if self.dtypes else np.dtype(np.float32)
         elements = self.sample if self.content is None else self.content
+        if elements is None and self.dtypes and dtype.kind in "fV" and dtype.itemsize > 1:
+            elements = np.roll(_IRREGULAR, number)
         return np.zeros(self.shape, dtype) if elements is None else np.resize(np.asarray(elements, dtype), self.shape)
 
     def fits(self, shape: tuple[int, ...]) -> bool:

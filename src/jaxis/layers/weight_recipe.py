@@ -73,7 +73,8 @@ class WeightRecipe:
 
     def example(self, shape: tuple[int, ...], dtype: DTypeLike) -> WeightValue:
         """Makes a weight [out, in] as if it were loaded, with meaningless values."""
-        tensors = {name: spec.example() for name, spec in self.format.tensors(shape).items() if not spec.is_zero}
+        specs = self.format.tensors(shape).items()
+        tensors = {name: spec.example(number) for number, (name, spec) in enumerate(specs) if not spec.is_zero}
         return self.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
 
 

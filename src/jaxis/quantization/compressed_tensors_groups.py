@@ -142,7 +142,7 @@ def _float_quantized(weights: Mapping[str, Any], _: Any, where: str) -> WeightFo
     strategy = weights.get("strategy")
     if strategy in ("tensor", "channel"):
         _expect(weights, where, group_size=(None, -1))
-        return Fp8TensorFormat()
+        return Fp8TensorFormat(has_row_scales=strategy == "channel")
     if strategy != "block":
         raise ConfigError(f"{where}: strategy={strategy!r} is not supported; supported: tensor, channel, block")
     block = weights.get("block_structure")

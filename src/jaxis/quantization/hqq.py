@@ -5,6 +5,7 @@ Source: transformers' HqqConfig and hqq's HQQLinear.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class HqqModules:
         metadata = ((each, self.tensors.get(f"{name}.{each}")) for each in METADATA)
         found = tuple((each, info.shape) for each, info in metadata if info is not None)
         weight_format = HqqFormat.of(numbers.shape, numbers.dtype, scale.shape[0], found)
-        if weight_format is None:
+        if weight_format is None or scale.shape[0] * weight_format.group_size != math.prod(shape):
             raise ConfigError(
                 f"{WHERE}: {name}.W_q has shape {list(numbers.shape)} and type {numbers.dtype}, which is no packing of "
                 f"{scale.shape[0]} groups: quantize with view_as_float=False and 8, 4, 3, 2 or 1 bits for weights of "

@@ -35,7 +35,7 @@ _KEYS: dict[str, tuple[Any, ...] | None] = {
 }
 _FORMATS: dict[str, WeightFormat] = {
     "FP8": Fp8TensorFormat(),
-    "FP8_PER_CHANNEL_PER_TOKEN": Fp8TensorFormat(),
+    "FP8_PER_CHANNEL_PER_TOKEN": Fp8TensorFormat(has_row_scales=True),
     "FP8_PB_WO": Fp8BlocksFormat((128, 128), "weight_scale", has_unit_axes=True),
     "NVFP4": NvFp4Format(),
     "W4A16_NVFP4": NvFp4Format(),

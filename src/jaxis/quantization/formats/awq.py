@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight
-from jaxis.layers.weight_format import IRREGULAR, TensorSpec
+from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.integer_groups import (
     SCALE_DTYPES,
     check_columns,
@@ -47,7 +47,7 @@ class AwqGemmFormat:
         groups, words = len(group_sizes(columns, self.group_size)), -(-rows // _NUMBERS_PER_WORD)
         specs = {
             "qweight": TensorSpec((columns, words), _INT32),
-            "scales": TensorSpec((groups, rows), SCALE_DTYPES, sample=IRREGULAR),
+            "scales": TensorSpec((groups, rows), SCALE_DTYPES),
         }
         return specs | {"qzeros": TensorSpec((groups, words), _INT32)} if self.has_zeros else specs
 

@@ -28,11 +28,20 @@ _SCALE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float32, np.float16, ml_d
 
 @dataclass(frozen=True)
 class Fp8TensorFormat:
+    """`weight` e4m3 [out, in] and `weight_scale`: one, or one for each row.
+
+    `has_row_scales` says which of them is usual; files may have either.
+    """
+
+    has_row_scales: bool = False
+
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         rows = shape[0]
+        shapes = ((), (1,), (1, 1), (rows,), (rows, 1))
+        usual = (rows, 1) if self.has_row_scales else ()
         return {
             "weight": TensorSpec(shape, (np.dtype(ml_dtypes.float8_e4m3fn),)),
-            "weight_scale": TensorSpec((), _SCALE_DTYPES, other_shapes=((1,), (1, 1), (rows,), (rows, 1))),
+            "weight_scale": TensorSpec(usual, _SCALE_DTYPES, other_shapes=shapes),
         }
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> BlockScaledWeight:
@@ -61,7 +70,7 @@ FP8_TENSOR = PublishedFormat(
 )
 
 FBGEMM_FP8 = PublishedFormat(
-    read=lambda _: Fp8TensorFormat(),
+    read=lambda _: Fp8TensorFormat(has_row_scales=True),
     layers=(JaxLinear, JaxExperts),
     # An upper bound of activations' scales, for engines that quantize them.
     keys=dict.fromkeys(("quant_method", "modules_to_not_convert", "activation_scale_ub")),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight
-from jaxis.layers.weight_format import IRREGULAR, TensorSpec
+from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.integer_groups import (
     SCALE_DTYPES,
     check_columns,
@@ -60,7 +60,7 @@ class GptqFormat:
         groups = len(group_sizes(columns, self.group_size))
         specs = {
             "qweight": TensorSpec((num_words(columns, self.bits), rows), _INT32),
-            "scales": TensorSpec((groups, rows), SCALE_DTYPES, sample=IRREGULAR),
+            "scales": TensorSpec((groups, rows), SCALE_DTYPES),
         }
         if self.has_zeros:
             specs["qzeros"] = TensorSpec((groups, num_words(rows, self.bits)), _INT32, sample=_middle_zeros(self.bits))

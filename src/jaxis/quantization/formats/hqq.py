@@ -41,11 +41,11 @@ _MAX_TEXT = 64
 class HqqFormat:
     """`W_q`, `scale` and `zero`, with the tensors that describe them: their names and shapes are `metadata`.
 
-    `bits` of a number in `W_q` are 8, 4, 3, 2 or 1; `num_groups` counts the groups of all rows together.
+    `bits` of a number in `W_q` are 8, 4, 3, 2 or 1; `group_size` is the columns that share a scale.
     """
 
     bits: int
-    num_groups: int
+    group_size: int
     metadata: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @classmethod
@@ -55,19 +55,22 @@ class HqqFormat:
         """Returns the format of a `W_q` of this shape and type; None if no packing has it."""
         for bits, (_, per_number, packed_dtype) in _PACKINGS.items():
             if dtype == packed_dtype and len(shape) == 2 and shape[0] == -(-num_groups // per_number):
-                return cls(bits, num_groups, metadata)
+                return cls(bits, shape[1], metadata)
         return None
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         rows, columns = shape
         check_columns(columns)
-        if self.num_groups <= 0 or self.num_groups % rows or columns % (self.num_groups // rows):
-            raise ValueError(f"has {rows} rows of {columns} features, which {self.num_groups} groups do not divide")
-        _, per_number, dtype = _PACKINGS[self.bits]
-        group_size = columns // (self.num_groups // rows)
-        floats = TensorSpec((self.num_groups, 1), SCALE_DTYPES)
-        specs = {"W_q": TensorSpec((-(-self.num_groups // per_number), group_size), (dtype,))}
-        return specs | {"scale": floats, "zero": floats} | {name: TensorSpec(size) for name, size in self.metadata}
+        if columns % self.group_size:
+            raise ValueError(f"has {columns} features, which groups of {self.group_size} do not divide")
+        num_groups = rows * columns // self.group_size
+        packing, per_number, dtype = _PACKINGS[self.bits]
+        samples = {name: (value,) for name, value in _EXPECTED.items()}
+        samples |= {"shape": shape, "packing": tuple(map(ord, packing))}
+        metadata = {name: TensorSpec(size, sample=samples.get(name)) for name, size in self.metadata}
+        floats = TensorSpec((num_groups, 1), SCALE_DTYPES)
+        specs = {"W_q": TensorSpec((-(-num_groups // per_number), self.group_size), (dtype,))}
+        return specs | {"scale": floats, "zero": floats} | metadata
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> CodedWeight:
         self._check_metadata(tensors, shape)
@@ -75,16 +78,16 @@ class HqqFormat:
         if not all(np.isfinite(array.astype(np.float32)).all() for array in (scale, zero)):
             raise ValueError("whose scales or zero points are not all finite")
         bits = max(self.bits, 2)
-        planes = code_planes(self._numbers(tensors["W_q"]).reshape(shape), bits)
+        planes = code_planes(self._numbers(tensors["W_q"])[: scale.size].reshape(shape), bits)
         return CodedWeight(planes["codes"], scale, planes.get("high"), zero, bits=bits)
 
     def _numbers(self, packed: np.ndarray) -> np.ndarray:
-        """W_q -> uint8 [groups of all rows, group size]."""
+        """W_q -> uint8 [groups of all rows, group size], and padding."""
         _, per_number, _ = _PACKINGS[self.bits]
         shifts = self.bits * np.arange(per_number)[::-1]
         mask = (1 << self.bits) - 1
         parts = [((packed >> packed.dtype.type(shift)) & packed.dtype.type(mask)).astype(np.uint8) for shift in shifts]
-        return np.concatenate(parts)[: self.num_groups]
+        return np.concatenate(parts)
 
     def _check_metadata(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> None:
         """Raises ValueError if the tensors that describe the weight contradict its own."""

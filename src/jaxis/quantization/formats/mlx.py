@@ -46,7 +46,9 @@ class MlxAffineFormat:
     scheme: WeightScheme | None = None
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
-        groups = TensorSpec((shape[0], _num_groups(shape, self.group_size)), AFFINE_DTYPES)
+        # Few scales and biases follow from each other or are codes, as `scheme` says; zeros do and are.
+        sample = None if self.scheme is None else (0.0,)
+        groups = TensorSpec((shape[0], _num_groups(shape, self.group_size)), AFFINE_DTYPES, sample=sample)
         return {"weight": _words(shape, self.bits), "scales": groups, "biases": groups}
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> QuantizedWeight | CodedWeight:
