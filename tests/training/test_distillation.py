@@ -203,7 +203,7 @@ def test_a_teacher_that_cannot_teach_is_refused(change, message, checkpoint, tea
 
 
 def test_a_teacher_larger_than_memory_is_refused(checkpoint, teacher, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxis.training.distillation.teacher.free_host_bytes", lambda: 2**18)
+    monkeypatch.setattr("jaxis.training.teacher.free_host_bytes", lambda: 2**18)
     given = {"teacher_model_name_or_path": str(teacher)}
     with pytest.raises(ConfigError, match=r"needs .*iB for its weights, and 256.0 KiB are free: give a smaller"):
         Trainer(config_of(checkpoint("qwen3"), rows, tmp_path / "out", distillation=given), lambda _: None)
@@ -236,7 +236,7 @@ def test_a_share_of_the_rows_has_answers_of_the_student(checkpoint, teacher, tmp
     config = sampling_config(checkpoint("qwen3"), teacher, rows, tmp_path / "out", gradient_accumulation_steps=6)
     trainer = Trainer(config, lambda _: None)
     model = make_trainable(config, trainer.base, ProgressDisplay(enabled=False))
-    source, given = trainer.data.source, {example.ids.tobytes() for example in trainer.data.examples}
+    source, given = trainer.data, {example.ids.tobytes() for example in trainer.data.examples}
     context = StepContext(0, lambda: model.bind(model.initial), lambda _: None, ProgressDisplay(enabled=False))
     batch, drawn = source.draw(context)
     again, _ = source.draw(context)

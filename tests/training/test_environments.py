@@ -11,8 +11,8 @@ from transformers.utils import get_json_schema
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
+from jaxis.training.environments import tool_schema
 from jaxis.training.objectives import MISMATCH, VOCAB_MISMATCH
-from jaxis.training.tool_schema import tool_schema
 from jaxis.training.trainer import Trainer
 from tests.support import training
 
@@ -83,13 +83,13 @@ def test_answers_call_tools_and_training_sees_what_was_sampled(here):
     config = config_of(here, reward_functions=["calculator:is_closed"])
     trainer = Trainer(config, lambda _: None)
     drawn = []
-    draw = trainer.data.source.draw
+    draw = trainer.data.draw
 
     def kept(context):
         drawn.append(draw(context)[0])
         return draw(context)
 
-    trainer.data.source.draw = kept
+    trainer.data.draw = kept
     trainer.run(ProgressDisplay(enabled=False))
     lines, answers = lines_of(here / "out" / "metrics.jsonl"), lines_of(here / "out" / "answers.jsonl")
     assert [(line[MISMATCH], line[VOCAB_MISMATCH]) for line in lines] == [(0.0, 0.0)] * 2
@@ -102,7 +102,7 @@ def test_answers_call_tools_and_training_sees_what_was_sampled(here):
         ids, learned = drawn[0].ids[row][: drawn[0].seq_lens[row][0]].tolist(), [False, *drawn[0].learned[row].tolist()]
         left, right = SUMS[int(each["row"].rpartition(" ")[2]) - 1]
         question = f"What is {left} + {right}?" + (" Use your tool." if left % 2 else "")
-        tools = trainer.data.source.environments.tools
+        tools = trainer.data.environments.tools
         expected = [
             trainer.base.tokenizer.apply_chat_template([{"role": "user", "content": question}], tools=tools),
             *(

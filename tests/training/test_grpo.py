@@ -337,6 +337,23 @@ def test_the_plain_forward_pass_is_noticed_or_corrected(here):
     assert all(line[MISMATCH] > 0 and line[VOCAB_MISMATCH] > 0 for line in metrics(here / "correct"))
 
 
+@needs_kernels
+def test_an_adapted_head_decides_the_forward_pass_before_weights_are_read(here, checkpoint):
+    peft, reason = {"lora_r": 4, "lora_target_modules": ["q_proj", "lm_head"]}, "requests have no adapters of 'lm_head'"
+    for forward_pass in (None, "engine"):
+        config = grpo_config(here, here / "out", forward_pass=forward_pass, peft=peft)
+        config = dataclasses.replace(config, model={"model_name": str(checkpoint("qwen3"))})
+        if forward_pass is None:
+            notes = []
+            Trainer(config, notes.append)
+            assert [
+                note for note in notes if reason in note and note.startswith("the forward pass of training is plain")
+            ]
+        else:
+            with pytest.raises(ConfigError, match=f"forward_pass='engine' cannot be honoured: {reason}"):
+                Trainer(config, lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -131,7 +131,7 @@ def test_masks_of_blocks_and_of_rendered_prompts_are_those_of_transformers(token
         encoded = examples_of(ours, messages, tools)
         runs = [run for each in encoded.examples for run in learned_runs(each.ids.tolist(), each.learned)]
         assert runs == expected, [shown(each, ours) for each in encoded.examples]
-        assert (encoded.num_unlike, encoded.num_endless) == (0, 0)
+        assert (encoded.counts["unlike"], encoded.counts["endless"]) == (0, 0)
         assert len(encoded.examples) == (2 if name == "drops_reasoning" and chat != "turns" else 1)
 
 

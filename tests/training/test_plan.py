@@ -57,7 +57,7 @@ def num_bytes(tree):
 def test_what_a_training_needs_is_what_its_arrays_and_its_compiled_step_take(kind, folder, tmp_path):
     config = config_of(kind, folder, tmp_path)
     trainer = Trainer(config, lambda _: None)
-    batch = trainer.data.source.split.batches.batch(0)
+    batch = trainer.data.split.batches.batch(0)
     found = training_memory(config, trainer.base, batch, 1)
     model = make_trainable(config, trainer.base, ProgressDisplay(enabled=False))
     optimizer = make_optimizer(config.training, lambda _: jax.numpy.asarray(1e-3))

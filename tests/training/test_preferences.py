@@ -72,9 +72,12 @@ def test_losses_gradients_and_rewards_are_those_of_numpy(kind, smoothing):
 @pytest.mark.parametrize(
     ("kwargs", "named"),
     [
-        ({"loss_type": "sppo_hard"}, r"loss_type='sppo_hard' cannot be honoured: supported are sigmoid, hinge, ipo"),
-        ({"loss_type": "ipo", "label_smoothing": 0.1}, r"label_smoothing is of loss_type=sigmoid"),
-        ({"loss_type": "ipo", "beta": 0}, r"beta=0 must be above 0"),
+        ({"loss_type": "sppo_hard"}, r"loss_type='sppo_hard' must be one of sigmoid, hinge, ipo"),
+        (
+            {"loss_type": "ipo", "label_smoothing": 0.1},
+            r"label_smoothing=0\.1 cannot be honoured: it is of loss_type=sigmoid",
+        ),
+        ({"loss_type": "ipo", "beta": 0}, r"beta=0 cannot be honoured: give one above 0"),
     ],
 )
 def test_losses_that_there_are_not_are_refused_by_name(kwargs, named):

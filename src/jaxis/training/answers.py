@@ -24,6 +24,7 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
 from jaxis.training.base_model import BaseModel
+from jaxis.training.config import TrainConfig
 from jaxis.training.rows import DataRow, Dialogue, Preference, of_each
 from jaxis.training.turns import check_template
 
@@ -137,20 +138,25 @@ class LiveEngine:
     `max_model_len` limits a prompt and its answer together, in tokens.
     """
 
-    def __init__(self, base: BaseModel, max_model_len: int, progress: ProgressDisplay) -> None:
-        self._base, self._max_model_len, self._progress = base, max_model_len, progress
+    def __init__(self, base: BaseModel, max_model_len: int) -> None:
+        self._base, self._max_model_len = base, max_model_len
         self._built: BuiltEngine | None = None
         self._model: JaxModule | None = None
 
     def answers(
-        self, model: JaxModule, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+        self,
+        model: JaxModule,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        progress: ProgressDisplay,
     ) -> list[CompletionOutput]:
         """Answers each prompt, given as token ids, by its sampling parameters.
 
         The model has the same structure in each call. If it is the model of the last call, its prefix cache is reused.
-        Raises EngineError if there is no memory for a cache, or logits are not finite.
+        `progress` displays the start of the engine. Raises EngineError if there is no memory for a cache, or logits are
+        not finite.
         """
-        engine = self._engine_of(model)
+        engine = self._engine_of(model, progress)
         pairs = zip(prompts, params, strict=True)
         requests = [engine.add_request(str(i), ids, each) for i, (ids, each) in enumerate(pairs)]
         while engine.has_unfinished:
@@ -164,7 +170,7 @@ class LiveEngine:
         if self._built is not None:
             self._built.engine.close()
 
-    def _engine_of(self, model: JaxModule) -> LLMEngine:
+    def _engine_of(self, model: JaxModule, progress: ProgressDisplay) -> LLMEngine:
         base = self._base
         if self._built is None:
             args = EngineArgs(
@@ -173,7 +179,7 @@ class LiveEngine:
                 max_num_seqs=_MAX_NUM_SEQS,
                 max_model_len=self._max_model_len,
             )
-            self._built = build_engine(args, self._progress, weights=model, tokenizer=base.tokenizer)
+            self._built = build_engine(args, progress, weights=model, tokenizer=base.tokenizer)
         elif model is not self._model:
             self._built.weights.update(model)
         self._model = model
@@ -217,3 +223,39 @@ def scores_of(scorer: Scorer, name: str, answered: dict[str, list[Any]]) -> list
     if len(scores) != count or not all(map(math.isfinite, scores)):
         raise ConfigError(f"{name} returned {scores[:3]}...; it must return {count} finite numbers, one an answer")
     return scores
+
+
+class AnswerScores:
+    """Answers held-out prompts with the current weights and scores the answers.
+
+    Attributes:
+      name: Name of the score among the metrics.
+
+    Raises:
+      ConfigError: The function does not exist, or a data row has no prompt.
+    """
+
+    def __init__(
+        self, config: TrainConfig, base: BaseModel, rows: Sequence[DataRow], progress: ProgressDisplay
+    ) -> None:
+        self._function_name = config.training.metrics_function or ""
+        self._scorer: Scorer = load_scorer(self._function_name, "training.metrics_function")
+        self.name = f"eval_{self._function_name.partition(':')[2]}"
+        self._max_tokens = config.training.kwargs.max_completion_length
+        longest = config.model.model_max_length or base.context
+        self._prompts = HeldOutPrompts(rows, base.tokenizer, base.template, longest - self._max_tokens)
+        self._engine, self._progress = LiveEngine(base, self._prompts.longest + self._max_tokens), progress
+
+    def measure(self, model: JaxModule, step: int, write: Callable[[dict[str, Any]], None]) -> dict[str, float]:
+        """Returns the mean score of the model after `step` steps; `write` writes a line about an answer."""
+        greedy = SamplingParams(temperature=0.0, max_tokens=self._max_tokens)
+        params = [greedy] * len(self._prompts.ids)
+        found = self._engine.answers(model, self._prompts.ids, params, self._progress)
+        answered = self._prompts.answered([each.text for each in found], [each.token_ids for each in found])
+        scores = scores_of(self._scorer, f"training.metrics_function={self._function_name!r}", answered)
+        for where, prompt, answer, score in zip(self._prompts.where, answered["prompts"], found, scores, strict=True):
+            write({"step": step, "row": where, "prompt": prompt, "answer": answer.text, "score": score})
+        return {self.name: math.fsum(scores) / len(scores)}
+
+    def close(self) -> None:
+        self._engine.close()

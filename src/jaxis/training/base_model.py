@@ -24,7 +24,7 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
 from jaxis.loading.hub import resolve_model
-from jaxis.loading.open_checkpoint import TensorListing, read_config_values
+from jaxis.loading.open_checkpoint import TensorListing, open_checkpoint, read_config_values
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.models.tied_tables import tables_of
 from jaxis.parallel.mesh import make_mesh
@@ -89,10 +89,15 @@ class BaseModel:
         quantization = PackingConfig(self._quantization()) if packed else None
         return construct_abstractly(VllmConfig(config, quant_config=quantization), check_config=False)
 
-    def abstract(self) -> JaxModule:
-        """Returns the model that `load` reads in `compute_dtype`, with shapes instead of arrays."""
-        config = ModelConfig(str(self.path), self.hf_config, dtype=self.compute_dtype, max_model_len=self.context)
+    def abstract(self, dtype: DTypeLike) -> JaxModule:
+        """Returns the model that `load` reads, with shapes instead of arrays."""
+        config = ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context)
         return abstract_model(VllmConfig(config, quant_config=self._quantization()), make_mesh())
+
+    def module_names(self) -> set[str]:
+        """Returns the checkpoint's names of the modules that have tensors."""
+        with open_checkpoint(self.path) as checkpoint:
+            return {name.rpartition(".")[0] for name in checkpoint.names()}
 
     def check_ids(self, ids: npt.ArrayLike, where: str) -> None:
         """Raises ConfigError if a token id of the data row at `where` is too large for the model's vocabulary."""

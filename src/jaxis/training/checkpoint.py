@@ -170,7 +170,7 @@ class Checkpoints:
         """Writes a checkpoint and returns its folder. Raises CheckpointError if it cannot be written."""
         best = {} if self._best is None else {"step": self._best.step, "value": self._best.value}
         run_state = RunState(state.step, self._settings, _software(), best)
-        return save_checkpoint(self._output, run_state, _tree(state), self._params.save_total_limit)
+        return save_checkpoint(self._output, run_state, _tree(state), self._params.kwargs.save_total_limit)
 
     def restore(self, source: Path, initial: TrainState, note: Callable[[str], None]) -> TrainState:
         """Reads a checkpoint, with arrays placed as those of the initial state.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
@@ -32,56 +32,6 @@ class StepContext:
     progress: ProgressDisplay
 
 
-class BatchSource(Protocol):
-    @property
-    def shown(self) -> Sequence[str]:
-        """Names of reported values that printed lines show beside the loss."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps that use every data row once."""
-        ...
-
-    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
-        """Returns the batch of a step and the values to report about it."""
-        ...
-
-    def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Raises EngineError if the values that a step (from 1) reported must end the run."""
-        ...
-
-    def summary(self) -> Sequence[str]:
-        """Returns lines for the user at the end of a run."""
-        ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class GivenBatches:
-    """Source of batches that come from data files."""
-
-    split: Split
-    shown: Sequence[str] = ()
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.split.batches.steps_per_epoch
-
-    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
-        return self.split.placed(self.split.batches.batch(context.step)), {}
-
-    def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Accepts every step."""
-
-    def summary(self) -> Sequence[str]:
-        return ()
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 @dataclass(frozen=True)
 class Split:
     """Training or validation data.
@@ -104,10 +54,65 @@ class Split:
         return self.devices.put_batch(batch, self.batches.num_sides)
 
 
-class RowEncoder(Protocol):
-    """Encoder of data rows as examples, such as `ExampleEncoder`."""
+class BatchSource:
+    """Source of the batches of a run.
 
-    def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded: ...
+    Attributes:
+      shown: Names of reported values that printed lines show beside the loss.
+      examples: Examples from files; none if they are generated during training.
+      num_rows: Number of data rows.
+      digests: Digest of each file's content, by path.
+      notes: Lines about things that a user may not expect.
+    """
+
+    shown: Sequence[str] = ()
+    examples: Sequence[Example] = ()
+    num_rows: int
+    digests: Mapping[str, str]
+    notes: Sequence[str] = ()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that use every data row once."""
+        raise NotImplementedError
+
+    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
+        """Returns the batch of a step and the values to report about it."""
+        raise NotImplementedError
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Raises EngineError if the values that a step (from 1) reported must end the run."""
+
+    def summary(self) -> Sequence[str]:
+        """Returns lines for the user at the end of a run."""
+        return ()
+
+    def close(self) -> None:
+        """Frees what batches are drawn by."""
+
+
+class GivenBatches(BatchSource):
+    """Source of batches that come from data files."""
+
+    def __init__(self, split: Split) -> None:
+        self.split, self.examples, self.num_rows = split, split.examples, len(split.rows)
+        self.digests, self.notes = split.digests, split.notes
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.split.batches.steps_per_epoch
+
+    def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
+        return self.split.placed(self.split.batches.batch(context.step)), {}
+
+
+def read_datasets(
+    config: TrainConfig, split: SplitParams, prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> Iterator[tuple[list[DataRow], dict[str, str]]]:
+    """Reads the rows of each data set, and the digests of its files; arguments and errors as of `load_split`."""
+    for dataset in split.datasets:
+        seed = next(s for s in (dataset.seed, split.seed, config.training.data_seed) if s is not None)
+        yield read_rows(dataset, seed, prepare)
 
 
 def load_split(
@@ -117,31 +122,29 @@ def load_split(
     *,
     is_validation: bool = False,
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
-    encoder: RowEncoder | None = None,
+    encode: Callable[[Sequence[DataRow], Encoded], Any] | None = None,
 ) -> Split:
     """Reads files for a model and checks all of their data rows.
 
     For validation, batches have one micro-batch, in the order of the files. `prepare` is applied to each raw row;
-    `encoder` is by default an `ExampleEncoder`. Raises ConfigError, which names the file and row, if a file cannot be
-    read, or a data row cannot be learned.
+    `encode`, by default that of an `ExampleEncoder`, adds examples of rows. Raises ConfigError, which names
+    the file and row, if a file cannot be read, or a data row cannot be learned.
     """
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:
         raise ConfigError(f"{split.section()}.pack: preferences are not packed; leave it out")
     max_tokens = config.model.model_max_length or base.context
-    if encoder is None:
-        encoder = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens)
+    if encode is None:
+        encode = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens).encode
     rows: list[DataRow] = []
     digests: dict[str, str] = {}
     encoded, sizes = Encoded([]), []
-    for dataset in split.datasets:
-        seed = next(s for s in (dataset.seed, split.seed, training.data_seed) if s is not None)
-        found, of_files = read_rows(dataset, seed, prepare)
+    for found, of_files in read_datasets(config, split, prepare):
         digests |= of_files
         check_kind(found, training.trainer_type, wants_pairs=wants_pairs)
         rows += found
         before = len(encoded.examples)
-        encoder.encode(found, encoded)
+        encode(found, encoded)
         for example in encoded.examples[before:]:
             base.check_ids(example.ids, example.where)
         sizes.append((len(encoded.examples) - before) // (2 if wants_pairs else 1))

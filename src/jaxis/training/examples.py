@@ -7,8 +7,9 @@ ends its turn (`turns.py`).
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,46 +46,28 @@ class Encoded:
     Attributes:
       examples: One for each data row; one for each turn if the chat template changes earlier turns; two (chosen and
         rejected) for each data row of preferences.
-      num_cut: Number of examples that were cut to the maximum length.
-      num_divided: Number of conversations that became several examples.
-      num_unlike: Number of turns that the template begins differently from its generation prompt.
-      num_endless: Number of turns without a special token at their end.
-      num_opened: Number of turns whose generation blocks include the generation prompt.
+      counts: Numbers of things that a user may not expect, by their names in `_NOTES`.
     """
 
     examples: list[Example]
-    num_cut: int = 0
-    num_divided: int = 0
-    num_unlike: int = 0
-    num_endless: int = 0
-    num_opened: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
 
     def notes(self, max_tokens: int) -> list[str]:
         """Returns lines about things that a user may not expect, such as examples cut to `max_tokens`."""
-        lines = []
-        if self.num_cut:
-            lines.append(f"{self.num_cut} of {len(self.examples)} examples were cut to {max_tokens} tokens")
-        if self.num_divided:
-            lines.append(
-                f"{self.num_divided} conversations became an example for each turn: the chat template writes earlier "
-                "turns otherwise than the last one"
-            )
-        if self.num_unlike:
-            lines.append(
-                f"{self.num_unlike} answers do not begin as the chat template opens an answer; they are learned from "
-                "where the two differ"
-            )
-        if self.num_endless:
-            lines.append(
-                f"{self.num_endless} answers end without a special token, such as <|im_end|>: the model does not learn "
-                "to end them"
-            )
-        if self.num_opened:
-            lines.append(
-                f"{self.num_opened} answers are learned with what opens them, which is in the prompt when the model is "
-                "served: the template's generation blocks begin before it"
-            )
-        return lines
+        values = {"max_tokens": max_tokens, "all": len(self.examples)}
+        return [line.format(self.counts[name], **values) for name, line in _NOTES.items() if self.counts[name]]
+
+
+_NOTES = {
+    "cut": "{} of {all} examples were cut to {max_tokens} tokens",
+    "divided": "{} conversations became an example for each turn: the chat template writes earlier turns otherwise "
+    "than the last one",
+    "unlike": "{} answers do not begin as the chat template opens an answer; they are learned from where the two "
+    "differ",
+    "endless": "{} answers end without a special token, such as <|im_end|>: the model does not learn to end them",
+    "opened": "{} answers are learned with what opens them, which is in the prompt when the model is served: the "
+    "template's generation blocks begin before it",
+}
 
 
 class ExampleEncoder:
@@ -122,11 +105,11 @@ class ExampleEncoder:
                 pair.append(self._cut(*last, row.where, encoded))
             return pair
         spans = list(self._spans(row.content, encoded))
-        encoded.num_divided += len(spans) > 1
+        encoded.counts["divided"] += len(spans) > 1
         return [self._cut(ids, learned, row.where, encoded) for ids, learned in spans]
 
     def _cut(self, ids: list[int], learned: np.ndarray, where: str, encoded: Encoded) -> Example:
-        encoded.num_cut += len(ids) > self._max_tokens
+        encoded.counts["cut"] += len(ids) > self._max_tokens
         example = Example(np.asarray(ids[: self._max_tokens], np.int32), learned[: self._max_tokens], where)
         if not example.num_learned:
             raise RequestError(
@@ -153,9 +136,9 @@ class ExampleEncoder:
         spans: list[Span] = []
         for turn in turns[-1:] if self._target == FINAL_TURN else turns:
             found = self._turns.encode(messages[: turn + 1], content.tools)
-            encoded.num_unlike += found.is_unlike
-            encoded.num_endless += found.is_endless
-            encoded.num_opened += found.has_opening
+            encoded.counts["unlike"] += found.is_unlike
+            encoded.counts["endless"] += found.is_endless
+            encoded.counts["opened"] += found.has_opening
             if spans and found.ids[: len(ids)] != ids:
                 yield ids, _mask(len(ids), spans)
                 spans = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.lora.adaptable import table_type
-from jaxis.training.adapters import AdaptedLayers
+from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
 from jaxis.training.config import TrainConfig
 from jaxis.training.config.training import DISTILLATION, ENGINE, GRPO, PLAIN
@@ -38,8 +38,8 @@ BLOCK_SIZE = 16
 _PACKED = "packed "
 
 
-class ForwardPass(Protocol):
-    """A forward pass of a model whose weights are arguments.
+class ForwardPass:
+    """A forward pass of a model whose weights are arguments, in plain JAX; `EnginePass` is another one.
 
     Args:
       model: The model, with or without weights.
@@ -52,61 +52,63 @@ class ForwardPass(Protocol):
       scratch: Cache that the layers' attention needs; None: none.
 
     Raises:
-      ConfigError: The pass does not support a layer.
+      ConfigError: The pass does not support the model or the layers.
     """
 
-    is_packed: ClassVar[bool]
-    model: FunctionalModel
-    scratch: ScratchCache | None
+    is_packed: ClassVar[bool] = False
+    scratch: ScratchCache | None = None
 
-    def __init__(self, model: JaxModule, dtype: DTypeLike, layers: AdaptedLayers | None = None) -> None: ...
+    def __init__(self, model: JaxModule, dtype: DTypeLike, layers: AdaptedLayers | None = None) -> None:
+        self.model, self._dtype, self._layers = FunctionalModel(model), dtype, layers
 
     def with_weights(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """Returns the values of the model's parameters, differentiable by trained float32 weights."""
-        ...
+        return {**frozen, **cast_floats(trained, self._dtype)}
 
     def with_adapters(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """Returns the values of the model's parameters, differentiable by trained adapters."""
-        ...
+        assert self._layers is not None
+        return self._layers.combine(trained, frozen)
 
     def packed(self, trained: Mapping[str, jax.Array]) -> Values:
         """Returns what `with_weights` must find in `frozen` and depends on trained weights."""
-        ...
+        del trained
+        return {}
 
     def served(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """Returns the values of `with_weights` as the engine has them, without what derivatives need."""
-        ...
+        return self.with_weights(trained, frozen)
 
     def bind(self, values: Values) -> JaxModule:
         """Returns the model with values from `with_weights` or `with_adapters`, or without adapters."""
-        ...
-
-
-def forward_pass_of(config: TrainConfig) -> type[ForwardPass]:
-    """Returns the pass that the user chose. Raises ConfigError if the engine's is not for this configuration."""
-    if config.training.forward_pass != ENGINE:
-        return PlainPass
-    if reason := _unsupported(config):
-        raise _refusal(reason)
-    return EnginePass
+        return self.model.bind(values)
 
 
 def choose_forward_pass(config: TrainConfig, base: BaseModel) -> tuple[TrainConfig, str | None]:
     """Chooses the pass where the user did not: the engine's if the run samples answers, where it is supported.
 
-    Returns the configuration and, if such a run gets the plain pass, a line that says why.
+    Returns the configuration and, if such a run gets the plain pass, a line that says why. Raises ConfigError if the
+    user chose the engine's, and it is not supported.
     """
     params = config.training
-    if params.forward_pass is not None:
-        return config, None
-    chosen, said = PLAIN, None
-    if params.trainer_type in (GRPO, DISTILLATION):
-        reason = _unsupported(config) or _without_derivatives(base.construct(base.compute_dtype, packed=True))
-        if reason:
-            said = f"the forward pass of training is plain, with other last bits than that of sampling: {reason}"
-        else:
-            chosen = ENGINE
-    return dataclasses.replace(config, training=dataclasses.replace(params, forward_pass=chosen)), said
+    is_asked_for, samples = params.forward_pass == ENGINE, params.trainer_type in (GRPO, DISTILLATION)
+    if params.forward_pass == PLAIN or not (is_asked_for or samples):
+        return _with_pass(config, PLAIN), None
+    reason = _unsupported(config)
+    if reason is None:
+        model = base.construct(base.compute_dtype, packed=True)
+        layers = choose_layers(model, config.peft, base.module_names()) if params.use_peft else None
+        reason = _unsupported_layer(model, layers)
+    if reason is None:
+        return _with_pass(config, ENGINE), None
+    if is_asked_for:
+        raise _refusal(reason)
+    said = f"the forward pass of training is plain, with other last bits than that of sampling: {reason}"
+    return _with_pass(config, PLAIN), said
+
+
+def _with_pass(config: TrainConfig, forward_pass: str) -> TrainConfig:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, forward_pass=forward_pass))
 
 
 def _unsupported(config: TrainConfig) -> str | None:
@@ -119,41 +121,26 @@ def _unsupported(config: TrainConfig) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-class PlainPass:
-    """The pass of plain JAX; see `ForwardPass`."""
-
-    is_packed: ClassVar[bool] = False
-    scratch: ScratchCache | None = None
-
-    def __init__(self, model: JaxModule, dtype: DTypeLike, layers: AdaptedLayers | None = None) -> None:
-        self.model, self._dtype, self._layers = FunctionalModel(model), dtype, layers
-
-    def with_weights(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        return {**frozen, **cast_floats(trained, self._dtype)}
-
-    def with_adapters(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
-        assert self._layers is not None
-        return self._layers.combine(trained, frozen)
-
-    def packed(self, trained: Mapping[str, jax.Array]) -> Values:
-        del trained
-        return {}
-
-    served = with_weights
-
-    def bind(self, values: Values) -> JaxModule:
-        return self.model.bind(values)
+def _unsupported_layer(model: JaxModule, layers: AdaptedLayers | None) -> str | None:
+    """Returns why the engine's pass is not for a layer of a model, or for one that gets an adapter."""
+    for name, module in named_modules(model):
+        is_known = not isinstance(module, HasCache) or isinstance(module.kv_cache_spec, KVCacheSpec | LatentCacheSpec)
+        if not is_known or isinstance(module, HandsOnSelection):
+            return f"the kernels of {name} ({type(module).__name__}) have no derivatives"
+        if isinstance(module, JaxLmHead) and layers is not None and name in layers.sizes:
+            return f"requests have no adapters of {name!r}: leave it out of peft.lora_target_modules"
+    return None
 
 
-class EnginePass:
+class EnginePass(ForwardPass):
     """The engine's pass, on packed weights; see `ForwardPass`. Adapters have one place, as those of requests have."""
 
     is_packed: ClassVar[bool] = True
 
     def __init__(self, model: JaxModule, dtype: DTypeLike, layers: AdaptedLayers | None = None) -> None:
-        if reason := _without_derivatives(model):
+        if reason := _unsupported_layer(model, layers):
             raise _refusal(reason)
-        self.scratch: ScratchCache | None = ScratchCache(BLOCK_SIZE, jnp.dtype(dtype))
+        self.scratch = ScratchCache(BLOCK_SIZE, jnp.dtype(dtype))
         self._layers, self._table_type = layers, table_type(dtype)
         self._additions = [] if layers is None else list(_added_to(model, layers, self._table_type))
         _, parameters, _ = nnx.split(model, nnx.Param, ...)
@@ -225,15 +212,6 @@ class EnginePass:
         return self.model.bind(values, {**others, slots: jnp.full(1, bool(adapted), jnp.int32)})
 
 
-def _without_derivatives(model: JaxModule) -> str | None:
-    """Returns the first layer whose kernel has no derivatives in the engine's pass, in words."""
-    for name, module in named_modules(model):
-        is_known = not isinstance(module, HasCache) or isinstance(module.kv_cache_spec, KVCacheSpec | LatentCacheSpec)
-        if not is_known or isinstance(module, HandsOnSelection):
-            return f"the kernels of {name} ({type(module).__name__}) have no derivatives"
-    return None
-
-
 def _added_to(
     model: JaxModule, layers: AdaptedLayers, dtype: DTypeLike
 ) -> Iterable[tuple[str, str, LowRankAddition | HeadwiseAddition]]:
@@ -241,8 +219,6 @@ def _added_to(
     rows, modules, rank = StepRows(), dict(named_modules(model)), layers.params.lora_r
     for name, (size_in, size_out) in layers.sizes.items():
         layer = cast(JaxLinear, modules[name])
-        if isinstance(layer, JaxLmHead):
-            raise _refusal(f"requests have no adapters of {name!r}: leave it out of peft.lora_target_modules")
         if isinstance(layer, LatentUpProjection):
             sizes = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
             layer.head_addition = HeadwiseAddition(1, rank, *sizes, rows, dtype)

@@ -209,7 +209,12 @@ def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:
 
 def is_float(value: Any) -> TypeGuard[jax.Array]:
     """Returns whether a parameter holds a plain array of floats."""
-    return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
+    return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def is_array(value: Any) -> TypeGuard[jax.Array]:
+    """Returns whether a parameter holds a plain array, or its shape."""
+    return isinstance(value, jax.Array | jax.ShapeDtypeStruct)
 
 
 def _is_dense(module: object) -> bool:

@@ -1,8 +1,9 @@
-"""The training loop, the same for every kind of training: draw, step, log, evaluate, save."""
+"""The training loop, the same for every kind of training: draw, step, log, evaluate, save; and its evaluation."""
 
 from __future__ import annotations
 
 import functools
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ import numpy as np
 
 from jaxis.host.progress import ProgressDisplay
 from jaxis.parallel.distributed import largest
-from jaxis.training.checkpoint import Checkpoints, TrainState
-from jaxis.training.data import BatchSource, StepContext
-from jaxis.training.evaluation import HeldOutEvaluation
-from jaxis.training.run_log import RunLog
-from jaxis.training.speed import StepProfiler
-from jaxis.training.step import StepFunction
+from jaxis.training.answers import AnswerScores
+from jaxis.training.checkpoint import BestStep, Checkpoints, TrainState
+from jaxis.training.config.training import TrainingParams
+from jaxis.training.data import BatchSource, Split, StepContext
+from jaxis.training.objectives import Objective
+from jaxis.training.run_log import RunLog, StepProfiler
+from jaxis.training.step import StepFunction, make_evaluation
 from jaxis.training.trainable import Trainable
 
 
@@ -119,3 +121,68 @@ def stop_signals() -> Iterator[Callable[[], int | None]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+Measured = dict[str, float]
+
+
+class HeldOutEvaluation:
+    """Evaluation of held-out rows at the configured steps of a training.
+
+    Args:
+      params: Arguments of the training.
+      validation: Held-out examples; None: no evaluation.
+      scores: Scores of generated answers; None: none.
+      steps_per_epoch, num_steps: Number of steps of an epoch of training data, and of the whole training.
+
+    Attributes:
+      best: Best step so far; None: none is tracked.
+    """
+
+    def __init__(
+        self,
+        params: TrainingParams,
+        model: Trainable,
+        objective: Objective,
+        validation: Split | None,
+        scores: AnswerScores | None,
+        steps_per_epoch: int,
+        num_steps: int,
+    ) -> None:
+        self._model, self._validation, self._scores = model, validation, scores
+        self._every = steps_per_epoch if params.eval_strategy == "epoch" else params.eval_steps
+        self._num_steps = num_steps
+        self.best: BestStep | None = None
+        if (metric := params.best_metric) is not None:
+            self.best = BestStep(metric, params.is_greater_better)
+        self._evaluate = make_evaluation(model.forward(is_training=False), objective, model.combine, model.placement)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the model is evaluated after so many steps."""
+        return self._validation is not None and (step % self._every == 0 or step == self._num_steps)
+
+    def measure(self, state: TrainState, log: RunLog) -> bool:
+        """Measures and logs the held-out rows; returns whether this step is the best so far."""
+        measured = self._held_out_loss(state)
+        said = f"step {state.step}  held-out loss {measured['eval_loss']:.4f}"
+        if self._scores is not None:
+            scored = self._scores.measure(self._model.bind(state.trained), state.step, log.write_answer)
+            said += "".join(f"  {name.removeprefix('eval_')} {value:.4f}" for name, value in scored.items())
+            measured |= scored
+        log.note(said)
+        log.write({"step": state.step, **measured})
+        return self.best is not None and self.best.improves(state.step, measured)
+
+    def _held_out_loss(self, state: TrainState) -> Measured:
+        """Returns the mean loss of all held-out rows and the objective's other values. Names begin with `eval_`."""
+        assert self._validation is not None
+        batches = self._validation.batches
+        sums: dict[str, list[float]] = {}
+        weights: list[float] = []
+        for i in range(batches.steps_per_epoch):
+            batch = self._validation.placed(batches.batch(i))
+            loss, weight, reported = self._evaluate(state.trained, self._model.frozen, batch)
+            weights.append(float(weight))
+            for name, value in {"loss": loss, **reported}.items():
+                sums.setdefault(f"eval_{name}", []).append(float(value))
+        return {name: math.fsum(values) / math.fsum(weights) for name, values in sums.items()}

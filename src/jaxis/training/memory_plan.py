@@ -12,7 +12,7 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,22 +26,19 @@ from jaxis.engine.execution.cache_memory import machine_memory, usable_bytes
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.progress import ProgressDisplay
-from jaxis.layers.module import named_modules
-from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.models.common.decoder import CausalLM
 from jaxis.parallel.mesh import MESH_AXES
-from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import FSDPParams, TrainConfig
 from jaxis.training.config.training import DISTILLATION, ENGINE, GRPO
 from jaxis.training.data import load_split
-from jaxis.training.forward_pass import PlainPass
-from jaxis.training.functional_model import Values, bytes_of, is_float, values_of
+from jaxis.training.functional_model import Values, bytes_of, values_of
 from jaxis.training.optimizer import make_optimizer
-from jaxis.training.scores import CHUNK_TOKENS, make_forward
+from jaxis.training.scores import CHUNK_TOKENS
 from jaxis.training.sharding import check_devices, spec_of
 from jaxis.training.step import Trained
+from jaxis.training.trainable import Trainable, make_trainable
 from jaxis.training.trainer import method_of
 
 
@@ -57,7 +54,7 @@ class TrainingMemory:
       copies: Copies of trained arrays in the type of the forward pass.
       gathered: Weights of other devices that a device holds at a time.
       activations: Arrays that a micro-batch keeps for its derivatives, and those for recomputing one layer.
-      logits: Logits of the tokens that are computed together.
+      working: Logits of the tokens that are computed together, or derivatives of a layer's activations, if more.
     """
 
     num_devices: int
@@ -68,7 +65,7 @@ class TrainingMemory:
     copies: int
     gathered: int
     activations: int
-    logits: int
+    working: int
 
     @property
     def total(self) -> int:
@@ -80,7 +77,7 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
 
     Raises ConfigError if the configuration cannot be trained.
     """
-    parts, size = _Parts(config, base), config.fsdp.tensor_parallel_size
+    model, size = make_trainable(config, base, None), config.fsdp.tensor_parallel_size
     mesh = AbstractMesh((num_devices // size, size), MESH_AXES)
 
     def held(tree: Mapping[str, Any]) -> int:
@@ -88,96 +85,102 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
         total = 0
         for name, value in tree.items():
             for leaf in jax.tree.leaves(value):
-                spec = spec_of(mesh, leaf.shape, parts.model.logical_axes.get(name))
+                spec = spec_of(mesh, leaf.shape, model.logical_axes.get(name))
                 total += bytes_of(leaf) // math.prod(mesh.shape[axis] for axis in spec if axis)
         return total
 
     # The state has trees like that of the trained arrays, and counters.
-    optimizer = make_optimizer(config.training, lambda _: jnp.zeros(()), parts.model.logical_axes)
-    state = jax.eval_shape(optimizer.init, parts.trained)
-    by_name = [each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if _is_by_name(each)]
-    counters = bytes_of([each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if not _is_by_name(each)])
-    trained = held(parts.trained)
-    recomputes = config.training.enable_gradient_checkpointing
-    plain, kept = (
-        parts.residual_bytes(batch, recompute=each) if each in {recomputes, False} else 0 for each in (False, True)
-    )
-    num_tokens = min(CHUNK_TOKENS, math.prod(batch.ids.shape[1:]))
+    optimizer = make_optimizer(config.training, lambda _: jnp.zeros(()), model.logical_axes)
+    state = jax.tree.leaves(jax.eval_shape(optimizer.init, model.initial), is_leaf=_is_by_name)
+    values = jax.eval_shape(model.combine, model.initial, model.frozen)
+    copies = {name: value for name, value in values.items() if name in model.initial and value.dtype != jnp.float32}
+    trained, decoder = held(model.initial), cast(CausalLM, base.abstract(base.compute_dtype))
+    step = _Derivative(config, base, model, batch, copies)
+    activations, recomputes = step.kept_bytes(recompute=False), config.training.enable_gradient_checkpointing
+    if recomputes:
+        kept = step.kept_bytes(recompute=True)
+        activations = kept + max(activations - kept, 0) // len(decoder.decoder.layers)
+    num_tokens = math.prod(batch.ids.shape[1:])
+    width = base.hf_config.get_text_config().get("hidden_size", 0)
+    hidden = num_tokens * width * jnp.dtype(base.compute_dtype).itemsize
+    # Logits with their derivatives, and hidden states in the order of chunks with theirs. They are no more when the
+    # layers' derivatives are computed, each from one of the same size.
+    logits = 3 * 4 * min(CHUNK_TOKENS, num_tokens) * decoder.vocab_size + 3 * hidden
+    working = max(logits, 2 * step.largest_bytes(recompute=recomputes)) // size
+    # Micro-batches add to a sum. Updates are computed when activations are no more.
+    gradients = max(trained * (2 if len(batch.ids) > 1 else 1), 2 * trained - activations - working)
     return TrainingMemory(
         num_devices=num_devices,
         trained=trained,
-        frozen=held(parts.frozen) + held(parts.compared),
-        moments=sum(map(held, by_name)) + counters,
-        gradients=2 * trained,
-        copies=held(parts.copies),
-        gathered=parts.gathered_bytes // size if num_devices > size else 0,
-        activations=kept + max(plain - kept, 0) // parts.num_layers if recomputes else plain,
-        logits=3 * 4 * num_tokens * parts.vocab_size // size,
+        frozen=held(model.frozen),
+        moments=sum(held(each) if _is_by_name(each) else bytes_of(each) for each in state),
+        gradients=gradients,
+        copies=held(copies),
+        gathered=_gathered(decoder) // size if num_devices > size else 0,
+        activations=activations,
+        working=working,
     )
 
 
-class _Parts:
-    """A training's model and arrays, as shapes.
+class _Derivative:
+    """The derivative of a micro-batch's loss as JAX traces it; `copies` are those of trained arrays in another type."""
 
-    Attributes:
-      trained, frozen: Arrays as in `Trainable`.
-      compared: Reference that preferences are compared with; part of `frozen` in a training.
-      copies: Copies of trained arrays for the forward pass, if it uses another type.
-      gathered_bytes: Bytes of the largest layer and of all weights outside of layers.
-    """
+    def __init__(
+        self, config: TrainConfig, base: BaseModel, model: Trainable, batch: TrainingBatch, copies: Values
+    ) -> None:
+        self._model, self._copies = model, copies
+        self._objective, _ = method_of(config, base).objective(ProgressDisplay(enabled=False))
+        self._batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)
 
-    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
-        self._config, self._base, self._dtype = config, base, base.compute_dtype
-        model = base.abstract()
-        values = values_of(model)
-        adapters: AdaptedLayers | None = None
-        self.compared: Values = {}
-        self.copies: Values = {}
-        if config.training.use_peft:
-            with open_checkpoint(base.path) as checkpoint:
-                modules = {name.rpartition(".")[0] for name in checkpoint.names()}
-            adapters = choose_layers(model, config.peft, modules)
-            self.trained: Mapping[str, Any] = jax.eval_shape(functools.partial(adapters.initial, 0))
-            self.frozen: Values = values
-        else:
-            floats = {name: value for name, value in values.items() if is_float(value)}
-            self.trained = {name: jax.ShapeDtypeStruct(value.shape, jnp.float32) for name, value in floats.items()}
-            self.frozen = {name: value for name, value in values.items() if name not in floats}
-            self.compared = floats if config.training.has_reference else {}
-            self.copies = {} if self._dtype == jnp.float32 else floats
-        self._pass = PlainPass(model, self._dtype, adapters)
-        self.model = self._pass.model
-        self._combine = self._pass.with_adapters if adapters else self._pass.with_weights
-        decoder = cast(CausalLM, model).decoder
-        self.num_layers = len(decoder.layers)
-        self.vocab_size = cast(CausalLM, model).vocab_size
-        layers = [f"{name}." for name, module in named_modules(model) if any(module is each for each in decoder.layers)]
-        sizes = [bytes_of([values[name] for name in values if name.startswith(prefix)]) for prefix in layers]
-        self.gathered_bytes = bytes_of(values) - sum(sizes) + max(sizes)
+    def kept_bytes(self, *, recompute: bool) -> int:
+        """Returns the bytes of the arrays that are kept for the derivatives, besides weights."""
 
-    def residual_bytes(self, batch: TrainingBatch, *, recompute: bool) -> int:
-        """Returns the bytes that a micro-batch keeps for its derivatives, besides weights."""
-        forward = make_forward(self.model, lambda values, _: self._pass.bind(values), recompute=recompute)
-        objective, _ = method_of(self._config, self._base).objective(ProgressDisplay(enabled=False))
-        micro_batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)
+        def derive(trained: Trained, frozen: Values, batch: TrainingBatch) -> Any:
+            return jax.vjp(lambda trained: self._loss(trained, frozen, batch, recompute=recompute), trained)[1]
 
-        def derive(trained: Trained, frozen: Values, micro_batch: TrainingBatch) -> Any:
-            def loss(trained: Trained) -> jax.Array:
-                values = self._combine(trained, frozen)
-                return objective.loss(forward, values, frozen, micro_batch, jax.random.key(0)).total
-
-            return jax.vjp(loss, trained)[1]
-
-        frozen = {**self.frozen, **self.compared}
-        kept = jax.tree.leaves(jax.eval_shape(derive, self.trained, frozen, micro_batch))
-        weights = Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((self.trained, frozen, self.copies)))
+        kept = jax.tree.leaves(jax.eval_shape(derive, self._model.initial, self._model.frozen, self._batch))
+        weights = Counter((leaf.shape, leaf.dtype) for leaf in self._weights())
         num_bytes = 0
         for leaf in kept:
-            if weights[leaf.shape, leaf.dtype] > 0:
-                weights[leaf.shape, leaf.dtype] -= 1  # the weight itself
-            else:
+            weights[leaf.shape, leaf.dtype] -= 1
+            if weights[leaf.shape, leaf.dtype] < 0:  # no weight itself
                 num_bytes += bytes_of(leaf)
         return num_bytes
+
+    def largest_bytes(self, *, recompute: bool) -> int:
+        """Returns the bytes of the largest array that is computed, besides weights and their gradients."""
+        derive = jax.grad(functools.partial(self._loss, recompute=recompute))
+        computed = jax.make_jaxpr(derive)(self._model.initial, self._model.frozen, self._batch).jaxpr
+        weights = {tuple(sorted(leaf.shape)) for leaf in self._weights()}
+        return max(
+            math.prod(each.shape) * each.dtype.itemsize
+            for each in _results(computed)
+            if tuple(sorted(each.shape)) not in weights
+        )
+
+    def _loss(self, trained: Trained, frozen: Values, batch: TrainingBatch, *, recompute: bool) -> jax.Array:
+        forward = self._model.forward(is_training=True, recompute=recompute)
+        values = self._model.combine(trained, frozen)
+        return self._objective.loss(forward, values, frozen, batch, jax.random.key(0)).total
+
+    def _weights(self) -> list[Any]:
+        return jax.tree.leaves((self._model.initial, self._model.frozen, self._copies))
+
+
+def _results(jaxpr: Any) -> Iterator[Any]:
+    """Yields the type of each result within a traced function."""
+    for equation in jaxpr.eqns:
+        yield from (each.aval for each in equation.outvars)
+        for value in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _results(inner)
+
+
+def _gathered(model: CausalLM) -> int:
+    """Returns the bytes of the largest layer and of all weights outside of layers."""
+    layers = [bytes_of(values_of(layer)) for layer in model.decoder.layers]
+    return bytes_of(values_of(model)) - sum(layers) + max(layers)
 
 
 def _is_by_name(tree: Any) -> bool:
@@ -192,7 +195,7 @@ _LABELS = {
     "copies": "what is trained, in the type that is computed in",
     "gathered": "weights of other devices, a layer's at a time",
     "activations": "activations",
-    "logits": "logits",
+    "working": "logits, or derivatives of a layer's activations",
 }
 
 

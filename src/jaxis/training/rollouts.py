@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jaxis.errors import ConfigError, EngineError
-from jaxis.layers.module import JaxModule
+from jaxis.outputs import CompletionOutput
 from jaxis.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxis.training.answers import HeldOutPrompts, LiveEngine, answer_seed, load_scorer, scores_of
 from jaxis.training.base_model import BaseModel
@@ -17,30 +17,39 @@ from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.config.methods import ERROR
 from jaxis.training.config.training import ENGINE
-from jaxis.training.data import StepContext
+from jaxis.training.data import BatchSource, StepContext, read_datasets
 from jaxis.training.environments import Environments, Episode
 from jaxis.training.examples import Example
 from jaxis.training.objectives import MISMATCH, VOCAB_MISMATCH, RolloutBatch
-from jaxis.training.rows import DataRow, read_rows, with_answer
+from jaxis.training.rows import DataRow, with_answer
 
 ALL_TOKENS = 2**31 - 1
+MIN_DEVIATION = 1e-4
+_REWARDS = "training.reward_functions"
+Answer = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], list[CompletionOutput]]
+"""Function of prompts and their sampling parameters that answers them with the current weights."""
 
 
-class Rollouts:
+class Rollouts(BatchSource):
     """Batches whose answers the engine samples when their first step begins, which depend on weights and seed only.
 
-    Attributes:
-      shown: Names of reported values that printed lines show; see `BatchSource`.
+    The data rows are prompts, optionally with answers, which reward functions receive as `reference`.
 
     Raises:
-      ConfigError: A data row has no prompt, or one that is too long; a reward function cannot be imported; or the
-        answers of a step are not a whole number of groups.
+      ConfigError: A file cannot be read; a data row has no prompt, or one that is too long; a reward function cannot be
+        imported; the answers of a step are not a whole number of groups; or the configuration is not supported.
     """
 
     shown = ("reward", MISMATCH)
 
-    def __init__(self, config: TrainConfig, base: BaseModel, rows: Sequence[DataRow]) -> None:
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        _check(config)
         training, grpo = config.training, config.training.grpo
+        rows: list[DataRow] = []
+        self.digests: dict[str, str] = {}
+        for found, digests in read_datasets(config, config.data.train, with_answer):
+            rows += found
+            self.digests |= digests
         self._params, self._seed = grpo, training.data_seed
         self._shape = (training.gradient_accumulation_steps, training.per_device_train_batch_size)
         num_answers = self._shape[0] * self._shape[1]
@@ -50,7 +59,7 @@ class Rollouts:
                 f"are no whole number of groups of training.grpo.num_generations={grpo.num_generations}"
             )
         self._num_prompts = num_answers // grpo.num_generations
-        self._rewards = Rewards(training.reward_functions)
+        self._rewards = {name: load_scorer(name, _REWARDS) for name in training.reward_functions}
         self.environments: Environments | None = None
         if grpo.environment_factory is not None:
             self.environments = Environments(
@@ -74,8 +83,7 @@ class Rollouts:
         self._longest = self._prompts.longest if self.environments is None else longest
         self._max_tokens = self._longest + grpo.max_completion_length
         self._distribution = grpo.distribution
-        self._base = base
-        self._engine: LiveEngine | None = None
+        self._engine = LiveEngine(base, self._max_tokens)
         self._fails = training.on_mismatch == ERROR
         self._drawn: tuple[RolloutBatch, Mapping[str, float]] | None = None
         self._mismatch: dict[str, float] = {}
@@ -97,11 +105,9 @@ class Rollouts:
     def _sample(self, step: int, context: StepContext) -> tuple[RolloutBatch, Mapping[str, float]]:
         """Samples and rewards the answers of a batch; `step` counts batches."""
         count = self._params.num_generations
-        if self._engine is None:
-            self._engine = LiveEngine(self._base, self._max_tokens, context.progress)
         chosen = [place for place in self._places(step) for _ in range(count)]
-        model = context.model()
-        episodes = self._play(step, chosen, self._engine, model)
+        answer = functools.partial(self._engine.answers, context.model(), progress=context.progress)
+        episodes = self._play(step, chosen, answer)
         rewards = self._reward(episodes, chosen)
         total = np.sum(list(rewards.values()), axis=0)
         gains = advantages(total, count, str(self._params.scale_rewards))
@@ -126,7 +132,7 @@ class Rollouts:
             num_failed = sum(episode.num_failed for episode in episodes)
             measured["tools/failure_frequency"] = num_failed / num_calls if num_calls else 0.0
         batch = self._batch(episodes, gains)
-        return self._with_vocabulary(batch, step, self._engine, model), measured
+        return self._with_vocabulary(batch, step, answer), measured
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         if (step - 1) % self._params.num_iterations:
@@ -153,8 +159,7 @@ class Rollouts:
         return (f"{found}: {said}",)
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
+        self._engine.close()
 
     def _places(self, step: int) -> list[int]:
         """Returns the indices of a step's prompts. Every prompt is used once before one is used again."""
@@ -165,7 +170,7 @@ class Rollouts:
             found.append(int(np.random.RandomState([self._seed, epoch]).permutation(len(self._prompts.ids))[place]))
         return found
 
-    def _play(self, step: int, places: Sequence[int], engine: LiveEngine, model: JaxModule) -> list[Episode]:
+    def _play(self, step: int, places: Sequence[int], answer: Answer) -> list[Episode]:
         """Answers prompts; with an environment, until no answer calls a tool."""
         environments = self.environments
         if environments is None:
@@ -174,8 +179,7 @@ class Rollouts:
             episodes = [environments.begin(self._prompts, place, self._longest) for place in places]
         active, turn = list(range(len(places))), 0
         while active:
-            answers = engine.answers(
-                model,
+            answers = answer(
                 [[*episodes[i].prompt_ids, *episodes[i].ids] for i in active],
                 [
                     self._sampling(step, i, turn, self._params.max_completion_length - len(episodes[i].ids))
@@ -183,11 +187,11 @@ class Rollouts:
                 ],
             )
             going = []
-            for i, answer in zip(active, answers, strict=True):
-                episodes[i].add_sampled(answer)
+            for i, found in zip(active, answers, strict=True):
+                episodes[i].add_sampled(found)
                 if environments is None:
-                    episodes[i].completion = answer.text
-                elif environments.goes_on(episodes[i], answer, turn):
+                    episodes[i].completion = found.text
+                elif environments.goes_on(episodes[i], found, turn):
                     going.append(i)
             active, turn = going, turn + 1
         return episodes
@@ -207,12 +211,14 @@ class Rollouts:
         completions = [episode.completion for episode in episodes]
         answered = self._prompts.answered(completions, [episode.ids for episode in episodes], places)
         environments = self.environments
-        if environments is None:
-            return self._rewards.of(answered)
-        answered["prompts"] = [episode.prompt for episode in episodes]
-        answered["environments"] = [episode.environment for episode in episodes]
-        rewards = self._rewards.of(answered)
-        if environments.rewards_as is not None:
+        if environments is not None:
+            answered["prompts"] = [episode.prompt for episode in episodes]
+            answered["environments"] = [episode.environment for episode in episodes]
+        rewards = {
+            name.partition(":")[2]: np.asarray(scores_of(function, f"{_REWARDS} {name!r}", answered))
+            for name, function in self._rewards.items()
+        }
+        if environments is not None and environments.rewards_as is not None:
             rewards[environments.rewards_as] = np.asarray(environments.rewards(answered))
         return rewards
 
@@ -244,7 +250,7 @@ class Rollouts:
             is_first=np.ones(num_micro_batches, np.float32),
         )
 
-    def _with_vocabulary(self, batch: RolloutBatch, step: int, engine: LiveEngine, model: JaxModule) -> RolloutBatch:
+    def _with_vocabulary(self, batch: RolloutBatch, step: int, answer: Answer) -> RolloutBatch:
         """Adds the engine's log-probabilities of the whole vocabulary at random positions of the step."""
         if not (count := self._params.vocab_mismatch_positions):
             return batch
@@ -258,19 +264,16 @@ class Rollouts:
                 prompts.append(ids[row, : last + 1].tolist())
         one = dataclasses.replace(self._distribution, max_tokens=1, logprobs=ALL_LOGPROBS, seed=0)
         found = []
-        for answer in engine.answers(model, prompts, [one] * len(prompts)):
-            assert answer.logprobs is not None
-            [entry] = answer.logprobs
+        for each in answer(prompts, [one] * len(prompts)):
+            assert each.logprobs is not None
+            [entry] = each.logprobs
             found.append([entry[token].logprob for token in range(len(entry))])
         logprobs = np.asarray(found, np.float32).reshape(*positions.shape, -1)
         return dataclasses.replace(batch, vocab_positions=positions.astype(np.int32), vocab_logprobs=logprobs)
 
 
-def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[str, str]]:
-    """Returns the batch source of a run and the digest of each file.
-
-    Raises ConfigError if a file cannot be read, a data row has no prompt, or the configuration is not supported.
-    """
+def _check(config: TrainConfig) -> None:
+    """Raises ConfigError if the configuration is not supported."""
     if config.fsdp.enable_fsdp:
         raise ConfigError("fsdp.enable_fsdp cannot be honoured with TRL_GRPO: leave it out")
     grpo = config.training.grpo
@@ -279,38 +282,6 @@ def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[
         raise ConfigError(
             f"training.grpo.{needing} training.forward_pass=engine, whose log-probabilities are those of sampling"
         )
-    split = config.data.train
-    rows: list[DataRow] = []
-    digests: dict[str, str] = {}
-    for dataset in split.datasets:
-        seed = next(s for s in (dataset.seed, split.seed, config.training.data_seed) if s is not None)
-        found, of_files = read_rows(dataset, seed, with_answer)
-        rows += found
-        digests |= of_files
-    return Rollouts(config, base, rows), digests
-
-
-MIN_DEVIATION = 1e-4
-
-
-class Rewards:
-    """A user's reward functions, by names such as "rewards:exact", from rewards.py; an answer's reward is their sum.
-
-    Raises ConfigError if a function does not exist.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._functions = {name: load_scorer(name, "training.reward_functions") for name in names}
-
-    def of(self, answered: dict[str, list[Any]]) -> dict[str, np.ndarray]:
-        """Returns the rewards of each function, float64 [N], by its name.
-
-        Raises ConfigError if a function raised an error, or did not return a finite number for each answer.
-        """
-        return {
-            name.partition(":")[2]: np.asarray(scores_of(function, f"training.reward_functions {name!r}", answered))
-            for name, function in self._functions.items()
-        }
 
 
 def advantages(rewards: np.ndarray, num_generations: int, scaled_by: str = "group") -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Logs of a run: metrics.jsonl, answers.jsonl, TensorBoard's events, Weights & Biases, and lines for the user."""
+"""Logs of a run: metrics.jsonl, lines for the user, TensorBoard, Weights & Biases, its speed, and traces."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import functools
 import importlib
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
+from jaxis.host.machine import peak_memory_bytes
+from jaxis.kernels.platform import target_platform
 from jaxis.training.config.training import TrainingParams
 from jaxis.training.optimizer import Schedule
-from jaxis.training.speed import Speedometer
+from jaxis.training.trainable import TrainingCost
 
 METRICS_FILE = "metrics.jsonl"
 ANSWERS_FILE = "answers.jsonl"
@@ -186,3 +191,79 @@ def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+_LEAST_SECONDS, _NUM_PRODUCTS = 0.01, 5
+
+
+def product_rate(dtype: DTypeLike, num_devices: int) -> float:
+    """Measures the operations per second of a large product in JAX, on so many devices together."""
+    product, size, seconds = jax.jit(jnp.matmul), 512, 0.0
+    while seconds < _LEAST_SECONDS:
+        size *= 2
+        matrix = jnp.ones((size, size), dtype)
+        product(matrix, matrix).block_until_ready()
+        times = []
+        for _ in range(_NUM_PRODUCTS):
+            start = time.perf_counter()
+            product(matrix, matrix).block_until_ready()
+            times.append(time.perf_counter() - start)
+        seconds = min(times)
+    # Several devices on a CPU share its cores.
+    return 2 * size**3 / seconds * (1 if target_platform() == "cpu" else num_devices)
+
+
+def peak_bytes() -> int:
+    """Returns the most memory that a device had in use; on CPU, that this process had."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max((each.get("peak_bytes_in_use", 0) for each in stats), default=0) or peak_memory_bytes()
+
+
+class Speedometer:
+    """Measures steps.
+
+    Args:
+      cost: Operations of the training.
+      limit: Operations per second that the devices could compute.
+    """
+
+    def __init__(self, cost: TrainingCost, limit: float) -> None:
+        self._cost, self._limit = cost, limit
+        self._last = time.perf_counter()
+        self.seconds = 0.0
+
+    def measure(self, num_tokens: int, num_learned: int) -> dict[str, float]:
+        """Counts a step; returns its values for metrics.jsonl."""
+        now = time.perf_counter()
+        self.seconds, self._last = now - self._last, now
+        flops = num_tokens * self._cost.of_token + num_learned * self._cost.of_target
+        return {
+            "tokens_per_second": round(num_tokens / self.seconds, 1),
+            "mfu": round(flops / self.seconds / self._limit, 4),
+            "peak_memory_bytes": peak_bytes(),
+        }
+
+
+class StepProfiler:
+    """Records traces of a run's steps by `jax.profiler`, as `training.profiler` says."""
+
+    def __init__(self, params: TrainingParams) -> None:
+        self._params = params.profiler
+        self._folder = Path(params.profiler.save_dir or Path(params.output_dir) / "profiler")
+        self._number = -1
+        self._is_recording = False
+
+    def before_step(self) -> None:
+        """Begins or ends a trace, as the next step needs it."""
+        self._number += 1
+        self._record(self._params.is_on and self._params.schedule.records(self._number))
+
+    def close(self) -> None:
+        self._record(False)
+
+    def _record(self, is_wanted: bool) -> None:
+        if is_wanted and not self._is_recording:
+            jax.profiler.start_trace(self._folder)
+        elif self._is_recording and not is_wanted:
+            jax.profiler.stop_trace()
+        self._is_recording = is_wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from jaxis.training.rows import DataRow, of_each, with_answer
 from jaxis.training.teacher import TaughtBatches, rows_of_teacher, taught
 
 
-class StudentAnswers:
+class StudentAnswers(GivenBatches):
     """Batches in which the student answers a share of the prompts when a step begins.
 
     For given weights, answers and the choice of answered prompts depend on the seed and the step only.
@@ -32,8 +31,6 @@ class StudentAnswers:
       teachers: Token ids of the teacher's prompts; None: the same.
     """
 
-    shown: Sequence[str] = ()
-
     def __init__(
         self,
         config: TrainConfig,
@@ -42,31 +39,27 @@ class StudentAnswers:
         prompts: Sequence[list[int]],
         teachers: Sequence[list[int]] | None,
     ) -> None:
+        super().__init__(split)
         training, self._params = config.training, config.training.distillation
-        self._base, self._split, self._prompts, self._seed = base, split, prompts, training.data_seed
-        self._teachers = teachers
-        self._max_tokens = max(map(len, prompts)) + self._params.max_completion_length
+        self._prompts, self._teachers, self._seed = prompts, teachers, training.data_seed
+        max_tokens = max(map(len, prompts)) + self._params.max_completion_length
         more = 0
         for number, (ids, example) in enumerate(zip(prompts, split.examples, strict=True)):
             base.check_ids(ids, example.where)
             if teachers is not None:
                 base.check_ids(teachers[number], example.where)
                 more = max(more, len(teachers[number]) - len(ids))
-        longest = more + max(self._max_tokens, *(len(example.ids) for example in split.examples))
+        longest = more + max(max_tokens, *(len(example.ids) for example in split.examples))
         self._shape = BatchShape(training.gradient_accumulation_steps, training.per_device_train_batch_size, longest)
-        self._engine: LiveEngine | None = None
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._split.batches.steps_per_epoch
+        self._engine = LiveEngine(base, max_tokens)
 
     def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
         # NumPy guarantees the stream of this generator, whatever its version.
-        places = [place for [place] in self._split.batches.rows(context.step)]
+        places = [place for [place] in self.split.batches.rows(context.step)]
         is_sampled = np.random.RandomState([self._seed, context.step]).random_sample(len(places)) < self._params.lmbda
         numbers = np.flatnonzero(is_sampled).tolist()
         answers = self._answers(context, {number: self._prompts[places[number]] for number in numbers})
-        examples = [self._split.examples[place] for place in places]
+        examples = [self.split.examples[place] for place in places]
         for number, answer in answers.items():
             examples[number] = self._example(places[number], answer)
             if self._params.log_completions:
@@ -78,15 +71,8 @@ class StudentAnswers:
             measured["completions_cut"] = float(np.mean([each.finish_reason == "length" for each in answers.values()]))
         return self._batch(places, examples), measured
 
-    def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Accepts every step."""
-
-    def summary(self) -> Sequence[str]:
-        return ()
-
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
+        self._engine.close()
 
     def _batch(self, places: Sequence[int], examples: Sequence[Example]) -> TrainingBatch:
         if (teachers := self._teachers) is None:
@@ -99,8 +85,6 @@ class StudentAnswers:
         """Answers prompts, given by their number in the step, with the current weights."""
         if not prompts:
             return {}
-        if self._engine is None:
-            self._engine = LiveEngine(self._base, self._max_tokens, context.progress)
         sampling = [
             SamplingParams(
                 temperature=self._params.temperature,
@@ -109,33 +93,31 @@ class StudentAnswers:
             )
             for number in prompts
         ]
-        found = self._engine.answers(context.model(), list(prompts.values()), sampling)
+        found = self._engine.answers(context.model(), list(prompts.values()), sampling, context.progress)
         return dict(zip(prompts, found, strict=True))
 
     def _example(self, place: int, answer: CompletionOutput) -> Example:
         prompt, sampled = self._prompts[place], answer.token_ids
         learned = np.arange(len(prompt) + len(sampled)) >= len(prompt)
-        return Example(np.asarray([*prompt, *sampled], np.int32), learned, self._split.examples[place].where)
+        return Example(np.asarray([*prompt, *sampled], np.int32), learned, self.split.examples[place].where)
 
 
-def load_distillation(config: TrainConfig, base: BaseModel) -> tuple[BatchSource, Split]:
-    """Returns the batch source of a run, and its data.
+def load_distillation(config: TrainConfig, base: BaseModel) -> BatchSource:
+    """Returns the batch source of a run.
 
     Raises ConfigError if a file cannot be read, a row has no prompt where the student answers, or the configuration is
     not supported.
     """
-    params, data = config.training.distillation, config.data.train
+    params, data, of_rows = config.training.distillation, config.data.train, _Prompts(config, base)
     if params.lmbda == 1:
-        encoder = _PromptEncoder(_Prompts(config, base))
-        split = load_split(config, data, base, prepare=with_answer, encoder=encoder)
-        prompts = [example.ids.tolist() for example in split.examples]
-        teachers = _Prompts(config, base).of_teacher(split)
+        split = load_split(config, data, base, prepare=with_answer, encode=of_rows.add)
+        prompts, teachers = [example.ids.tolist() for example in split.examples], of_rows.of_teacher(split)
     else:
         split = load_split(config, data, base, prepare=_with_given_answer)
-        teachers = _Prompts(config, base).of_teacher(split)
+        teachers = of_rows.of_teacher(split)
         if not params.lmbda and teachers is None:
-            return GivenBatches(split), split
-        prompts = _Prompts(config, base).of_student(split)
+            return GivenBatches(split)
+        prompts = of_rows.of_student(split)
         if teachers is not None:
             _pairs(split, prompts, teachers)
     for name, is_set in {"fsdp.enable_fsdp": config.fsdp.enable_fsdp, "data.train.pack": data.pack}.items():
@@ -144,7 +126,7 @@ def load_distillation(config: TrainConfig, base: BaseModel) -> tuple[BatchSource
                 f"{name} cannot be honoured where answers are sampled or the teacher has prompts of its own: leave it "
                 "out"
             )
-    return StudentAnswers(config, base, split, prompts, teachers), split
+    return StudentAnswers(config, base, split, prompts, teachers)
 
 
 def load_held_out(config: TrainConfig, base: BaseModel) -> Split:
@@ -173,6 +155,11 @@ class _Prompts:
         """Returns the token ids of what is before the last answer of each row."""
         return HeldOutPrompts(rows, self._base.tokenizer, self._base.template, self._longest).ids
 
+    def add(self, rows: Sequence[DataRow], encoded: Encoded) -> None:
+        """Adds rows as examples of their prompts, of which nothing is learned."""
+        for ids, row in zip(self.encode(rows), rows, strict=True):
+            encoded.examples.append(Example(np.asarray(ids, np.int32), np.zeros(len(ids), bool), row.where))
+
     def of_student(self, split: Split) -> list[list[int]]:
         """Returns the prompt of each example."""
         return self._of_examples(split, split.rows)
@@ -185,19 +172,6 @@ class _Prompts:
     def _of_examples(self, split: Split, rows: Sequence[DataRow]) -> list[list[int]]:
         of_rows = dict(zip((row.where for row in rows), self.encode(rows), strict=True))
         return [of_rows[example.where] for example in split.examples]
-
-
-@dataclass(frozen=True)
-class _PromptEncoder:
-    """Encoder of rows as examples of their prompts, of which nothing is learned."""
-
-    prompts: _Prompts
-
-    def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded:
-        encoded = Encoded([]) if encoded is None else encoded
-        for ids, row in zip(self.prompts.encode(rows), rows, strict=True):
-            encoded.examples.append(Example(np.asarray(ids, np.int32), np.zeros(len(ids), bool), row.where))
-        return encoded
 
 
 def _pairs(split: Split, prompts: Sequence[list[int]], teachers: Sequence[list[int]]) -> list[tuple[Example, Example]]:

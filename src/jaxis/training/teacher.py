@@ -56,7 +56,7 @@ def open_teacher(config: TrainConfig, student: BaseModel) -> BaseModel | None:
         raise ConfigError(f"{_KEY}={name!r}: {error}") from None
     teacher = dataclasses.replace(teacher, quantization=None)
     _check_vocabulary(teacher, student)
-    needed = bytes_of(values_of(teacher.abstract()))
+    needed = bytes_of(values_of(teacher.abstract(teacher.compute_dtype)))
     there = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or free_host_bytes()
     if needed > there:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.models.written_template import write_template
 from jaxis.parallel.distributed import meet
+from jaxis.training.answers import AnswerScores
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.checkpoint import (
     ARRAYS,
@@ -30,22 +31,20 @@ from jaxis.training.checkpoint import (
     settings_of,
 )
 from jaxis.training.config import TrainConfig
+from jaxis.training.config.methods import PreferenceKwargs
 from jaxis.training.config.training import DISTILLATION
 from jaxis.training.config.training import DPO as DPO_TYPE
 from jaxis.training.config.training import GRPO as GRPO_TYPE
 from jaxis.training.config.training import SFT as SFT_TYPE
 from jaxis.training.data import BatchSource, GivenBatches, Split, load_split, num_steps
 from jaxis.training.divergence import distillation_of
-from jaxis.training.evaluation import AnswerScores, HeldOutEvaluation
-from jaxis.training.examples import Example
 from jaxis.training.forward_pass import choose_forward_pass
 from jaxis.training.functional_model import Values
-from jaxis.training.loop import TrainingLoop
+from jaxis.training.loop import HeldOutEvaluation, TrainingLoop
 from jaxis.training.objectives import DPO, CrossEntropy, Objective, grpo_of
 from jaxis.training.optimizer import make_optimizer, make_schedule
-from jaxis.training.rollouts import load_rollouts
-from jaxis.training.run_log import RunLog
-from jaxis.training.speed import Speedometer, StepProfiler, product_rate, step_cost
+from jaxis.training.rollouts import Rollouts
+from jaxis.training.run_log import RunLog, Speedometer, StepProfiler, product_rate
 from jaxis.training.step import begin, make_step
 from jaxis.training.stored_arrays import read_arrays
 from jaxis.training.student_answers import load_distillation, load_held_out
@@ -54,37 +53,18 @@ from jaxis.training.trainable import Trainable, make_trainable, router_coefficie
 from jaxis.training.written_folder import placed_into
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """Data of a run.
-
-    Attributes:
-      examples: Examples from files; none if they are generated during training.
-      num_rows: Number of data rows.
-      digests: Digest of each file's content, by path.
-      notes: Lines about things that a user may not expect.
-    """
-
-    source: BatchSource
-    examples: Sequence[Example]
-    num_rows: int
-    digests: Mapping[str, str]
-    notes: Sequence[str]
-
-
 class Method:
     """A method of training for one run: fine-tuning, and the base of the others."""
 
     def __init__(self, config: TrainConfig, base: BaseModel) -> None:
         self._config, self._base = config, base
 
-    def data(self) -> TrainingData:
+    def data(self) -> BatchSource:
         """Reads the files of the run and checks all of their data rows.
 
         Raises ConfigError, which names the file and row, if a file cannot be read, or a row cannot be learned.
         """
-        split = load_split(self._config, self._config.data.train, self._base)
-        return _data(GivenBatches(split), split)
+        return GivenBatches(load_split(self._config, self._config.data.train, self._base))
 
     def validation(self) -> Split:
         """Reads the files of held-out rows; raises ConfigError as `data` does."""
@@ -99,15 +79,14 @@ class Method:
 class _Preferences(Method):
     def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
         del progress
-        names = {field.name for field in dataclasses.fields(DPO)}
-        given = self._config.training.trainer_kwargs.items()
-        return DPO(**{name: value for name, value in given if name in names}), {}
+        kwargs = self._config.training.kwargs
+        assert isinstance(kwargs, PreferenceKwargs)
+        return DPO(kwargs.beta, kwargs.label_smoothing, kwargs.loss_type), {}
 
 
 class _Rewards(Method):
-    def data(self) -> TrainingData:
-        rollouts, digests = load_rollouts(self._config, self._base)
-        return TrainingData(rollouts, [], rollouts.num_rows, digests, [])
+    def data(self) -> BatchSource:
+        return Rollouts(self._config, self._base)
 
     def objective(self, progress: ProgressDisplay) -> tuple[Objective, Values]:
         del progress
@@ -119,8 +98,8 @@ class _Distillation(Method):
         super().__init__(config, base)
         self._teacher = open_teacher(config, base)
 
-    def data(self) -> TrainingData:
-        return _data(*load_distillation(self._config, self._base))
+    def data(self) -> BatchSource:
+        return load_distillation(self._config, self._base)
 
     def validation(self) -> Split:
         return load_held_out(self._config, self._base)
@@ -132,10 +111,6 @@ class _Distillation(Method):
 def method_of(config: TrainConfig, base: BaseModel) -> Method:
     """Makes the method of a run. Raises ConfigError if another model that it needs cannot be used."""
     return METHODS[config.training.trainer_type](config, base)
-
-
-def _data(source: BatchSource, split: Split) -> TrainingData:
-    return TrainingData(source, split.examples, len(split.rows), split.digests, split.notes)
 
 
 METHODS: Mapping[str, type[Method]] = {
@@ -185,13 +160,13 @@ class Trainer:
         if said is not None:
             note(said)
         self._config, self._method = config, method_of(config, self.base)
-        self.data: TrainingData = self._method.data()
+        self.data: BatchSource = self._method.data()
         self.validation: Split | None = None
         if config.training.eval_strategy != "no":
             self.validation = self._method.validation()
         for line in self.data.notes:
             note(line)
-        self._num_steps = num_steps(config, self.data.source.steps_per_epoch)
+        self._num_steps = num_steps(config, self.data.steps_per_epoch)
         self._output = Path(config.training.output_dir)
         if config.training.metrics_function is not None and jax.process_count() > 1:
             raise ConfigError("training.metrics_function cannot be honoured on several hosts: leave it out")
@@ -215,12 +190,12 @@ class Trainer:
         if jax.process_count() > 1:
             meet(self.base.devices.mesh)
             check_is_shared(self._output)
-        params, source, total = self._config.training, self.data.source, self._num_steps
+        params, source, total = self._config.training, self.data, self._num_steps
         with ExitStack() as open_parts:
             open_parts.callback(source.close)
             scores = None
             if self.validation is not None and params.metrics_function is not None:
-                scores = AnswerScores(self._config, self.base, self.validation, progress)
+                scores = AnswerScores(self._config, self.base, self.validation.rows, progress)
                 open_parts.callback(scores.close)
             limit = product_rate(self.base.compute_dtype, self.base.devices.num_devices)  # before the weights are there
             model = make_trainable(self._config, self.base, progress)
@@ -249,7 +224,7 @@ class Trainer:
                 router_coefficient(self._config, self.base),
                 (state.trained, state.moments),
             )
-            speedometer = Speedometer(step_cost(params, self.base, state.trained), limit)
+            speedometer = Speedometer(model.cost, limit)
             log = RunLog(params, state.step, total, schedule, source.shown, speedometer, self._note)
             open_parts.enter_context(closing(log))
             profiler = open_parts.enter_context(closing(StepProfiler(params)))
@@ -268,7 +243,7 @@ class Trainer:
         self, trained: Mapping[str, jax.Array], best: BestStep | None
     ) -> Mapping[str, jax.Array | np.ndarray]:
         """Returns the trained arrays of the step whose model is written."""
-        if best is None or best.step is None or not self._config.training.loads_best:
+        if best is None or best.step is None or not self._config.training.kwargs.load_best_model_at_end:
             return trained
         self._note(f"the model is that of step {best.step}, whose {best.metric} of {best.value:.4f} is the best")
         if best.step == self._num_steps:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused, number, whole
+from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, whole
 from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
 from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, ValidationParams
@@ -40,7 +40,7 @@ class PeftParams(ParameterGroup):
     use_rslora: bool = False
     q_lora: bool = False
     q_lora_bits: int = 4
-    peft_save_mode: str = "adapter_only"
+    peft_save_mode: str = choice("adapter_only", ("adapter_only", "merged"))
 
     UNUSED: ClassVar[Mapping[str, Unused]] = PEFT
 
@@ -58,8 +58,6 @@ class PeftParams(ParameterGroup):
             object.__setattr__(self, name, tuple(names))
         if self.q_lora_bits not in (4, 8):
             self.refuse("q_lora_bits", "4 or 8")
-        if self.peft_save_mode not in ("adapter_only", "merged"):
-            self.refuse("peft_save_mode", "adapter_only or merged")
         if self.q_lora and self.peft_save_mode == "merged":
             self.refuse("peft_save_mode", "adapters of a quantized model are saved alone: adapter_only")
 
@@ -148,14 +146,8 @@ class TrainConfig(ParameterGroup):
         return (cls, TrainedModelParams, *data, TrainingParams, *sections, PeftParams, FSDPParams)
 
     def __post_init__(self) -> None:
-        for name, group in {
-            "model": TrainedModelParams,
-            "data": DataParams,
-            "training": TrainingParams,
-            "peft": PeftParams,
-            "fsdp": FSDPParams,
-        }.items():
-            object.__setattr__(self, name, group.of(getattr(self, name) or {}))
+        for group in (TrainedModelParams, DataParams, TrainingParams, PeftParams, FSDPParams):
+            object.__setattr__(self, group.section(), group.of(getattr(self, group.section()) or {}))
         value = self.deepspeed
         if value is not None and not (isinstance(value, Mapping) and not value.get("enable_deepspeed", False)):
             self.refuse("deepspeed", "give fsdp")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused, number, whole
+from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, whole
 from jaxis.errors import ConfigError
 from jaxis.training.config.unused import DATASET, SPLIT
 
@@ -92,9 +92,9 @@ class SplitParams(ParameterGroup):
 
     datasets: tuple[DatasetParams, ...] = ()
     pack: bool = False
-    train_target: str = ALL_TURNS
+    train_target: str = choice(ALL_TURNS, (ALL_TURNS, FINAL_TURN))
     seed: int | None = None
-    mixture_strategy: str = FIRST_EXHAUSTED
+    mixture_strategy: str = choice(FIRST_EXHAUSTED, (FIRST_EXHAUSTED, ALL_EXHAUSTED))
 
     UNUSED: ClassVar[Mapping[str, Unused]] = SPLIT
 
@@ -109,18 +109,9 @@ class SplitParams(ParameterGroup):
         ):
             raise ConfigError(f"{self.section()}.datasets must be a list of mappings, each with dataset_path")
         object.__setattr__(self, "datasets", tuple(DatasetParams.of(each) for each in self.datasets))
-        if self.train_target not in (ALL_TURNS, FINAL_TURN):
-            raise ConfigError(
-                f"{self.section()}.train_target={self.train_target!r} must be {ALL_TURNS} or {FINAL_TURN}"
-            )
         self._check_mixture()
 
     def _check_mixture(self) -> None:
-        if self.mixture_strategy not in (FIRST_EXHAUSTED, ALL_EXHAUSTED):
-            raise ConfigError(
-                f"{self.section()}.mixture_strategy={self.mixture_strategy!r} must be {FIRST_EXHAUSTED} or "
-                f"{ALL_EXHAUSTED}"
-            )
         proportions = [each.mixture_proportion for each in self.datasets]
         given = [each for each in proportions if each is not None]
         if not given:

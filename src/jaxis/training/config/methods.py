@@ -1,4 +1,4 @@
-"""The sections of methods, under TRL's names: `training.grpo` and `training.distillation`."""
+"""Sections of methods, under TRL's names: `training.trainer_kwargs`, `training.grpo`, `training.distillation`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,48 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.training.config.unused import GRPO
 
 ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerKwargs(ParameterGroup):
+    """Arguments of TRL's trainers.
+
+    Attributes:
+      save_total_limit: Number of checkpoints that are kept, beside that of the best step; None: all.
+      metric_for_best_model, greater_is_better: Metric that decides the best step, and whether larger values are better.
+      load_best_model_at_end: True if the finished model is that of the best step.
+      max_completion_length: Limit of the tokens of an answer for `metrics_function`.
+    """
+
+    save_total_limit: int | None = whole(None, 1)
+    metric_for_best_model: str | None = text(None, "the name of a metric")
+    greater_is_better: bool | None = None
+    load_best_model_at_end: bool = False
+    max_completion_length: int = whole(128, 1)
+
+    @classmethod
+    def section(cls) -> str:
+        return "training.trainer_kwargs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("greater_is_better", bool, "true or false", optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceKwargs(TrainerKwargs):
+    """Arguments of TRL's trainer of preferences; see `DPO`."""
+
+    beta: float = number(0.1, 0)
+    label_smoothing: float = number(0.0, 0, 0.499)
+    loss_type: str = choice("sigmoid", ("sigmoid", "hinge", "ipo"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss_type != "sigmoid" and self.label_smoothing:
+            self.refuse("label_smoothing", f"it is of loss_type=sigmoid, not {self.loss_type}")
+        if self.loss_type == "ipo" and self.beta == 0:
+            self.refuse("beta", "give one above 0 for loss_type=ipo, which divides by it")
 
 
 @dataclass(frozen=True, kw_only=True)

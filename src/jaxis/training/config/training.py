@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 
 from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, text, whole
 from jaxis.errors import ConfigError
-from jaxis.training.config.methods import CORRECT, ERROR, DistillationParams, GrpoParams
+from jaxis.training.config.methods import (
+    CORRECT,
+    ERROR,
+    DistillationParams,
+    GrpoParams,
+    PreferenceKwargs,
+    TrainerKwargs,
+)
 from jaxis.training.config.unused import PROFILER, TRAINING
 
 
@@ -74,13 +81,7 @@ SFT, DPO, GRPO, DISTILLATION = "TRL_SFT", "TRL_DPO", "TRL_GRPO", "TRL_DISTILLATI
 PLAIN, ENGINE = "plain", "engine"
 OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "muon": "muon"}
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
-_TRAINER_KWARGS = {
-    *("save_total_limit", "metric_for_best_model", "greater_is_better", "load_best_model_at_end"),
-    "max_completion_length",
-}
-_DPO_KWARGS = {"beta", "label_smoothing", "loss_type"}
 _LARGEST = 2**31 - 1
-DPO_LOSSES = ("sigmoid", "hinge", "ipo")
 _COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
@@ -191,8 +192,6 @@ class TrainingParams(ParameterGroup):
         self._check_rewards()
         if str(self.mixed_precision_dtype).lower() not in _COMPUTE_DTYPES:
             self.refuse("mixed_precision_dtype", "NONE or BF16")
-        self._check_trainer_kwargs()
-        self._check_preferences()
         self._check_evaluation()
 
     def _check_rewards(self) -> None:
@@ -210,44 +209,12 @@ class TrainingParams(ParameterGroup):
         if self.trainer_type == GRPO and self.eval_strategy != "no":
             raise ConfigError("training.eval_strategy cannot be honoured with TRL_GRPO: give no")
 
-    def _check_trainer_kwargs(self) -> None:
-        known = _TRAINER_KWARGS | (_DPO_KWARGS if self.trainer_type == DPO else set())
-        if unknown := sorted(set(self.trainer_kwargs) - known):
-            raise ConfigError(f"training.trainer_kwargs.{unknown[0]} is not known; known: {', '.join(sorted(known))}")
-        for name in ("save_total_limit", "max_completion_length"):
-            value = self.trainer_kwargs.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be an integer from 1")
-        for name in ("greater_is_better", "load_best_model_at_end"):
-            if not isinstance(self.trainer_kwargs.get(name, False), bool):
-                raise ConfigError(f"training.trainer_kwargs.{name} must be true or false")
-
-    def _check_preferences(self) -> None:
-        for name, high in (("beta", float("inf")), ("label_smoothing", 0.5)):
-            value = self.trainer_kwargs.get(name, 0.1)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < high:
-                raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be a number from 0")
-        loss_type = self.trainer_kwargs.get("loss_type", "sigmoid")
-        if loss_type not in DPO_LOSSES:
-            raise ConfigError(
-                f"training.trainer_kwargs.loss_type={loss_type!r} cannot be honoured: supported are "
-                f"{', '.join(DPO_LOSSES)}"
-            )
-        if loss_type != "sigmoid" and self.trainer_kwargs.get("label_smoothing"):
-            raise ConfigError(f"training.trainer_kwargs.label_smoothing is of loss_type=sigmoid, not {loss_type}")
-        if loss_type == "ipo" and self.trainer_kwargs.get("beta") == 0:
-            raise ConfigError("training.trainer_kwargs.beta=0 must be above 0 for loss_type=ipo, which divides by it")
-
     def _check_evaluation(self) -> None:
-        function = self.metrics_function
+        function, best = self.metrics_function, self.best_metric
         if function is not None and (not isinstance(function, str) or not all(function.partition(":"))):
             raise ConfigError(f"training.metrics_function={function!r} must be module:function, such as scores:exact")
-        metric = self.trainer_kwargs.get("metric_for_best_model")
-        if metric is not None and not isinstance(metric, str):
-            raise ConfigError(f"training.trainer_kwargs.metric_for_best_model={metric!r} must be the name of a metric")
         if self.eval_strategy == "no":
-            best = "trainer_kwargs.metric_for_best_model"
-            for name, value in (("metrics_function", function), (best, self.best_metric)):
+            for name, value in {"metrics_function": function, "trainer_kwargs.metric_for_best_model": best}.items():
                 if value is not None:
                     raise ConfigError(f"training.{name} needs training.eval_strategy: set it to steps or epoch")
 
@@ -277,27 +244,23 @@ class TrainingParams(ParameterGroup):
         return self.enable_gradient_checkpointing or (is_own_teacher and self.forward_pass == PLAIN)
 
     @property
+    def kwargs(self) -> TrainerKwargs:
+        """Checked `trainer_kwargs`, with their defaults."""
+        return (PreferenceKwargs if self.trainer_type == DPO else TrainerKwargs).of(self.trainer_kwargs)
+
+    @property
     def best_metric(self) -> str | None:
         """Name of the metric that decides the best step; None: no best step is tracked."""
-        metric = self.trainer_kwargs.get("metric_for_best_model")
+        metric = self.kwargs.metric_for_best_model
         if metric is None:
-            return "eval_loss" if self.loads_best else None
+            return "eval_loss" if self.kwargs.load_best_model_at_end else None
         return metric if metric.startswith("eval_") else f"eval_{metric}"
 
     @property
     def is_greater_better(self) -> bool:
         """True if larger values of `best_metric` are better; by default, of every metric except losses."""
-        return self.trainer_kwargs.get("greater_is_better", not (self.best_metric or "").endswith("loss"))
-
-    @property
-    def loads_best(self) -> bool:
-        """True if the finished model is that of the best step."""
-        return self.trainer_kwargs.get("load_best_model_at_end", False)
-
-    @property
-    def max_completion_length(self) -> int:
-        """Limit of the tokens of an answer for `metrics_function`."""
-        return self.trainer_kwargs.get("max_completion_length", 128)
+        given = self.kwargs.greater_is_better
+        return not (self.best_metric or "").endswith("loss") if given is None else given
 
     @property
     def on_mismatch(self) -> str:
@@ -307,7 +270,3 @@ class TrainingParams(ParameterGroup):
     @property
     def compute_dtype(self) -> str | None:
         return _COMPUTE_DTYPES[str(self.mixed_precision_dtype).lower()]
-
-    @property
-    def save_total_limit(self) -> int | None:
-        return self.trainer_kwargs.get("save_total_limit")

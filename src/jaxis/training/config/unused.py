@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from jaxis.config.parameter_group import Unused, no_effect, refused
 
 TORCH_ONLY = "it arranges how PyTorch computes"
-_REPEATED = "the same run is always the same"
 _EVERY_STEP = "metrics.jsonl has every step"
 
 TRAINING: Mapping[str, Unused] = {
@@ -22,8 +21,7 @@ TRAINING: Mapping[str, Unused] = {
         ),
         no_effect(TORCH_ONLY),
     ),
-    "use_deterministic": no_effect(_REPEATED),
-    "full_determinism": no_effect(_REPEATED),
+    **dict.fromkeys(("use_deterministic", "full_determinism"), no_effect("the same run is always the same")),
     "include_performance_metrics": no_effect("metrics.jsonl always has tokens a second"),
     "logging_first_step": no_effect(_EVERY_STEP),
     "logging_strategy": no_effect(_EVERY_STEP, "steps"),
@@ -41,8 +39,7 @@ TRAINING: Mapping[str, Unused] = {
 }
 GRPO: Mapping[str, Unused] = {
     "remove_unused_columns": no_effect("reward functions get all columns"),
-    "use_vllm": no_effect("the engine of this process samples"),
-    "vllm_mode": no_effect("the engine of this process samples"),
+    **dict.fromkeys(("use_vllm", "vllm_mode"), no_effect("the engine of this process samples")),
     "vllm_gpu_memory_utilization": no_effect("the engine of this process samples", 0.9),
     "model_init_kwargs": no_effect(TORCH_ONLY),
     "repetition_penalty": refused("answers are sampled from the distribution that is trained; leave it out", 1.0),
@@ -65,13 +62,11 @@ PEFT: Mapping[str, Unused] = {
     "lora_bias": refused("biases are not trained; leave it out", "none"),
     "lora_init_weights": refused("adapters begin as PEFT's default has it; leave it out", "default", "true", True),
     "peft_method": refused("leave it out", "lora"),
-    "use_dora": refused("leave it out"),
-    "llm_int8_skip_modules": refused("leave it out"),
+    **dict.fromkeys(("use_dora", "llm_int8_skip_modules"), refused("leave it out")),
 }
 FSDP: Mapping[str, Unused] = {
     "backward_prefetch": no_effect(TORCH_ONLY, "BACKWARD_PRE"),
-    "forward_prefetch": no_effect(TORCH_ONLY),
-    "use_orig_params": no_effect(TORCH_ONLY),
+    **dict.fromkeys(("forward_prefetch", "use_orig_params"), no_effect(TORCH_ONLY)),
     "sync_module_states": no_effect(TORCH_ONLY, True),
     "auto_wrap_policy": no_effect("each layer gathers its weights", "NO_WRAP"),
     "min_num_params": no_effect("each layer gathers its weights", 100_000),
@@ -90,7 +85,6 @@ SPLIT: Mapping[str, Unused] = {
     "target_col": no_effect("what is learned is told by the row's keys"),
     "collator_name": no_effect("batches are made here"),
     "stream": no_effect("files are read before the first step"),
-    "use_async_dataset": no_effect(TORCH_ONLY),
-    "use_torchdata": no_effect(TORCH_ONLY),
+    **dict.fromkeys(("use_async_dataset", "use_torchdata"), no_effect(TORCH_ONLY)),
     "collator_kwargs": refused("give data.train.train_target"),
 }
