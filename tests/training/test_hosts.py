@@ -158,13 +158,19 @@ def test_host_1_ends_when_host_0_is_killed(tmp_path):
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["--training.trainer_type", "TRL_DISTILLATION"],
+            r"error: host 1 \(.*\) cannot start: training\.trainer_type=TRL_DISTILLATION cannot be honoured on several",
+            r"error: training\.trainer_type=TRL_DISTILLATION cannot be honoured on several hosts: train on one$",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             [],
             r"error: host 1 \(.*\) has failed: training\.output_dir='out' is not host 0's: give a folder that all",
             r"error: training\.output_dir='out' is not host 0's",
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["another configuration", "no data", "a folder of its own"],
+    ids=["another configuration", "no data", "distillation", "a folder of its own"],
 )
 def test_hosts_that_differ_end_with_one_line_each(others, of_first, of_second, tmp_path):
     _, path = config_of(tmp_path, "out", output_dir="out")

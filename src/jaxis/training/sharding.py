@@ -192,8 +192,6 @@ class Devices:
 def devices_of(params: FSDPParams) -> Devices:
     """Returns the devices of a training. Raises ConfigError if they cannot be divided as configured."""
     if not params.enable_fsdp:
-        if jax.process_count() > 1:
-            raise ConfigError("fsdp.enable_fsdp=false cannot be honoured on several hosts: set it")
         return Devices()
     num_devices, size = jax.device_count(), params.tensor_parallel_size
     check_devices(params, num_devices)

@@ -155,6 +155,7 @@ class Trainer:
         self._note = note
         for line in config.notes():
             note(line)
+        _check_hosts(config)
         self.base: BaseModel = open_base_model(config)
         config, said = choose_forward_pass(config, self.base)
         if said is not None:
@@ -168,8 +169,6 @@ class Trainer:
             note(line)
         self._num_steps = num_steps(config, self.data.steps_per_epoch)
         self._output = Path(config.training.output_dir)
-        if config.training.metrics_function is not None and jax.process_count() > 1:
-            raise ConfigError("training.metrics_function cannot be honoured on several hosts: leave it out")
         self._resumed = find_resumed(config.training)
 
     def facts(self) -> dict[str, str]:
@@ -261,6 +260,19 @@ class Trainer:
             model.write(folder, arrays)
             is_given = self._config.model.chat_template is not None
             write_template(folder, self.base.tokenizer.default_chat_template if is_given else None)
+
+
+def _check_hosts(config: TrainConfig) -> None:
+    """Raises ConfigError if several hosts cannot share such a training."""
+    if jax.process_count() == 1:
+        return
+    kind, scores = config.training.trainer_type, config.training.metrics_function
+    if kind in (GRPO_TYPE, DISTILLATION):
+        raise ConfigError(f"training.trainer_type={kind} cannot be honoured on several hosts: train on one")
+    if scores is not None:
+        raise ConfigError(f"training.metrics_function={scores!r} cannot be honoured on several hosts: leave it out")
+    if not config.fsdp.enable_fsdp:
+        raise ConfigError("fsdp.enable_fsdp=false cannot be honoured on several hosts: set it")
 
 
 def _fields(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
