@@ -6,11 +6,18 @@ are tests of performance that need no accelerator: they fail when a change makes
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxis.compilation.abstract_runner import target_mesh
 from jaxis.compilation.compiled_program import read_program
+from jaxis.compilation.targets import parse_target
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.errors import ConfigError
+from jaxis.parallel.mesh import DATA_AXIS
+from jaxis.training.sharding import DevicePart, whole
 from tests.support.compiled_steps import (
     FAMILIES,
     OTHER_BYTES,
@@ -157,3 +164,24 @@ def test_a_sampler_exchanges_tokens_or_logits_and_not_the_head(name, target, num
 def test_other_tpus_compile_too(name, target):
     """One model of each kind of attention: key-value heads of 128, 256 and 64, and latents."""
     check_forward(name, target, 64)
+
+
+def test_gradients_of_gathered_weights_are_scattered():
+    """Each device is sent its part of a sum alone, not the whole."""
+    devices = parse_target("v5e-16").devices()
+    mesh = target_mesh(devices, len(devices))
+
+    def gradient(part: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.grad(lambda shard: jnp.sum(jnp.square(x @ whole(shard))))(DevicePart(part, 0)).part
+
+    summed = jax.shard_map(
+        gradient, mesh=mesh, in_specs=PartitionSpec(DATA_AXIS), out_specs=PartitionSpec(DATA_AXIS), check_vma=False
+    )
+    divided = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+    shapes = [(4096, 12288), (512 * len(devices), 4096)]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=divided) for shape in shapes]
+    with jax.set_mesh(mesh):
+        program = read_program(jax.jit(summed).lower(*arrays).compile())
+    opcodes = {each.opcode for each in program.text.collectives}
+    assert "reduce-scatter" in opcodes
+    assert "all-reduce" not in opcodes

@@ -95,6 +95,33 @@ def test_losses_are_those_of_one_device_and_each_device_holds_its_share(kind, of
     assert sharded["share"] < 1.05 / NUM_DEVICES * (of_layer if "peft" in KINDS[kind][1] else 1)
 
 
+IN_STAGES = """
+from unittest import mock
+import jax, numpy as np
+from jax.sharding import PartitionSpec
+from jaxis.parallel.mesh import DATA_AXIS, make_mesh
+from jaxis.training import sharding
+
+arrays = np.random.default_rng(0).integers(-9, 9, (16, 64, 32)).astype(np.float32)
+for axis in (0, 1):
+    def gradient(array):
+        part = np.zeros((4, 32) if axis == 0 else (64, 2), np.float32)
+        shard = sharding.DevicePart(part, axis)
+        return jax.grad(lambda shard: (sharding.whole(shard) * array[0]).sum())(shard).part
+    divided = PartitionSpec(*[None] * axis, DATA_AXIS)
+    mesh = make_mesh(data_parallel_size=16)
+    summed = jax.shard_map(gradient, mesh=mesh, in_specs=PartitionSpec(DATA_AXIS), out_specs=divided, check_vma=False)
+    with mock.patch.object(sharding, "target_platform", lambda: "tpu"):
+        text = jax.jit(summed).lower(arrays).as_text()
+        np.testing.assert_array_equal(jax.jit(summed)(arrays), arrays.sum(0))
+    print(text.count('"stablehlo.reduce_scatter"'))
+"""
+
+
+def test_gradients_are_summed_in_stages_among_many_tpus():
+    assert run_on_devices("-c", IN_STAGES, num_devices=16).split() == ["2", "2"]
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
     training.run(config_of("all weights", tmp_path, "one", 1))

@@ -8,7 +8,7 @@ shards. The devices of a rank share each layer, as in serving: XLA divides its p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.platform import target_platform
 from jaxis.parallel.mesh import (
     DATA_AXIS,
     LOGICAL_AXIS_RULES,
@@ -41,6 +42,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RULES = {**LOGICAL_AXIS_RULES, "embed": (DATA_AXIS,)}
 _ROWS = PartitionSpec(None, DATA_AXIS)
+_LARGEST_GROUP = 8  # TPUs to which XLA scatters a sum
 WHOLE = PartitionSpec()
 
 
@@ -68,9 +70,43 @@ def whole(tree: Any) -> Any:
     def gather(value: Any) -> Any:
         if not isinstance(value, DevicePart):
             return value
-        return checkpoint_name(jax.lax.all_gather(value.part, DATA_AXIS, axis=value.axis, tiled=True), GATHERED)
+        return checkpoint_name(_gathered(value.part, value.axis), GATHERED)
 
     return jax.tree.map(gather, tree, is_leaf=_is_shard)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered(part: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.all_gather(part, DATA_AXIS, axis=axis, tiled=True)
+
+
+def _scattered(axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    """Sums the gradients of whole arrays over all data ranks; returns each rank's part.
+
+    With more than 8 TPUs in a group, XLA exchanges whole sums, twice as many bytes. Hence the sum has stages then.
+    """
+    size = jax.lax.axis_size(DATA_AXIS)
+    stages: list[list[list[int]] | None] = [None]
+    if target_platform() == "tpu" and size > _LARGEST_GROUP:
+        stages = [*_stages(size)]
+    for groups in stages:
+        gradient = jax.lax.psum_scatter(
+            gradient, DATA_AXIS, scatter_dimension=axis, axis_index_groups=groups, tiled=True
+        )
+    return (gradient,)
+
+
+def _stages(size: int) -> Iterator[list[list[int]]]:
+    """Yields the groups of ranks of each stage, as many at a time as a host has TPUs, if they divide the rest."""
+    ranks, rest = np.arange(size).reshape(1, size), size
+    while rest > 1:
+        group = next(each for each in (4, 2, rest) if rest % each == 0)
+        rest //= group
+        ranks = ranks.reshape(-1, group, rest)
+        yield ranks.swapaxes(1, 2).reshape(-1, group).tolist()
+
+
+_gathered.defvjp(lambda part, axis: (_gathered(part, axis), None), _scattered)
 
 
 def has_shards(tree: Any) -> bool:
