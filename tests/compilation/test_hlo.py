@@ -157,6 +157,22 @@ def test_exchanges_are_counted_once_with_the_bytes_of_their_result():
     assert exchanges == [("all-reduce", 4 * KIB), ("all-gather", 16 * KIB)]
 
 
+def test_exchanges_of_several_arrays_and_those_beside_products():
+    begun = (
+        "%gather (p: f32[8,128]) -> f32[32,128] {\n  ROOT %g = f32[32,128]{1,0} all-gather(%p), dimensions={0}\n}\n\n"
+    )
+    text = program(
+        X,
+        "%r = (f32[8,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)}) all-reduce(%x, %x), to_apply=%add",
+        "%async-collective-start.1 = f32[32,128]{1,0:T(8,128)} fusion(%x), kind=kCustom, calls=%gather",
+        "%y = f32[8,128]{1,0:T(8,128)} fusion(%x), kind=kOutput, calls=%async_collective_fusion.1",
+        "ROOT %async-collective-done.1 = f32[32,128]{1,0:T(8,128)} fusion(%y), kind=kCustom, calls=%gather",
+        more=begun,
+    )
+    exchanges = [(each.opcode, each.nbytes, each.is_overlapped) for each in read_text(text).collectives]
+    assert exchanges == [("all-reduce", 12 * KIB, False), ("all-gather", 16 * KIB, True)]
+
+
 def test_a_kernel_counts_by_its_own_account():
     call = 'custom-call(%x), custom_call_target="tpu_custom_call"'
     name = 'metadata={op_name="jit(forward)/layer_0/attend/pallas_call" stack_frame_id=7}'

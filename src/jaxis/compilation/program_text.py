@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from jaxis.compilation.hbm_traffic import KERNEL_CALLS, hbm_traffic, kernel_byte
 from jaxis.compilation.hlo import HloModule, Instruction, parse_hlo
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+_OVERLAPPED = "async-collective-start"
 _COPIES = frozenset({"copy", "copy-start", "transpose", "concatenate"})
 # Opcodes of a fusion that computes nothing.
 _ONLY_MOVES = frozenset({"parameter", "bitcast", "reshape", "copy", "transpose", "concatenate"})
@@ -35,13 +37,15 @@ class Copy:
 class Collective:
     """An exchange between the devices, with the bytes of its result on each.
 
-    `group` has the places of the first group of devices that exchange; () if all do.
+    `group` has the places of the first group of devices that exchange; () if all do. Products run at the same time if
+    `is_overlapped`.
     """
 
     opcode: str
     nbytes: int
     is_in_loop: bool
     group: tuple[int, ...] = ()
+    is_overlapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def read_text(text: str) -> ProgramText:
         hbm_bytes=sum(nbytes for nbytes, in_loop in traffic if not in_loop),
         loop_hbm_bytes=sum(nbytes for nbytes, in_loop in traffic if in_loop),
         copies=sorted(copies, key=lambda copy: -copy.nbytes),
-        collectives=[each for _, instruction, loop in running if (each := _collective(instruction, loop)) is not None],
+        collectives=[each for _, one, loop in running if (each := _collective(one, module, loop)) is not None],
         kernels=[
             Kernel(_kernel_name(each), kernel_bytes(each), in_loop)
             for _, each, in_loop in running
@@ -105,14 +109,19 @@ def _copy(instruction: Instruction, module: HloModule, in_loop: bool) -> Copy | 
     return Copy(array.padded_bytes, str(array), instruction.op_name, in_loop)
 
 
-def _collective(instruction: Instruction, in_loop: bool) -> Collective | None:
+def _collective(instruction: Instruction, module: HloModule, in_loop: bool) -> Collective | None:
+    if instruction.opcode == "fusion" and instruction.name.startswith(_OVERLAPPED):
+        # On TPU, later fusions of products exchange a part each.
+        body = module.computations[instruction.attribute("calls") or ""].instructions.values()
+        [begun] = (each for inside in body if (each := _collective(inside, module, in_loop)) is not None)
+        return dataclasses.replace(begun, is_overlapped=True)
     opcode = instruction.opcode.removesuffix("-start")
     if opcode not in COLLECTIVES:
         return None
-    # What a start returns holds its operands too, and the result after them; an all-reduce's has its size.
-    is_pair = instruction.opcode != opcode and opcode != "all-reduce"
-    arrays = instruction.arrays[len(instruction.operands) :] if is_pair else instruction.arrays
-    return Collective(opcode, max(array.nbytes for array in arrays), in_loop, first_group(instruction.attributes))
+    # What a start returns holds its operands too, and the results after them; an all-reduce's has its size.
+    is_pair, size = instruction.opcode != opcode and opcode != "all-reduce", len(instruction.operands)
+    arrays = instruction.arrays[size : 2 * size] if is_pair else instruction.arrays
+    return Collective(opcode, sum(array.nbytes for array in arrays), in_loop, first_group(instruction.attributes))
 
 
 def first_group(attributes: str) -> tuple[int, ...]:
