@@ -79,7 +79,7 @@ class Distillation:
             *(jnp.asarray(batch.learned).reshape(-1), theirs),
             head_is_frozen=student.head_is_frozen,
             # Two models' logits need no more memory than one's in fine-tuning.
-            chunk_tokens=CHUNK_TOKENS // 4,
+            chunk_tokens=CHUNK_TOKENS // 2,
         )
         return Losses(jnp.sum(divergences), Reported(), student.router_sums)
 
@@ -88,6 +88,7 @@ class Distillation:
 
 
 TILE = 4096
+_NEAR = 0.125
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -105,97 +106,92 @@ def divergence(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[jax
 
 
 def _divergence(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[jax.Array, jax.Array]:
-    """Goes through the vocabulary in tiles, and writes the derivatives over the logits."""
+    """Goes through the vocabulary once, in tiles, and writes what derivatives are made of over the logits."""
     # A normalizer near 0 rounds little.
     student, teacher = (logits - jnp.max(logits, axis=1, keepdims=True) for logits in (student, teacher))
     normalizers = logsumexp(student)[:, None], logsumexp(teacher)[:, None]
     tile_size = min(TILE, student.shape[1])
     num_tiles, num_others = divmod(student.shape[1], tile_size)
 
-    def terms(student: jax.Array, teacher: jax.Array) -> _Terms:
-        return _terms(student - normalizers[0], teacher - normalizers[1], beta)
+    def add(start: jax.Array | int, size: int, state: _Sums) -> _Sums:
+        values, mean, ours, theirs = state
+        tiles = [jax.lax.dynamic_slice_in_dim(each, start, size, axis=1) for each in (ours, theirs)]
+        terms = _terms(tiles[0] - normalizers[0], tiles[1] - normalizers[1], beta)
+        ours = jax.lax.dynamic_update_slice_in_dim(ours, terms.slopes, start, axis=1)
+        theirs = jax.lax.dynamic_update_slice_in_dim(theirs, terms.p, start, axis=1)
+        return _Sums(values + jnp.sum(terms.values, axis=1), mean + jnp.sum(terms.slopes, axis=1), ours, theirs)
 
-    def tile(logits: jax.Array, number: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(logits, number * tile_size, tile_size, axis=1)
-
-    def add(number: jax.Array, sums: jax.Array) -> jax.Array:
-        return sums + _sums(terms(tile(student, number), tile(teacher, number)), beta)
-
-    values, mean = sums = jax.lax.fori_loop(0, num_tiles, add, jnp.zeros((2, len(student)), jnp.float32))
+    zeros = jnp.zeros(len(student), jnp.float32)
+    state = _Sums(zeros, zeros, student, teacher)
+    state = jax.lax.fori_loop(0, num_tiles, lambda number, state: add(number * tile_size, tile_size, state), state)
     if num_others:
-        values, mean = sums + _sums(terms(student[:, -num_others:], teacher[:, -num_others:]), beta)
+        state = add(num_tiles * tile_size, num_others, state)
+    values, mean, slopes, p = state
+    return values, slopes if beta == 0 else (1.0 if beta == 1 else 1 - beta) * (slopes - p * mean[:, None])
 
-    def replace(number: jax.Array, logits: jax.Array) -> jax.Array:
-        slopes = _slopes(terms(tile(logits, number), tile(teacher, number)), mean, beta)
-        return jax.lax.dynamic_update_slice_in_dim(logits, slopes, number * tile_size, axis=1)
 
-    slopes = jax.lax.fori_loop(0, num_tiles, replace, student)
-    if num_others:
-        last = _slopes(terms(slopes[:, -num_others:], teacher[:, -num_others:]), mean, beta)
-        slopes = slopes.at[:, -num_others:].set(last)
-    return values, slopes
+class _Sums(NamedTuple):
+    """Sums [C] over tokens so far, of the divergence and of `_Terms.slopes`; and both models' logits [C, V].
+
+    Tiles that were added have `_Terms.slopes` and `_Terms.p` in place of the logits.
+    """
+
+    values: jax.Array
+    mean: jax.Array
+    student: jax.Array
+    teacher: jax.Array
 
 
 class _Terms(NamedTuple):
     """Terms of some tokens, all [C, N].
 
     Attributes:
+      values: Terms of the divergence. None is below 0, so that rounding cancels nothing.
+      slopes: Derivatives by the student's logits for beta = 0; otherwise p log(p / m), without a mixture p log(p / q).
       p: Probability of the student.
-      q: Probability of the teacher.
-      ours: Logarithm of p / m, or without a mixture of p / q.
-      theirs: Logarithm of q / m, or without a mixture of q / p.
     """
 
+    values: jax.Array
+    slopes: jax.Array
     p: jax.Array
-    q: jax.Array
-    ours: jax.Array
-    theirs: jax.Array
 
 
 def _terms(student: jax.Array, teacher: jax.Array, beta: float) -> _Terms:
-    """Computes the terms of two arrays of log-probabilities [C, N]."""
+    """Computes the terms of two arrays of log-probabilities [C, N].
+
+    A term of KL(a || b) is a log(a / b) + b - a: sums of b - a are 0.
+    """
     # A token that neither has would be -inf - -inf.
     change = jnp.where(student == teacher, 0.0, student - teacher)
-    p, q = jnp.exp(student), jnp.exp(teacher)
+    is_more = change > 0
+    # Beside the larger of the two, no exponential overflows.
+    large, small = jnp.exp(jnp.maximum(student, teacher)), jnp.exp(jnp.minimum(student, teacher))
+    fall = -jnp.abs(change)
+    rest = jnp.expm1(fall)
+    p, q = jnp.where(is_more, large, small), jnp.where(is_more, small, large)
+    small_by_fall = jnp.where(small > 0, small * fall, 0.0)
     if beta in (0, 1):
-        return _Terms(p, q, change, -change)
-    # The mixture beside the larger of the two: no exponential overflows.
-    rest = jnp.log1p(jnp.where(change > 0, beta, 1 - beta) * jnp.expm1(-jnp.abs(change)))
-    return _Terms(p, q, -rest - jax.nn.relu(-change), -rest - jax.nn.relu(change))
+        of_small, of_large = small_by_fall - large * rest, large * (rest - fall)
+        values = jnp.where(is_more == (beta == 0), of_small, of_large)
+        return _Terms(values, p - q if beta == 0 else jnp.where(is_more, -large * fall, small_by_fall), p)
+    share = jnp.where(is_more, beta, 1 - beta)  # of the smaller one in the mixture
+    log_mixture = jnp.log1p(share * rest)  # less that of the larger one
+    small_by_log = small_by_fall - small * log_mixture
+    of_large = _excess(share * rest, share * rest - log_mixture)
+    over_small = -(1 - share) * rest / (1 + rest)  # the mixture, less the smaller one, over that
+    of_small = jnp.where(
+        over_small < _NEAR, small * _excess(over_small, 0.0), small_by_log - (1 - share) * large * rest
+    )
+    values = (1 - share) * large * of_large + share * of_small
+    return _Terms(values, jnp.where(is_more, -large * log_mixture, small_by_log), p)
 
 
-def _sums(terms: _Terms, beta: float) -> jax.Array:
-    """Returns sums over tokens, float32 [2, C]: the divergence, and the mean of `ours` under the student."""
-    p, q, ours, theirs = terms
-    if beta == 0:
-        values = _divergences(q, p, theirs)
-    elif beta == 1:
-        values = _divergences(p, q, ours)
-    else:
-        m = (1 - beta) * p + beta * q
-        values = beta * _divergences(q, m, theirs) + (1 - beta) * _divergences(p, m, ours)
-    return jnp.stack([jnp.sum(values, axis=1), jnp.sum(_product(p, ours), axis=1)])
-
-
-def _slopes(terms: _Terms, mean: jax.Array, beta: float) -> jax.Array:
-    """Returns the derivatives of the divergence by the student's logits, float32 [C, N]."""
-    p, q, ours, _ = terms
-    if beta == 0:
-        return p - q
-    return (1.0 if beta == 1 else 1 - beta) * (_product(p, ours) - p * mean[:, None])
-
-
-def _divergences(a: jax.Array, b: jax.Array, ratio: jax.Array) -> jax.Array:
-    """Computes the terms of KL(a || b) for probabilities [C, N] with ratio = log(a / b).
-
-    The terms of the sum of b - a, which is 0, are added. No term is then below 0, so that rounding cancels nothing.
-    """
-    rest = jnp.where(ratio < -1, b - a, a * jnp.expm1(-jnp.maximum(ratio, -1)))
-    return _product(a, ratio) + rest
-
-
-def _product(probabilities: jax.Array, ratio: jax.Array) -> jax.Array:
-    return jnp.where(probabilities > 0, probabilities * ratio, 0.0)
+def _excess(x: jax.Array, far: jax.Array | float) -> jax.Array:
+    """Computes x - log(1 + x) near 0, where the difference would be rounded; `far` is the result elsewhere."""
+    series = jnp.zeros_like(x)
+    for power in range(9, 1, -1):
+        series = (-1.0) ** power / power + x * series
+    return jnp.where(jnp.abs(x) < _NEAR, x * x * series, far)
 
 
 def _forward(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
