@@ -1,8 +1,10 @@
-"""Steps of LoRA training beside TRL on torch: tokens per second, and peak memory.
+"""Training beside TRL and PEFT on torch: losses, tokens per second and peak memory.
+
+    python -m venv PEERS && PEERS/bin/pip install 'torch==2.13.0' 'transformers>=5,<6' 'peft>=0.21' 'trl>=1.16'
 
     python benchmarks/random_checkpoint.py FOLDER
-    python -m venv PEERS && PEERS/bin/pip install 'torch==2.13.0' 'transformers>=5,<6' 'peft>=0.21' 'trl>=1.16'
-    python benchmarks/training.py FOLDER --peers PEERS/bin/python [--dtype bfloat16]
+    python benchmarks/training.py FOLDER --peers PEERS/bin/python --method adapters
+    python benchmarks/training.py FOLDER --peers PEERS/bin/python --method distillation --teacher TEACHER
 
 Both train the same layers at the same rank, on the same rows, all of whose tokens are learned, in a process each. The
 first step, in which programs are compiled, does not count.
@@ -11,160 +13,158 @@ first step, in which programs are compiled, does not count.
 from __future__ import annotations
 
 import argparse
-import resource
+import json
+import os
+import random
+import shutil
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-VOCABULARY = 10_000
-RANK, ALPHA = 8, 16
+HERE = Path(__file__).parent
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def rows_of(options: argparse.Namespace) -> np.ndarray:
-    """Token ids [rows, tokens]."""
-    return np.random.default_rng(0).integers(0, VOCABULARY, (options.rows, options.tokens))
+def write_rows(path: Path, options: argparse.Namespace) -> None:
+    """Writes texts that are longer than the rows that are cut from them."""
+    drawn = random.Random(0)
+    words = ["".join(drawn.choices(string.ascii_lowercase, k=5)) for _ in range(options.tokens * options.rows)]
+    texts = [" ".join(words[i :: options.rows]) for i in range(options.rows)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
-def jaxis_steps(options: argparse.Namespace, done: Callable[[float], None]) -> None:
-    """Steps of jaxis; calls `done` with the loss of each."""
-    import jax
+def with_tokenizer(checkpoint: Path, folder: Path) -> Path:
+    """Returns a checkpoint that has a tokenizer: the given one, or its files beside the embedded model's tokenizer."""
+    if (checkpoint / "tokenizer.json").exists():
+        return checkpoint
+    from jaxis.engine.opened_model import EMBEDDED_MODEL
 
-    from jaxis.config.hf_config import HFConfig
+    made = Path(tempfile.mkdtemp(dir=folder))
+    for file in checkpoint.iterdir():
+        (made / file.name).symlink_to(file.resolve())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED_MODEL / name, made)
+    return made
+
+
+def configuration(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Makes the configuration of a method."""
+    write_rows(folder / "rows.jsonl", options)
+    training: dict[str, Any] = {"trainer_type": "TRL_SFT"}
+    if options.method == "distillation":
+        teacher = with_tokenizer(options.teacher, folder)
+        distillation = {"teacher_model_name_or_path": str(teacher), "lmbda": 0, "beta": options.beta}
+        training = {"trainer_type": "TRL_DISTILLATION", "distillation": distillation}
+    return {
+        "model": {"model_name": str(with_tokenizer(options.checkpoint, folder)), "model_max_length": options.tokens},
+        "data": {"train": {"datasets": [{"dataset_path": str(folder / "rows.jsonl")}]}},
+        "training": {
+            **training,
+            "use_peft": True,
+            "per_device_train_batch_size": options.rows,
+            "learning_rate": 1e-4,
+            "lr_scheduler_type": "constant",
+            "max_steps": options.steps + 1,
+            **{"save_steps": 0, "logging_steps": 1000, "output_dir": str(folder / "run"), "save_final_model": False},
+            "enable_gradient_checkpointing": options.recompute,
+            "forward_pass": options.forward_pass,
+        },
+        "peft": {"lora_r": 8, "lora_alpha": 16, "lora_target_modules": LAYERS},
+    }
+
+
+def jaxis_steps(config: dict[str, Any]) -> None:
+    """Trains by jaxis; metrics.jsonl has its steps."""
     from jaxis.host.progress import ProgressDisplay
-    from jaxis.tokenizer import Tokenizer
-    from jaxis.training.base_model import BaseModel
-    from jaxis.training.batches import Batches, BatchShape
     from jaxis.training.config import TrainConfig
-    from jaxis.training.examples import Example
-    from jaxis.training.objectives import CrossEntropy
-    from jaxis.training.optimizer import make_optimizer
-    from jaxis.training.step import begin, make_step
-    from jaxis.training.trainable import make_trainable
+    from jaxis.training.trainer import Trainer
 
-    path, dtype = options.checkpoint, jax.numpy.dtype(options.dtype)
-    config = TrainConfig.of(
-        {
-            "data": {"train": {"datasets": [{"dataset_path": "none.jsonl"}]}},
-            "training": {
-                "use_peft": True,
-                "enable_gradient_checkpointing": options.recompute,
-                "forward_pass": options.forward_pass,
-            },
-            "peft": {"lora_r": RANK, "lora_alpha": ALPHA, "lora_target_modules": LAYERS},
-        }
-    )
-    # Rows are token ids: the checkpoint needs no tokenizer.
-    tokenizer = object.__new__(Tokenizer)
-    base = BaseModel(path, str(path), HFConfig.from_folder(path), tokenizer, {}, options.tokens, dtype, None)
-    model = make_trainable(config, base, ProgressDisplay(enabled=False))
-    items = [(Example(row.astype(np.int32), np.arange(len(row)) > 0, ""),) for row in rows_of(options)]
-    batch = Batches(items, BatchShape(1, options.rows, options.tokens), seed=None).batch(0)
-    optimizer = make_optimizer(config.training, lambda _: jax.numpy.asarray(1e-4))
-    step = make_step(model.forward(is_training=True), CrossEntropy(), model.combine, optimizer, 1.0)
-    trained, state = begin(model.initial, model.frozen, optimizer)
-    key = jax.random.key(0)
-    for _ in range(options.steps + 1):
-        trained, state, reported = step(trained, model.frozen, state, batch, key)
-        done(float(reported["loss"]))
+    Trainer(TrainConfig.of(config), lambda _: None).run(ProgressDisplay(enabled=False))
 
 
-def trl_steps(options: argparse.Namespace, done: Callable[[float], None]) -> None:
-    """Steps of TRL's SFTTrainer; calls `done` with the loss of each."""
-    import datasets
-    import peft
-    import tokenizers
-    import torch
-    import transformers
-    import trl
+def trl_request(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns what TRL is asked for: the settings, and the rows as token ids ."""
+    import dataclasses
 
-    class TimedTrainer(trl.SFTTrainer):
-        def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-            loss = super().training_step(*arguments, **keywords)
-            done(loss.item())
-            return loss
+    from jaxis.training.config import TrainConfig
+    from jaxis.training.trainer import Trainer
 
-    rows = rows_of(options).tolist()
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="0", pad_token="0")
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype))
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = TimedTrainer(
-            model,
-            args=trl.SFTConfig(
-                output_dir=folder,
-                per_device_train_batch_size=options.rows,
-                max_steps=options.steps + 1,
-                max_length=options.tokens,
-                learning_rate=1e-4,
-                lr_scheduler_type="constant",
-                gradient_checkpointing=options.recompute,
-                bf16=False,
-                use_cpu=True,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataset_kwargs={"skip_prepare_dataset": True},
-                dataloader_pin_memory=False,
-            ),
-            train_dataset=datasets.Dataset.from_list(
-                [{"input_ids": row, "labels": row} for _ in range(options.steps + 1) for row in rows]
-            ),
-            processing_class=tokenizer,
-            peft_config=peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LAYERS, task_type="CAUSAL_LM"),
-        )
-        trainer.train()
+    parsed = TrainConfig.of(config)
+    trainer = Trainer(parsed, lambda _: None)
+    kind, given = parsed.training.trainer_type, parsed.training.distillation
+    request = {
+        "model": str(trainer.base.path),
+        "teacher": given.teacher_model_name_or_path or str(trainer.base.path),
+        "training": dataclasses.asdict(parsed.training),
+        "lora": {
+            **{"r": parsed.peft.lora_r, "lora_alpha": parsed.peft.lora_alpha},
+            "target_modules": list(parsed.peft.lora_target_modules or LAYERS),
+        },
+    }
+    examples = trainer.data.examples
+    if kind == "TRL_SFT":
+        labels = [
+            [int(i) if is_learned else -100 for i, is_learned in zip(e.ids, e.learned, strict=True)] for e in examples
+        ]
+        rows = [{"input_ids": e.ids.tolist(), "labels": each} for e, each in zip(examples, labels, strict=True)]
+    else:
+        request["training"]["distillation"]["max_completion_length"] = max(len(each.ids) for each in examples)
+        rows = [{"prompt": json.dumps(each.ids.tolist())} for each in examples]
+    return {**request, "rows": rows}
 
 
-SYSTEMS = {"jaxis": jaxis_steps, "trl": trl_steps}
+def measured(name: str, config: dict[str, Any], folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Runs a system in a process of its own; returns what it measured in each step."""
+    path = folder / f"{name}.json"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE)}
+    if name == "jaxis":
+        path.write_text(json.dumps(config))
+        subprocess.run([sys.executable, __file__, "--run", str(path)], env=environment, check=True)
+        lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        return [step for line in lines if "tokens_per_second" in (step := json.loads(line))]
+    path.write_text(json.dumps(trl_request(config)))
+    command = [options.peers, "-m", "peers.trl_peer", str(path)]
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    steps = [json.loads(line) for line in output.splitlines() if line.startswith('{"loss"')]
+    return [{**step, "tokens_per_second": step["tokens"] / step["seconds"]} for step in steps]
 
 
-def measure(name: str, options: argparse.Namespace) -> None:
+def show(name: str, steps: Sequence[dict[str, Any]]) -> None:
     """Prints a row of the table."""
-    losses, times = [], [time.perf_counter()]
-
-    def done(loss: float) -> None:
-        losses.append(loss)
-        times.append(time.perf_counter())
-
-    SYSTEMS[name](options, done)
-    seconds = statistics.median(np.diff(times)[1:])
-    rate = options.rows * options.tokens / seconds
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(
-        f"| {name} | {options.dtype} | {rate:.1f} tokens/s | {peak_bytes / 2**30:.2f} GiB | "
-        f"losses {losses[0]:.4f} to {losses[-1]:.4f} |",
-        flush=True,
-    )
+    rate = statistics.median(step["tokens_per_second"] for step in steps[1:])
+    peak = max(step["peak_memory_bytes"] for step in steps) / 2**30
+    ends = f"loss {steps[0]['loss']:.6g} to {steps[-1]['loss']:.6g}"
+    print(f"| {name} | {rate:.1f} tokens/s | {peak:.2f} GiB | {ends} |", flush=True)
 
 
 def main() -> None:
     """Measures each system in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("checkpoint", type=Path, nargs="?")
+    parser.add_argument("--method", default="adapters", choices=("adapters", "distillation"))
+    parser.add_argument("--teacher", type=Path, help="Of a distillation.")
+    parser.add_argument("--beta", type=float, default=0.5, help="Of a distillation.")
     parser.add_argument("--peers", default=sys.executable, help="Python of the environment with torch, PEFT and TRL.")
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--recompute", action="store_true", help="Compute layers again for their derivatives.")
     parser.add_argument("--forward-pass", default="plain", choices=("plain", "engine"), help="Of jaxis.")
     parser.add_argument("--systems", default="jaxis,trl")
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    names = options.systems.split(",")
-    if len(names) == 1:
-        measure(names[0], options)
+    if options.run is not None:
+        jaxis_steps(json.loads(options.run.read_text()))
         return
-    for name in names:
-        python = sys.executable if name == "jaxis" else options.peers
-        subprocess.run([python, *sys.argv, "--systems", name], check=True)
+    for name in options.systems.split(","):
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            show(name, measured(name, configuration(folder, options), folder, options))
 
 
 if __name__ == "__main__":
