@@ -56,8 +56,9 @@ def abstract(quant_config, **options):
     return nnx.eval_shape(lambda: JaxExperts(X, E, F, UnusedRngs(0), quant_config=quant_config, **arguments))
 
 
-def loaded(quant_config, weights, **options):
+def loaded(quant_config, weights, *, scales_input=False, **options):
     layer = abstract(quant_config, **options)
+    layer.scales_input = scales_input
     layer.load_weights(weights.items())
     layer.quant_method.process_weights_after_loading(layer)
     return layer
