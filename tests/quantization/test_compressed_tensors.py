@@ -18,7 +18,7 @@ from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.compressed_tensors import CompressedTensorsConfig
+from jaxis.quantization.checkpoints.compressed_tensors import CompressedTensorsConfig
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
 from tests.support.block_checkpoints import write_fp8
 from tests.support.dequantized import dequantize

@@ -10,7 +10,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.checkpoint_formats import QUANT_METHODS, quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import FORMATS, QUANT_METHODS, quantization_of_checkpoint
 from jaxis.quantization.unsupported_kinds import UNSUPPORTED_KINDS
 
 ORIGINAL = "use the original checkpoint, or a GGUF, AWQ, GPTQ or fp8 one of the same model"
@@ -33,7 +33,7 @@ METHODS = [
     ("sparseml", "stored sparsely, which is not supported: " + ORIGINAL),
     ("metal", "packed for Metal, of Apple's GPUs, which is not supported: use the original checkpoint, or an MLX one"),
     ("fouroversix", "quantized by Four Over Six, which is not supported: " + ORIGINAL),
-    ("unheard-of", "quantized by unheard-of, which is not supported: use one quantized by compressed-tensors, fp8"),
+    ("unheard-of", "quantized by unheard-of, which is not supported: use one quantized by auto-round, "),
     (None, "quantized by an unknown method, which is not supported: use one quantized by"),
 ]
 TENSORS = [
@@ -100,6 +100,16 @@ def test_what_is_quantized_is_not_quantized_again(stored, choice):
         quantization_of_checkpoint(HFConfig({"quantization_config": stored}), parse_quantization(choice))
 
 
+def test_formats_have_no_order():
+    assert len(set(QUANT_METHODS)) == len(QUANT_METHODS)
+    by_tensors = {each.methods[0]: each.is_quantized for each in FORMATS if each.is_quantized is not None}
+    suffixes = {"bitsandbytes": "weight.SCB", "hqq": "W_q", "torchao": "_weight_qdata"}
+    assert by_tensors.keys() == suffixes.keys()
+    for method, suffix in suffixes.items():
+        tensors = {f"model.layers.0.mlp.up_proj.{suffix}": TensorInfo(np.dtype(np.uint8), (4, 4), 16, 0)}
+        assert [name for name, is_quantized in by_tensors.items() if is_quantized(tensors)] == [method]
+
+
 def test_every_kind_is_tested():
     tested = {method for method, _ in METHODS}
     for kind in UNSUPPORTED_KINDS:
@@ -114,5 +124,5 @@ def test_every_kind_is_tested():
 def test_every_method_of_transformers_is_known():
     methods = {method.value for method in QuantizationMethod}
     known = {*QUANT_METHODS, *(method for kind in UNSUPPORTED_KINDS for method in kind.methods)}
-    # A GGUF file is described by itself; the others have no checkpoints of this form yet.
-    assert methods - known <= {"gguf", "gemma", "nvfp4", "mxfp8", "fbgemm_fp8", "auto-round"}
+    # These have no checkpoints of this form yet.
+    assert methods - known <= {"gemma", "nvfp4", "mxfp8", "fbgemm_fp8", "auto-round"}

@@ -30,7 +30,7 @@ from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.tied_tables import tables_of
 from jaxis.quantization.checkpoint_parts import CheckpointParts
-from jaxis.quantization.compressed_tensors import RULES_KEY
+from jaxis.quantization.checkpoints.compressed_tensors import RULES_KEY
 from jaxis.quantization.export_format import ExportFormat, export_format
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import rules_to_dict

@@ -44,7 +44,8 @@ class CheckpointFormat:
       read: Makes the QuantizationConfig of what is stored and of the user's choice; raises ConfigError if the settings
         ask for something that is not implemented, or the choice contradicts them.
       is_quantized: Finds its tensors among those of a checkpoint. For methods that config.json may also name for
-        weights that an engine should quantize, or leave unnamed; None for others.
+        weights that an engine should quantize, or leave unnamed; None for others. No other format may have such
+        tensors, so that formats have no order.
       is_always_stored: True if the tool quantizes beforehand: config.json names the method over plain weights only
         where the result was written dequantized, or by mistake.
     """

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import logging
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.quantization.auto_round import AUTO_ROUND
-from jaxis.quantization.awq import AWQ
-from jaxis.quantization.bitsandbytes import BITSANDBYTES
+from jaxis.quantization import checkpoints
 from jaxis.quantization.checkpoint_format import CheckpointFormat, Choice, Stored
-from jaxis.quantization.compressed_tensors import COMPRESSED_TENSORS, RULES_KEY
-from jaxis.quantization.float_formats import FBGEMM, FP8, MXFP4_EXPERTS
-from jaxis.quantization.gguf import GGUF
-from jaxis.quantization.gptq import GPTQ
-from jaxis.quantization.hqq import HQQ
-from jaxis.quantization.mlx import KEY as MLX_KEY
-from jaxis.quantization.mlx import MLX, is_mlx
-from jaxis.quantization.modelopt import MODELOPT
+from jaxis.quantization.checkpoints.compressed_tensors import RULES_KEY
+from jaxis.quantization.checkpoints.mlx import KEY as MLX_KEY
+from jaxis.quantization.checkpoints.mlx import is_mlx
 from jaxis.quantization.rules import RuleQuantizationConfig
-from jaxis.quantization.torchao import TORCHAO
 from jaxis.quantization.unsupported_kinds import unsupported_method, unsupported_tensors
 from jaxis.quantization.wrappers import Dequantize
 
 _logger = logging.getLogger(__name__)
-FORMATS: tuple[CheckpointFormat, ...] = (
-    *(COMPRESSED_TENSORS, FP8, FBGEMM, MXFP4_EXPERTS, MODELOPT, GPTQ, AWQ, AUTO_ROUND),
-    *(HQQ, BITSANDBYTES, MLX, TORCHAO),
+FORMATS: tuple[CheckpointFormat, ...] = tuple(
+    declared
+    for module in pkgutil.iter_modules(checkpoints.__path__)
+    for declared in import_module(f"{checkpoints.__name__}.{module.name}").FORMATS
 )
-_BY_METHOD = {method: each for each in (*FORMATS, GGUF) for method in each.methods}
+_BY_METHOD = {method: each for each in FORMATS for method in each.methods}
 _QUANTIZED_TENSORS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 QUANT_METHODS = tuple(method for each in FORMATS for method in each.methods)
 

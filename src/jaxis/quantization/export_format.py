@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxis.kernels.weights import WeightScheme
 from jaxis.loading.safetensors_writer import TensorHeader
-from jaxis.quantization import compressed_tensors_export, mlx, mlx_export
+from jaxis.quantization import compressed_tensors_export, mlx_export
+from jaxis.quantization.checkpoints import mlx
 
 Modules = Mapping[str, tuple[str, WeightScheme | None]]
 """(Class, scheme) of every module with a weight matrix, by name; see `CheckpointParts.schemes`."""

@@ -25,7 +25,7 @@ from torchao.quantization import (
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
-from jaxis.quantization.torchao import read_format
+from jaxis.quantization.checkpoints.torchao import read_format
 from tests.quantization.foreign_quantizers import random_weight
 from tests.support.dequantized import dequantize
 

@@ -2,5 +2,5 @@
 
 `tensors` specifies the tensors that make up a weight [out, in], and `assemble` builds it from them. The same code
 serves linear layers, embeddings and the experts of a mixture. A format does not know which modules are stored in it:
-`published.py` and `compressed_tensors.py` read that from config.json.
+the tools' files in `quantization/checkpoints/` read that from config.json.
 """

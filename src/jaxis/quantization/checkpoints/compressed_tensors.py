@@ -169,4 +169,4 @@ def _read(stored: Stored, choice: Choice) -> QuantizationConfig:
     return CompressedTensorsConfig(stored.settings, choice, stored.tensors)
 
 
-COMPRESSED_TENSORS = CheckpointFormat(("compressed-tensors",), _read)
+FORMATS = (CheckpointFormat(("compressed-tensors",), _read),)

@@ -139,4 +139,4 @@ _READERS: dict[str, Callable[[Mapping[str, Any], list[str]], WeightFormat]] = {
 }
 
 
-TORCHAO = CheckpointFormat(("torchao",), as_stored(torchao_config), is_quantized)
+FORMATS = (CheckpointFormat(("torchao",), as_stored(torchao_config), is_quantized),)

@@ -20,6 +20,8 @@ def _fp8_config(settings: Mapping[str, Any], tensors: Mapping[str, TensorInfo] |
     return PublishedQuantizationConfig(published, settings, tensors)
 
 
-FP8 = CheckpointFormat(("fp8",), as_stored(_fp8_config))
-FBGEMM = CheckpointFormat(("fbgemm_fp8",), as_stored(partial(PublishedQuantizationConfig, FBGEMM_FP8)))
-MXFP4_EXPERTS = CheckpointFormat(("mxfp4",), as_stored(partial(PublishedQuantizationConfig, MXFP4)))
+FORMATS = (
+    CheckpointFormat(("fp8",), as_stored(_fp8_config)),
+    CheckpointFormat(("fbgemm_fp8",), as_stored(partial(PublishedQuantizationConfig, FBGEMM_FP8))),
+    CheckpointFormat(("mxfp4",), as_stored(partial(PublishedQuantizationConfig, MXFP4))),
+)

@@ -16,9 +16,9 @@ from typing import Any
 from jaxis.errors import ConfigError
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.quantization.awq import awq_config
 from jaxis.quantization.by_tensors import FormatsByTensors
 from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
+from jaxis.quantization.checkpoints.awq import awq_config
 from jaxis.quantization.formats.gptq import GptqFormat
 from jaxis.quantization.formats.integer_groups import BITS, group_sizes
 from jaxis.quantization.formats.word_packing import num_words
@@ -195,4 +195,4 @@ def _as_stored(
     return settings
 
 
-GPTQ = CheckpointFormat(("gptq", "gptqmodel"), as_stored(gptq_config), is_always_stored=True)
+FORMATS = (CheckpointFormat(("gptq", "gptqmodel"), as_stored(gptq_config), is_always_stored=True),)

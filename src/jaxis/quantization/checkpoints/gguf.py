@@ -59,4 +59,4 @@ class GGUFQuantizationConfig:
         return LatentHeadsFormat(key_type, value_type, layer.num_heads, layer.key_dim)
 
 
-GGUF = CheckpointFormat((QUANT_METHOD,), as_stored(lambda settings, _: GGUFQuantizationConfig(settings)))
+FORMATS = (CheckpointFormat((QUANT_METHOD,), as_stored(lambda settings, _: GGUFQuantizationConfig(settings))),)

@@ -87,4 +87,4 @@ def awq_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | No
     return FormatsByTensors(modules.format_of)
 
 
-AWQ = CheckpointFormat(("awq",), as_stored(awq_config), is_always_stored=True)
+FORMATS = (CheckpointFormat(("awq",), as_stored(awq_config), is_always_stored=True),)

@@ -63,4 +63,4 @@ def _block_size(shape: tuple[int, ...], num_blocks: int) -> int:
     return next((size for size in _BLOCK_SIZES if -(-elements // size) == num_blocks), 64)
 
 
-BITSANDBYTES = CheckpointFormat(("bitsandbytes",), as_stored(bitsandbytes_config), is_quantized)
+FORMATS = (CheckpointFormat(("bitsandbytes",), as_stored(bitsandbytes_config), is_quantized),)

@@ -68,4 +68,4 @@ def is_quantized(tensors: Iterable[str]) -> bool:
     return any(name.endswith(".W_q") for name in tensors)
 
 
-HQQ = CheckpointFormat(("hqq",), as_stored(hqq_config), is_quantized)
+FORMATS = (CheckpointFormat(("hqq",), as_stored(hqq_config), is_quantized),)

@@ -106,4 +106,4 @@ def _read_algorithm(settings: Mapping[str, Any], where: str) -> WeightFormat:
     return weight_format
 
 
-MODELOPT = CheckpointFormat(("modelopt", "modelopt_fp4", "modelopt_mixed"), as_stored(ModelOptConfig))
+FORMATS = (CheckpointFormat(("modelopt", "modelopt_fp4", "modelopt_mixed"), as_stored(ModelOptConfig)),)

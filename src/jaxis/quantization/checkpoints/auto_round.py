@@ -12,10 +12,10 @@ from typing import Any
 from jaxis.errors import ConfigError
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.auto_round_floats import DATA_TYPES, floats_config
-from jaxis.quantization.awq import awq_config
 from jaxis.quantization.by_tensors import FormatsByTensors
 from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
-from jaxis.quantization.gptq import gptq_config
+from jaxis.quantization.checkpoints.awq import awq_config
+from jaxis.quantization.checkpoints.gptq import gptq_config
 from jaxis.quantization.module_patterns import WHERE, check_keys
 from jaxis.quantization.tool_keys import check_tool_keys
 
@@ -94,4 +94,4 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return exact | searched
 
 
-AUTO_ROUND = CheckpointFormat(("auto-round", "intel/auto-round"), as_stored(auto_round_config), is_always_stored=True)
+FORMATS = (CheckpointFormat(("auto-round", "intel/auto-round"), as_stored(auto_round_config), is_always_stored=True),)

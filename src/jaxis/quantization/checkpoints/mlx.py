@@ -14,7 +14,7 @@ from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
 from jaxis.quantization.checkpoint_format import CheckpointFormat, Choice, Stored, as_chosen
-from jaxis.quantization.compressed_tensors import RULES_KEY
+from jaxis.quantization.checkpoints.compressed_tensors import RULES_KEY
 from jaxis.quantization.formats.mlx import AFFINE_BITS, FLOAT_MODES, MlxAffineFormat, MlxFloatFormat
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization_rules import rules_from
@@ -112,4 +112,4 @@ def _read(stored: Stored, choice: Choice) -> QuantizationConfig:
     return as_chosen(config, stored.method, choice)
 
 
-MLX = CheckpointFormat(("mlx",), _read)
+FORMATS = (CheckpointFormat(("mlx",), _read),)
