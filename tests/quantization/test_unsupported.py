@@ -28,7 +28,6 @@ METHODS = [
     ("fp_quant", "quantized by FP-Quant, which is not supported: " + ORIGINAL),
     ("sinq", "quantized by SINQ, which is not supported: " + ORIGINAL),
     ("bitblas", "packed for BitBLAS, a library for GPUs, which is not supported: use one saved in the format 'gptq'"),
-    ("quark", "quantized by AMD Quark, which is not supported: " + ORIGINAL),
     ("marlin", "packed for Marlin, a kernel for GPUs, which is not supported: use one saved in the format 'gptq'"),
     ("sparseml", "stored sparsely, which is not supported: " + ORIGINAL),
     ("metal", "packed for Metal, of Apple's GPUs, which is not supported: use the original checkpoint, or an MLX one"),

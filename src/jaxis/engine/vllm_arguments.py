@@ -74,7 +74,7 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 QUANT_METHODS = (
     *("awq", "gptq", "auto-round", "compressed-tensors", "bitsandbytes", "fp8", "fbgemm_fp8", "modelopt", "mxfp4"),
-    *("torchao", "gguf", "hqq"),
+    *("torchao", "gguf", "hqq", "quark"),
 )
 """Names of quantization formats of checkpoints among the values of vLLM's `quantization`."""
 

@@ -45,7 +45,6 @@ UNSUPPORTED_KINDS = (
     UnsupportedKind(("fp_quant",), "quantized by FP-Quant", tensors=(".forward_hadamard_matrix",)),
     UnsupportedKind(("sinq",), "quantized by SINQ"),
     UnsupportedKind(("bitblas",), "packed for BitBLAS, a library for GPUs", _PLAIN_EXPORT),
-    UnsupportedKind(("quark",), "quantized by AMD Quark"),
     UnsupportedKind(("marlin", "gptq_marlin", "gptq_marlin_24"), "packed for Marlin, a kernel for GPUs", _PLAIN_EXPORT),
     UnsupportedKind(("sparseml", "sparse", "sparsegpt"), "stored sparsely"),
     UnsupportedKind(("metal",), "packed for Metal, of Apple's GPUs", "use the original checkpoint, or an MLX one"),
