@@ -17,6 +17,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.query_scale import QueryScale
+from jaxis.models.mimo_v2_flash import MiMoAttention
 from jaxis.parallel.mesh import make_mesh
 from tests.layers.layer_scopes import scope_of
 from tests.support.simulated_devices import run_on_devices
@@ -134,25 +135,30 @@ def test_padding_rows_are_finite_with_soft_caps_and_sinks():
     assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_devices_that_share_heads_have_the_rows_of_smaller_values_too(packed):
+def mimo_attention(value_dim: int) -> MiMoAttention:
+    config = {**SIZES, "num_hidden_layers": 1, "v_head_dim": value_dim}
+    return MiMoAttention(scope_of(config, prefix="model.layers.0.self_attn"))
+
+
+def test_devices_that_share_heads_have_the_rows_of_smaller_values_too():
     """Two kv heads, of keys of 16 and values of 12, on four devices."""
-    layer = GroupedQueryAttention(scope_of(SIZES), value_dim=12, packing=PACKED if packed else None)
-    orders = [np.asarray(order.rows) for order in layer.row_orders(4)]
+    layer = mimo_attention(value_dim=12)
     keys, values = (np.arange(2 * size).reshape(2, size)[[0, 0, 1, 1]] for size in (16, 12))
-    if not packed:
-        expected_orders = [keys.ravel(), values.ravel()]
-    else:
-        queries = np.arange(4 * 16).reshape(4, 16)
-        expected_orders = [np.concatenate([queries, 64 + keys, 64 + 32 + values], axis=1).ravel()]
-    for order, rows in zip(orders, expected_orders, strict=True):
-        np.testing.assert_array_equal(order, rows)
+    for order, rows in zip(layer.row_orders(4), (keys, values), strict=True):
+        np.testing.assert_array_equal(order.rows, rows.ravel())
     assert layer.kv_cache_spec.head_dim == 16
+
+
+def test_devices_that_share_packed_heads_have_a_part_each():
+    queries, keys = np.arange(4 * 16).reshape(4, 16), np.arange(2 * 16).reshape(2, 16)[[0, 0, 1, 1]]
+    [order] = GroupedQueryAttention(scope_of(SIZES), packing=PACKED).row_orders(4)
+    rows = np.concatenate([queries, 64 + keys, 64 + 32 + keys], axis=1)
+    np.testing.assert_array_equal(order.rows, rows.ravel())
 
 
 def test_values_larger_than_keys_are_refused():
     with pytest.raises(ConfigError, match="values of 20 dimensions, more than the 16 of keys"):
-        GroupedQueryAttention(scope_of(SIZES), value_dim=20)
+        mimo_attention(value_dim=20)
 
 
 SIZES = {

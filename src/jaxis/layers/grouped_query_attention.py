@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +41,13 @@ head with weights of its own, [heads * D] for a norm over all heads together.
 class GroupedQueryAttention(JaxModule):
     """Self-attention whose H query heads share K key-value heads (arXiv:2305.13245).
 
-    Sizes are config.json's: `hidden_size` E, `num_attention_heads` H, `num_key_value_heads` K, `head_dim` D.
+    Sizes are config.json's: `hidden_size` E, `num_attention_heads` H, `num_key_value_heads` K, `head_dim` D. Families
+    override the attributes and methods without an underscore for what they alone have.
 
     Args:
       num_heads, num_kv_heads: H and K of this layer; None means config.json's.
       head_dim: D for a config.json without it; None means E / H.
       layer_head_dim: D of this layer; None means config.json's.
-      input_size: Features of x; None means E, the features of the output.
-      value_dim: Size of a value head, at most D; None means D. Smaller values are cached with zeros up to D.
       use_rope: True to rotate queries and keys; False for a layer without positional encoding.
       rope_settings: Rope of this layer; None means config.json's settings for all layers.
       interleaved_rope: True if the rope pairs neighbouring dimensions.
@@ -63,11 +63,15 @@ class GroupedQueryAttention(JaxModule):
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
       use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
-      values_are_keys: True if there is no `v_proj`: the output of `k_proj`, before norm and rope, is also the values.
 
     Raises:
-      ConfigError: config.json's rope is not supported, values are larger than keys, or heads with ALiBi share keys.
+      ConfigError: config.json's rope is not supported, or heads with ALiBi share keys.
     """
+
+    num_inputs: ClassVar[int] = 1
+    """Number of vectors [E] that x has side by side for each token."""
+    kv_projections: ClassVar[tuple[str, ...]] = ("k_proj", "v_proj")
+    """Names of the projections of keys and values in a checkpoint without packing."""
 
     def __init__(
         self,
@@ -77,8 +81,6 @@ class GroupedQueryAttention(JaxModule):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         layer_head_dim: int | None = None,
-        input_size: int | None = None,
-        value_dim: int | None = None,
         use_rope: bool = True,
         rope_settings: RopeConfig | None = None,
         interleaved_rope: bool = False,
@@ -95,21 +97,15 @@ class GroupedQueryAttention(JaxModule):
         soft_cap: float | None = None,
         use_sinks: bool = False,
         output_gate: OutputGate | None = None,
-        values_are_keys: bool = False,
     ) -> None:
         config = scope.config
         hidden_size: int = config["hidden_size"]
-        input_size = input_size or hidden_size
+        input_size = self.num_inputs * hidden_size
         self.num_heads: int = num_heads or config["num_attention_heads"]
         self.num_kv_heads: int = num_kv_heads or config.get("num_key_value_heads") or self.num_heads
         common_head_dim: int = config.get("head_dim") or head_dim or hidden_size // self.num_heads
         self.head_dim: int = layer_head_dim or common_head_dim
-        self.value_dim = self.head_dim if value_dim is None else value_dim
-        if self.value_dim > self.head_dim:
-            raise ConfigError(
-                f"{config.source} has values of {self.value_dim} dimensions, more than the {self.head_dim} of keys, "
-                "which is not supported"
-            )
+        self.value_dim = self.size_of_values(scope)
         if alibi is not None and self.num_kv_heads != self.num_heads:
             raise ConfigError(f"{config.source} has ALiBi with heads that share keys, which is not supported")
         self.alibi = alibi
@@ -131,20 +127,19 @@ class GroupedQueryAttention(JaxModule):
             q_norm, k_norm = (make_norm(heads, self.head_dim) for heads in (self.num_heads, self.num_kv_heads))
         self.output_gate = output_gate
         heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
-        q_size, k_size, v_size = self._projection_sizes
+        q_size = self._q_size
         self.qkv_proj = None
         self.qkv_clip = qkv_clip
         self.packing = packing
         if packing is not None:
             self.packing = dataclasses.replace(packing, num_parts=packing.num_parts or self.num_kv_heads)
-            qkv_size = q_size + k_size + v_size
+            qkv_size = q_size + 2 * self.num_kv_heads * self.head_dim
             self.qkv_proj = linear(scope / "qkv_proj", input_size, qkv_size, axes=heads, use_bias=qkv_bias)
         else:
             self.q_proj = linear(scope / "q_proj", input_size, q_size, axes=heads, use_bias=qkv_bias)
-            self.k_proj = linear(scope / "k_proj", input_size, k_size, axes=kv_heads, use_bias=qkv_bias)
-            self.v_proj = None
-            if not values_are_keys:
-                self.v_proj = linear(scope / "v_proj", input_size, v_size, axes=kv_heads, use_bias=qkv_bias)
+            for name, dim in zip(self.kv_projections, (self.head_dim, self.value_dim), strict=False):
+                size = self.num_kv_heads * dim
+                setattr(self, name, linear(scope / name, input_size, size, axes=kv_heads, use_bias=qkv_bias))
         if output_gate is not None and output_gate.name is not None:
             gate_size = self.num_heads if output_gate.per_head else self.num_heads * self.value_dim
             gate_proj = linear(scope / output_gate.name, input_size, gate_size, axes=heads)
@@ -173,20 +168,18 @@ class GroupedQueryAttention(JaxModule):
         """
         copies = self.kv_cache_spec.on_devices(num_devices).num_kv_heads // self.num_kv_heads
         if self.qkv_proj is None or self.packing is None:
-            projections = [(self.k_proj, self.head_dim)]
-            if self.v_proj is not None:
-                projections.append((self.v_proj, self.value_dim))
-            if copies == 1 or not all(has_movable_rows(each) for each, _ in projections):
+            projections = [getattr(self, name) for name in self.kv_projections]
+            if copies == 1 or not all(map(has_movable_rows, projections)):
                 return []
-            rows = [np.arange(self.num_kv_heads * size).reshape(-1, size) for _, size in projections]
+            rows = [np.arange(self.num_kv_heads * dim).reshape(-1, dim) for dim in (self.head_dim, self.value_dim)]
             return [
                 RowOrder(each, np.repeat(heads, copies, axis=0).ravel())
-                for (each, _), heads in zip(projections, rows, strict=True)
+                for each, heads in zip(projections, rows, strict=False)
             ]
         is_same = copies == 1 and self.packing.num_parts % num_devices == 0
         if num_devices == 1 or not has_movable_rows(self.qkv_proj) or is_same:
             return []
-        q_rows, *of_keys = self.packing.rows(*self._projection_sizes)
+        q_rows, *of_keys = self.packing.rows(self._q_size, self.num_kv_heads * self.head_dim)
         parts = [q_rows, *(np.repeat(rows.reshape(self.num_kv_heads, -1), copies, axis=0) for rows in of_keys)]
         rows = np.concatenate([part.reshape(num_devices, -1) for part in parts], axis=1)
         return [RowOrder(self.qkv_proj, rows.ravel())]
@@ -208,7 +201,7 @@ class GroupedQueryAttention(JaxModule):
 
     def __call__(self, kv_cache: KVCache, x: jax.Array, metadata: AttentionMetadata) -> tuple[KVCache, jax.Array]:
         num_tokens = x.shape[0]
-        q, k, v, *gate = self._project(x)
+        q, k, v, *gate = self.project(x)
         if self.qkv_clip is not None:
             q, k, v = (jnp.clip(each, -self.qkv_clip, self.qkv_clip) for each in (q, k, v))
         norms = self._norms_of_rope_kernel()
@@ -248,24 +241,25 @@ class GroupedQueryAttention(JaxModule):
         """Projected values [T, K, V] -> the values attended to; overridden by families that scale or norm them."""
         return v
 
+    def size_of_values(self, scope: LayerScope) -> int:  # noqa: ARG002 (config.json's may differ from D)
+        """Returns the size of a value head, at most D, which fills it up with zeros in the cache; D for packed rows."""
+        return self.head_dim
+
     @property
-    def _projection_sizes(self) -> tuple[int, int, int]:
+    def _q_size(self) -> int:
         q_size = self.num_heads * self.head_dim
         has_gate = self.output_gate is not None and self.output_gate.is_in_queries
-        k_size, v_size = (self.num_kv_heads * size for size in (self.head_dim, self.value_dim))
-        return 2 * q_size if has_gate else q_size, k_size, v_size
+        return 2 * q_size if has_gate else q_size
 
-    def _project(self, x: jax.Array) -> list[jax.Array]:
-        """Returns queries [T, H * D], keys [T, K * D] with copies, values, and any logits of the gate, of x [T, E]."""
+    def project(self, x: jax.Array) -> list[jax.Array]:
+        """Returns queries [T, H * D], keys [T, K * D] with copies, values, and any logits of the gate, of x."""
         num_tokens, gate = x.shape[0], self.output_gate
         gate_proj = [] if gate is None or gate.name is None else [getattr(self, gate.name)]
         if self.qkv_proj is None or self.packing is None:
-            v_proj = [] if self.v_proj is None else [self.v_proj]
-            projected = apply_together(x, self.q_proj, self.k_proj, *v_proj, *gate_proj)
-            if self.v_proj is None:
-                projected.insert(2, projected[1])
+            kv_proj = [getattr(self, name) for name in self.kv_projections]
+            projected = apply_together(x, self.q_proj, *kv_proj, *gate_proj)
         else:
-            qkv = self.packing.split(self.qkv_proj(x), self._projection_sizes[0], self.head_dim, self.value_dim)
+            qkv = self.packing.split(self.qkv_proj(x), self._q_size)
             projected = [*qkv, *(layer(x) for layer in gate_proj)]
         if gate is None or not gate.is_in_queries:
             return projected

@@ -11,31 +11,29 @@ import numpy as np
 
 @dataclass(frozen=True)
 class QKVPacking:
-    """The rows of a `qkv_proj` [(H + 2 K) D, E]: equal parts, each with its queries, its keys, and its values.
+    """The rows of a `qkv_proj` [(H + 2 K) D, E]: equal parts, each with its queries, its keys, and as many values.
 
     Attributes:
       num_parts: Number of parts; 0 stands for one for each key-value head, until the layer knows how many it has.
-      values_first: True if the values of a part come before its keys, which are then as large.
+      values_first: True if the values of a part come before its keys.
     """
 
     num_parts: int = 1
     values_first: bool = False
 
-    def split(self, packed: jax.Array, q_size: int, head_dim: int, value_dim: int) -> list[jax.Array]:
+    def split(self, packed: jax.Array, q_size: int) -> list[jax.Array]:
         """Splits outputs [T, N] into queries [T, q_size], keys and values; heads of keys may have copies."""
         parts = packed.reshape(packed.shape[0], self.num_parts, -1)
         q_end = q_size // self.num_parts
-        k_size = (parts.shape[-1] - q_end) * head_dim // (head_dim + value_dim)
-        q, k, v = jnp.split(parts, [q_end, q_end + k_size], axis=-1)
+        q, k, v = jnp.split(parts, [q_end, (q_end + parts.shape[-1]) // 2], axis=-1)
         if self.values_first:
             k, v = v, k
         return [each.reshape(packed.shape[0], -1) for each in (q, k, v)]
 
-    def rows(self, q_size: int, k_size: int, v_size: int) -> list[np.ndarray]:
+    def rows(self, q_size: int, kv_size: int) -> list[np.ndarray]:
         """Returns the rows of all queries, of all keys and of all values, by head: int [n] each."""
-        second = v_size if self.values_first else k_size
-        by_part = np.arange(q_size + k_size + v_size).reshape(self.num_parts, -1)
-        q, k, v = np.split(by_part, np.array([q_size, q_size + second]) // self.num_parts, axis=1)
+        by_part = np.arange(q_size + 2 * kv_size).reshape(self.num_parts, -1)
+        q, k, v = np.split(by_part, np.array([q_size, q_size + kv_size]) // self.num_parts, axis=1)
         if self.values_first:
             k, v = v, k
         return [q.ravel(), k.ravel(), v.ravel()]

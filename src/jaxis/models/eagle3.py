@@ -41,6 +41,12 @@ NUM_TARGET_LAYERS = 3
 _NOT_LOADED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
+class Eagle3Attention(GroupedQueryAttention):
+    """Attention of embeddings and states side by side."""
+
+    num_inputs = 2
+
+
 class Eagle3Layer(JaxModule):
     """A decoder layer that attends with the embeddings of tokens as well as their states.
 
@@ -54,13 +60,7 @@ class Eagle3Layer(JaxModule):
         self.norm_before_residual = norm_before_residual
         self.input_layernorm = rms_norm(scope)
         self.hidden_norm = rms_norm(scope)
-        self.self_attn = GroupedQueryAttention(
-            scope / "self_attn",
-            input_size=2 * config["hidden_size"],
-            qkv_bias=use_bias,
-            o_bias=use_bias,
-            qk_norm=qk_norm,
-        )
+        self.self_attn = Eagle3Attention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias, qk_norm=qk_norm)
         self.post_attention_layernorm = rms_norm(scope)
         self.mlp = GatedMLP(scope / "mlp", use_bias=config.get("mlp_bias", False))
 

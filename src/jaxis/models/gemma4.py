@@ -32,7 +32,12 @@ from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
-from jaxis.models.common.shared_caches import SharedCacheCausalLM, cache_owner, own_or_shared_attention
+from jaxis.models.common.shared_caches import (
+    NormedValuesAttention,
+    SharedCacheCausalLM,
+    cache_owner,
+    own_or_shared_attention,
+)
 from jaxis.models.common.text_part import InnerTextPart
 from jaxis.models.common.towers.gemma4 import Gemma4UnifiedVision, Gemma4Vision
 
@@ -107,6 +112,16 @@ def _head_sizes(config: HFConfig, index: int, kind: str) -> tuple[int, int]:
     return config.get("global_head_dim", 512), config.get("num_global_key_value_heads", num_kv_heads)
 
 
+class KeysAsValuesAttention(NormedValuesAttention):
+    """Attention whose keys, before norm and rope, are also the values."""
+
+    kv_projections = ("k_proj",)
+
+    def project(self, x: jax.Array) -> list[jax.Array]:
+        q, k = super().project(x)
+        return [q, k, k]
+
+
 class Gemma4DecoderLayer(SandwichNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -118,7 +133,7 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
                 layer,
                 head_dim=layer.head_dim,
                 num_kv_heads=layer.num_kv_heads,
-                values_are_keys=layer.values_are_keys,
+                own=KeysAsValuesAttention if layer.values_are_keys else NormedValuesAttention,
             ),
             mlp=gemma_mlp(scope / "mlp", layer.intermediate_size),
         )

@@ -12,6 +12,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_settings import value_of_layer
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
 from jaxis.config.rope_config import rope_config
+from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
@@ -85,7 +86,7 @@ def _predicts(scope: LayerScope) -> bool:
 
 
 class MiMoAttention(GroupedQueryAttention):
-    """Attention whose values are multiplied by `attention_value_scale`."""
+    """Attention with values smaller than keys, which are multiplied by `attention_value_scale`."""
 
     def __init__(self, scope: LayerScope, **options: Any) -> None:
         super().__init__(scope, **options)
@@ -94,21 +95,20 @@ class MiMoAttention(GroupedQueryAttention):
     def values(self, v: jax.Array) -> jax.Array:
         return scaled(v, self.value_scale)
 
+    def size_of_values(self, scope: LayerScope) -> int:
+        *_, value_dim = _head_sizes(scope)
+        if value_dim > self.head_dim:
+            raise ConfigError(
+                f"{scope.config.source} has values of {value_dim} dimensions, more than the {self.head_dim} of keys, "
+                "which is not supported"
+            )
+        return value_dim
+
 
 def _attention(scope: LayerScope) -> MiMoAttention:
     config = scope.config
     has_window = _has_window(scope)
-    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim, value_dim = config.get("head_dim", 192), config.get("v_head_dim", 128)
-    # Sizes of layers with windows.
-    sizes = (
-        config.get("swa_num_attention_heads", num_heads),
-        config.get("swa_num_key_value_heads", 2 * num_kv_heads),
-        config.get("swa_head_dim", head_dim),
-        config.get("swa_v_head_dim", value_dim),
-    )
-    if has_window:
-        num_heads, num_kv_heads, head_dim, value_dim = sizes
+    num_heads, num_kv_heads, head_dim, _ = _head_sizes(scope)
     sink_key = "add_swa_attention_sink_bias" if has_window else "add_full_attention_sink_bias"
     use_bias = config.get("attention_bias", False)
     return MiMoAttention(
@@ -116,7 +116,6 @@ def _attention(scope: LayerScope) -> MiMoAttention:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         layer_head_dim=head_dim,
-        value_dim=value_dim,
         rope_settings=rope_config(
             config,
             SLIDING_ATTENTION if has_window else FULL_ATTENTION,
@@ -128,6 +127,20 @@ def _attention(scope: LayerScope) -> MiMoAttention:
         span=_window(config) if has_window else FULL_CONTEXT,
         use_sinks=config.get(sink_key, has_window),
     )
+
+
+def _head_sizes(scope: LayerScope) -> tuple[int, int, int, int]:
+    """Returns the numbers of heads of queries and of keys, and the sizes of a key and of a value."""
+    config = scope.config
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, value_dim = config.get("head_dim", 192), config.get("v_head_dim", 128)
+    with_window = (
+        config.get("swa_num_attention_heads", num_heads),
+        config.get("swa_num_key_value_heads", 2 * num_kv_heads),
+        config.get("swa_head_dim", head_dim),
+        config.get("swa_v_head_dim", value_dim),
+    )
+    return with_window if _has_window(scope) else (num_heads, num_kv_heads, head_dim, value_dim)
 
 
 def _has_window(scope: LayerScope) -> bool:

@@ -76,11 +76,12 @@ def own_or_shared_attention(
     *,
     head_dim: int,
     num_kv_heads: int | None = None,
-    values_are_keys: bool = False,
+    own: type[NormedValuesAttention] = NormedValuesAttention,
 ) -> SelfAttention:
     """Attention to the layer's own keys and values or to another layer's, with head norms and unscaled scores.
 
-    The arguments are those of `GroupedQueryAttention`. Raises ConfigError if config.json's rope is not supported.
+    `own` is the class of a layer with its own, `head_dim` D, and `num_kv_heads` K. Raises ConfigError if config.json's
+    rope is not supported.
     """
     use_bias = scope.config.get("attention_bias", False)
     if layer.shares_cache_of is not None:
@@ -93,7 +94,7 @@ def own_or_shared_attention(
             use_bias=use_bias,
             span=layer.span,
         )
-    return NormedValuesAttention(
+    return own(
         scope,
         num_kv_heads=num_kv_heads,
         layer_head_dim=head_dim,
@@ -103,7 +104,6 @@ def own_or_shared_attention(
         o_bias=use_bias,
         qk_norm=True,
         span=layer.span,
-        values_are_keys=values_are_keys,
     )
 
 
