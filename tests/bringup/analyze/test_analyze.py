@@ -7,7 +7,7 @@ import json
 
 import pytest
 from rich.console import Console
-from transformers import AutoModelForCausalLM, DiffLlamaConfig, PersimmonConfig
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, GPTNeoXJapaneseConfig
 
 from jaxis.bringup.analyze.analysis import analyze
 from jaxis.bringup.analyze.text import analysis_text
@@ -125,7 +125,7 @@ def test_an_unregistered_architecture_whose_parts_are_all_there(tmp_path):
     ("config_class", "like", "unknown", "missing"),
     [
         (DiffLlamaConfig, "llama", {f"lambda_{part}{n}" for part in "qk" for n in (1, 2)}, set()),
-        (PersimmonConfig, "gpt_neox", {"k_layernorm.weight"}, {"attention.dense.weight"}),
+        (GPTNeoXJapaneseConfig, "falcon", {"attention.dense_bias"}, {"self_attention.dense.weight"}),
     ],
 )
 def test_an_unknown_architecture_is_compared_with_the_closest_families(tmp_path, config_class, like, unknown, missing):
