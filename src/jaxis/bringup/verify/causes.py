@@ -22,6 +22,7 @@ from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import ACTIVATIONS
 from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.routing import Routing
 
@@ -35,6 +36,7 @@ CauseCode = Literal[
     "missing_bias",
     "no_rope",
     "not_called",
+    "packing",
     "permuted",
     "residual",
     "rope_dims",
@@ -139,7 +141,7 @@ class _Run:
             for name, value in trial.attributes.items():
                 _set(trial.changed, name, value)
             self._follow(watch)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):
             return False  # the module cannot run so
         finally:
             for name, value in before.items():
@@ -201,10 +203,23 @@ def _other_ropes(rope: RotaryEmbedding, _: nnx.Module) -> _Tries:
         dataclasses.replace(rope, inv_freq=frequencies),
     )
     yield "no_rope", "the reference applies no RoPE in this layer", None
+    frequencies = np.asarray(rope.inv_freq)
     for part in (2, 4):
-        kept = len(rope.inv_freq) // part
-        message = f"the reference rotates {2 * kept} of {rope.rotary_dim} dimensions"
-        yield "rope_dims", message, dataclasses.replace(rope, inv_freq=rope.inv_freq[:kept])
+        message = f"the reference rotates {rope.rotary_dim // part} of {rope.rotary_dim} dimensions"
+        yield "rope_dims", message, dataclasses.replace(rope, inv_freq=tuple(frequencies[::part].tolist()))
+    if len(frequencies) > 1:
+        exponents = np.arange(2 * len(frequencies)) / 2
+        doubled = frequencies[0] * (frequencies[1] / frequencies[0]) ** exponents
+        message = f"the reference rotates {2 * rope.rotary_dim} dimensions, jaxis {rope.rotary_dim}"
+        yield "rope_dims", message, dataclasses.replace(rope, inv_freq=tuple(doubled.tolist()))
+
+
+def _other_packings(_: QKVPacking, module: nnx.Module) -> _Tries:
+    for num_parts, name in ((1, "all queries first"), (vars(module).get("num_kv_heads", 1), "head by head")):
+        for values_first in (False, True):
+            order = "values, keys" if values_first else "keys, values"
+            message = f"the reference packs queries, {order}, {name}"
+            yield "packing", message, QKVPacking(num_parts, values_first)
 
 
 def _other_scales(_: float, module: nnx.Module) -> _Tries:
@@ -243,6 +258,11 @@ def _other_routings(routing: Routing, _: nnx.Module) -> _Tries:
             yield "routing", f"the reference routes with {said}", dataclasses.replace(routing, **changes)
 
 
+def _other_activations(*_: object) -> _Tries:
+    for function, name in _ACTIVATIONS.items():
+        yield "activation", f"the reference's activation is {name}", function
+
+
 def _no_sinks(*_: object) -> _Tries:
     yield "sinks", "the reference has no sinks", None
 
@@ -261,9 +281,9 @@ _TRIES: dict[str, Callable[[Any, nnx.Module], _Tries]] = {
     "weight": _other_weights,
     "epsilon": lambda *_: (("epsilon", f"the reference's epsilon is {value:g}", value) for value in _EPSILONS),
     "add_unit_offset": _other_offset,
-    "activation": lambda *_: (
-        ("activation", f"the reference's activation is {name}", function) for function, name in _ACTIVATIONS.items()
-    ),
+    "activation": _other_activations,
+    "act_fn": _other_activations,
+    "packing": _other_packings,
     "routing": _other_routings,
 }
 """Attribute of a module -> (code, message, other value) of the usual mistakes in it."""
