@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 16
 
 # Programs that run on several hosts.
-_KEYS: dict[str, type] = {key.__name__: key for key in (ForwardKey, SampleKey, GreedyStepKey, LogitsKey, WholeKey)}
+_KEYS: dict[str, Any] = {key.__name__: key for key in (ForwardKey, SampleKey, GreedyStepKey, LogitsKey, WholeKey)}
 
 
 class Hello(msgspec.Struct, tag=True):
