@@ -122,7 +122,7 @@ def plan(
             if not _plan_training(context, train, on, as_json=as_json):
                 raise typer.Exit(EXIT_ERROR)
         return
-    with report_errors(debug=debug, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, json_schema=2 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.analyze.source import open_source

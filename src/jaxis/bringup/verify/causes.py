@@ -136,33 +136,22 @@ class _Run:
             right = is_there and not is_off
             return is_off or is_there
 
-        before = {name: _get(trial.changed, name) for name in trial.attributes}
+        before = {name: getattr(trial.changed, name) for name in trial.attributes}
         try:
             for name, value in trial.attributes.items():
-                _set(trial.changed, name, value)
+                old = before[name]
+                is_array = isinstance(old, nnx.Variable) and value is not None
+                setattr(trial.changed, name, old.replace(value) if is_array else value)
             self._follow(watch)
         except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):
             return False  # the module cannot run so
         finally:
-            for name, value in before.items():
-                _set(trial.changed, name, value)
+            for name, old in before.items():
+                setattr(trial.changed, name, old)
         return right
 
     def _follow(self, watch: Callable[[Event, np.ndarray | None, np.ndarray | None], bool]) -> None:
         follow(self._model, self._token_ids, self._reference, self._gates.module_tokens, watch)
-
-
-def _get(changed: object, name: str) -> Any:
-    value = getattr(changed, name)
-    return value[...] if isinstance(value, nnx.Variable) else value
-
-
-def _set(changed: object, name: str, value: Any) -> None:
-    variable = getattr(changed, name)
-    if isinstance(variable, nnx.Variable):
-        variable.set_value(value)
-    else:
-        setattr(changed, name, value)
 
 
 def _trials(module: nnx.Module) -> Iterator[_Trial]:
