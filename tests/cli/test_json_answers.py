@@ -1,4 +1,4 @@
-"""What commands print with --json is what their schemas describe, whatever happens."""
+"""Answers of commands with --json are as their schemas describe them, whatever happens."""
 
 import json
 from pathlib import Path

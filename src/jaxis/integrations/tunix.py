@@ -17,6 +17,7 @@ from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOut
 from jaxis import LLM, SamplingParams
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import ConfigError
+from jaxis.host.dotted_names import by_dotted_name
 from jaxis.loading.open_checkpoint import read_tensor_infos
 
 _LARGEST_SEED = 2**31 - 1
@@ -175,7 +176,7 @@ class TunixTensors:
         Raises:
           ConfigError: A tensor is not in any parameter.
         """
-        values = dict(_by_name(nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params))
+        values = dict(by_dotted_name(nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params))
         for name, info in self._infos.items():
             found = [(re.sub(rule, to, name), how) for rule, (to, how) in self._rules.items() if re.match(rule, name)]
             if len(found) != 1 or (key := found[0][0]) not in values:
@@ -195,14 +196,6 @@ def _rules_of(model: Any) -> Mapping[str, tuple[str, Any]]:
         if (rules := getattr(found, "_get_key_and_transform_mapping", None)) is not None:
             return rules(model.config)
     raise ConfigError(f"Tunix does not say which tensors {type(model).__name__} is made of")
-
-
-def _by_name(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _by_name(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _logprobs(entries: Sequence[Mapping[int, Any]], token_ids: Sequence[int]) -> np.ndarray:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.host.dotted_names import by_dotted_name
 from jaxis.loading.safetensors import TensorInfo
 
 GivenWeights = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -48,7 +49,7 @@ class GivenTensors:
         Raises CheckpointError if a value is not an array, or has integers where the model has floats.
         """
         weights = self._weights
-        for name, value in weights.iterate() if isinstance(weights, IteratedTensors) else _pairs(weights):
+        for name, value in weights.iterate() if isinstance(weights, IteratedTensors) else by_dotted_name(weights):
             array = _host_array(name, value)
             if name not in self.stored:
                 yield name, array
@@ -63,14 +64,6 @@ class GivenTensors:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _pairs(weights: GivenWeights, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in weights.items() if isinstance(weights, Mapping) else weights:
-        if isinstance(value, Mapping):
-            yield from _pairs(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _host_array(name: str, value: Any) -> np.ndarray:

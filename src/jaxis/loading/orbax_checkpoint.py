@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,24 @@ def write_layout(folder: Path, layout: TensorLayout, *, is_scanned: bool) -> Non
         "arrays": layout.to_json(),
     }
     (folder / LAYOUT_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def zarr_request(folder: Path, shape: Sequence[int], dtype: np.dtype, chunks: Sequence[int] | None) -> dict[str, Any]:
+    """Returns tensorstore's request for an array as Orbax stores it without a database: a file for each chunk.
+
+    `chunks` is the shape of a chunk; None for an array that is only read.
+    """
+    metadata: dict[str, Any] = {"shape": list(shape)}
+    if chunks is not None:
+        metadata |= {"chunks": list(chunks), "compressor": None, "dimension_separator": "."}
+    return {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": f"{folder.absolute()}/"},
+        "metadata": metadata,
+        "dtype": dtype.name,
+        # Otherwise a chunk of only zeros would not be written, and a missing one would not mean unfinished work.
+        "store_data_equal_to_fill_value": True,
+    }
 
 
 def _read_layout(path: Path) -> tuple[bool, TensorLayout]:

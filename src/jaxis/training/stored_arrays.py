@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.extras import check_extra
+from jaxis.loading.orbax_checkpoint import zarr_request
 
 if TYPE_CHECKING:
     import tensorstore
@@ -91,19 +92,10 @@ def _open(
     """Opens an array; creates it with chunks of this shape if one is given."""
     import tensorstore
 
-    metadata: dict[str, Any] = {"shape": list(shape)}
-    if chunk is not None:
-        metadata |= {"chunks": list(chunk), "compressor": None, "dimension_separator": "."}
-    request = {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": f"{folder.absolute() / f'{group}.{name}'}/"},
+    request = zarr_request(folder / f"{group}.{name}", shape, np.dtype(dtype), chunk) | {
         # The folder is synced as a whole; others' files, which this host may not see yet, are synced by them.
         "context": {"file_io_sync": jax.process_count() > 1},
-        "metadata": metadata,
-        "dtype": np.dtype(dtype).name,
-        # A missing file is damage, and not an array of zeros.
-        "store_data_equal_to_fill_value": True,
-        "fill_missing_data_reads": False,
+        "fill_missing_data_reads": False,  # a missing file is damage, and not an array of zeros
     }
     return tensorstore.open(request, open=True, create=chunk is not None).result()
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.fingerprint import checkpoint_digest
 from jaxis.errors import ConfigError
+from jaxis.host.dotted_names import by_dotted_name
 from jaxis.host.progress import ProgressDisplay
 from jaxis.models.written_template import write_template
 from jaxis.parallel.distributed import meet
@@ -173,7 +173,7 @@ class Trainer:
 
     def facts(self) -> dict[str, str]:
         """Returns what must be equal on all hosts that share the training, by name."""
-        facts = {name: repr(value) for name, value in _fields(dataclasses.asdict(self._config))}
+        facts = {name: repr(value) for name, value in by_dotted_name(dataclasses.asdict(self._config))}
         facts |= {f"the contents of {path}": digest for path, digest in self.data.digests.items()}
         facts["the digest of the model's files"] = checkpoint_digest(self.base.path)
         facts["the checkpoint to go on from"] = str(self._resumed)
@@ -273,12 +273,3 @@ def _check_hosts(config: TrainConfig) -> None:
         raise ConfigError(f"training.metrics_function={scores!r} cannot be honoured on several hosts: leave it out")
     if not config.fsdp.enable_fsdp:
         raise ConfigError("fsdp.enable_fsdp=false cannot be honoured on several hosts: set it")
-
-
-def _fields(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the fields of nested sections by their dotted names."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.extras import check_extra
+from jaxis.loading.orbax_checkpoint import zarr_request
 from jaxis.loading.tensor_layout import ArraySpec, TensorLayout
 
 if TYPE_CHECKING:
@@ -89,14 +90,7 @@ def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> tensorstore.Tenso
     """Opens the array for writing; creates it unless it exists in its real shape."""
     import tensorstore
 
-    request = {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": f"{folder}/"},
-        "metadata": {"shape": list(spec.shape), "chunks": chunks, "compressor": None, "dimension_separator": "."},
-        "dtype": spec.dtype.name,
-        # Otherwise a piece of only zeros would not be written, and a missing piece would not mean unfinished work.
-        "store_data_equal_to_fill_value": True,
-    }
+    request = zarr_request(folder, spec.shape, spec.dtype, chunks)
     try:
         return tensorstore.open(request, open=True).result()
     except ValueError:
