@@ -55,6 +55,7 @@ from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer, template_names
+from jaxis.tokenizer.template_process import PROCESSES
 
 if TYPE_CHECKING:
     from jaxis.engine.hosts.followers import Followers
@@ -148,6 +149,9 @@ def build_engine(
         tokenizer = tokenizer or read_tokenizer(path, args.chat_template, args.template_folder)
         if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
             raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
+        if tokenizer is not None and tokenizer.has_chat_template:
+            # The template says which token ends an answer; its process starts while the weights are read.
+            PROCESSES.start()
         generation = read_generation_defaults(path)
         default_sampling_params = sampling_defaults(generation, path)
         note_unapplied(path, progress)
