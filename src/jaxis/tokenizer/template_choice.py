@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from jaxis.errors import ConfigError, RequestError
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
+from jaxis.tokenizer.template_process import TemplateSyntaxError
 from jaxis.tokenizer.tokenizer import Tokenizer
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "chat_templates"
@@ -164,6 +163,7 @@ def _check_syntax(source: str, where: str) -> None:
         raise ConfigError(f"{where} is empty: give a Jinja template")
     try:
         render_chat_template(source, [{"role": "user", "content": "a"}])
-    except RequestError as error:  # of another kind: it may refuse this conversation only
-        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
-            raise ConfigError(f"{where}: {error}") from None
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except RequestError:
+        pass  # it may refuse this conversation only

@@ -4,11 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from jaxis.errors import RequestError
 from jaxis.host.limited_process import Limit, LimitedProcesses, LimitExceededError, ProcessLimits
-from jaxis.tokenizer import template_worker
 
 # Far more than a conversation of 8 MB needs, which takes half a second.
 MAX_SECONDS = 10  # of processor time
@@ -16,13 +13,18 @@ MAX_MEMORY_BYTES = 1 << 30
 MAX_CHARACTERS = 1 << 26
 _CHARACTER_BYTES = 12  # of JSON, at most
 
-PROCESSES = LimitedProcesses(Path(template_worker.__file__), large_bytes=6 << 20)
+# Only the processes import the worker, and Jinja with it.
+PROCESSES = LimitedProcesses(Path(__file__).with_name("template_worker.py"), large_bytes=6 << 20)
+
+
+class TemplateSyntaxError(RequestError):
+    """A template that Jinja cannot read."""
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
     """Renders a template with JSON values, in a process with limits on time, memory and output.
 
-    Raises RequestError if the template is invalid, raises an error, or exceeds a limit.
+    Raises RequestError if the template is invalid (TemplateSyntaxError), raises an error, or exceeds a limit.
     """
     request = {"template": template, "variables": variables, "max_characters": MAX_CHARACTERS}
     limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _CHARACTER_BYTES * MAX_CHARACTERS)
@@ -35,10 +37,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         return answer["text"]
     if answer["kind"] == "refused":
         raise RequestError(f"the chat template refused the conversation: {answer['reason']}")
-    line, reason = answer["line"], answer["reason"]
-    raise RequestError(f"the chat template has a syntax error in line {line}: {reason}") from (
-        jinja2.TemplateSyntaxError(reason, line)
-    )
+    raise TemplateSyntaxError(f"the chat template has a syntax error in line {answer['line']}: {answer['reason']}")
 
 
 # What a template did that was ended by a limit.
