@@ -152,8 +152,8 @@ def test_unread_keys_follow_nested_objects_that_were_read():
     assert config.unread_keys() == ["text_config"]
     _ = config.text_config.hidden_size
     assert config.unread_keys() == ["text_config.odd"]
-    _ = config.text_config.odd.a
-    assert config.unread_keys() == ["text_config.odd.b"]
+    config.text_config.get("odd", HFConfig({})).get("a")
+    assert config.unread_keys() == ["text_config.odd.b"], "comparing with a default is not reading it"
 
 
 def test_key_uses_tell_what_was_made_of_each_key():

@@ -130,7 +130,8 @@ class HFConfig(Mapping[str, Any]):
         reference, null is kept, but in nested objects, such as those of RoPE, it is `default`.
         """
         value = self._values.get(key)
-        self._read[key] = self._read.get(key, True) and value == default
+        # An object is not compared, which would count all of its keys as read.
+        self._read[key] = self._read.get(key, True) and not isinstance(value, HFConfig) and value == default
         if value is not None:
             return value
         if not default or key not in self._values or not self._null_stays(key):

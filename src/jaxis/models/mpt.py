@@ -57,6 +57,7 @@ class MptForCausalLM(CausalLM):
         attention.expect("alibi", True)
         attention.expect("qk_ln", False)
         attention.expect("prefix_lm", False)
+        attention.ignore("attn_uses_sequence_id", because="a prompt is one sequence")
         config.expect("no_bias", True)
         config.expect("expansion_ratio", 4)
         config.expect("logit_scale", None)

@@ -129,7 +129,7 @@ class VerifyResult:
     def notes(self) -> list[str]:
         """Describes differences that no figure shows, one line each."""
         notes = [] if self.layers is None else self.layers.notes()
-        if self.failing_checks == ("layers",):
+        if self.failing_checks == ("layers",) and self.logits:
             notes.append(
                 "logits agree: jaxis computes the same with other module borders; give its modules the reference's, so "
                 "that each can be compared"
