@@ -27,13 +27,13 @@ def test_to_gguf_and_back(run_jaxis, checkpoint, tmp_path):
         *("tokenizer.json", "tokenizer_config.json"),
     ]
     result = run_jaxis("convert", tmp_path / "model.gguf", tmp_path / "orbax", "--to", "orbax")
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert "convert it with --to hf first" in result.stderr
 
 
 def test_mistakes_are_one_line(invoke, checkpoint, tmp_path):
     result = invoke("convert", checkpoint(), tmp_path / "out", "--to", "hf")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "already in Hugging Face format" in result.stderr
     assert result.stderr.count("\n") == 1
     result = invoke("convert", checkpoint(), tmp_path / "out", "--to", "hf", "--unscanned")

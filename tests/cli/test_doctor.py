@@ -74,7 +74,7 @@ def test_no_device_is_a_failed_check_and_not_a_traceback(run, monkeypatch):
 def test_a_report_that_cannot_be_written_is_one_line(run, tmp_path):
     (tmp_path / "report").write_text("a file")
     result = run(GOOD)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "cannot be written" in result.stderr.splitlines()[-1]
 
 

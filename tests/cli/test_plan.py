@@ -99,7 +99,7 @@ def test_the_page_is_self_contained(run, small, tmp_path):
 )
 def test_a_mistake_is_one_line(run, small, args, message):
     result = run(small, *args)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stdout == ""
     assert result.stderr.startswith("jaxis: error: ")
     assert message in result.stderr
@@ -108,5 +108,5 @@ def test_a_mistake_is_one_line(run, small, args, message):
 
 def test_a_model_that_is_not_there_is_one_line(run, tmp_path):
     result = run(tmp_path / "nowhere", "--on", "v6e-1")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stderr.startswith("jaxis: error: there is no ")

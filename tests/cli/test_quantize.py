@@ -34,7 +34,7 @@ def test_rules_as_json(invoke, checkpoint, tmp_path):
 
 def test_a_mistake_is_one_line(invoke, checkpoint, tmp_path):
     result = invoke("quantize", checkpoint(), tmp_path / "q", "--quantization", "int5")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stderr.startswith("jaxis: error: quantization='int5' is neither one of none, int8, int4")
     assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -115,7 +115,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(invoke, arguments, mess
 
 def test_a_file_that_cannot_be_read_is_an_error_of_one_line(invoke, tmp_path):
     result = invoke("quantize", EMBEDDED_MODEL, "--evaluate", tmp_path / "none.txt")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stderr == f"jaxis: error: {tmp_path / 'none.txt'} cannot be read: No such file or directory\n"
 
 
@@ -139,7 +139,7 @@ def test_a_file_unfit_for_calibration_is_an_error_of_one_line(invoke, checkpoint
     if content is not None:
         (tmp_path / name).write_text(content)
     result = invoke("quantize", checkpoint(), tmp_path / "q", "--calibrate", tmp_path / name)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stderr.startswith("jaxis: error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1

@@ -113,5 +113,5 @@ def test_a_plan_needs_either_a_model_or_a_training(plan, tmp_path):
         ("./model", "--train", config): "model cannot be honoured with --train",
     }.items():
         result = plan(*arguments)
-        assert result.exit_code == 1
+        assert result.exit_code == 3
         assert message in result.output

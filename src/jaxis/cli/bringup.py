@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from jaxis.cli.command import OTHER_ARGUMENTS, Command
-from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, print_json, report_errors, write_files
+from jaxis.cli.console import EXIT_ERROR, note, print_json, report_errors, write_files
 from jaxis.cli.options import Debug, JsonAnswer
+from jaxis.host.json_object import json_object_text
 
 if TYPE_CHECKING:
     from jaxis.bringup.verify.check_layers import LayersCheck
@@ -56,7 +57,7 @@ def analyze(
       jaxis analyze Qwen/Qwen3-0.6B --tree
       jaxis analyze config.json --json | jq .findings
     """
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=3 if as_json else None):
+    with report_errors(debug=debug, command="analyze", as_json=as_json):
         from rich.console import Console
 
         from jaxis.bringup.analyze.analysis import analyze
@@ -93,13 +94,13 @@ def new_model(
     [bold]Example[/bold]
       jaxis new-model Falcon4 --like qwen3
     """
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, command="new-model", as_json=as_json):
         from jaxis.bringup import new_model as bringup
 
         made = bringup.new_model(name, like, Path())
         if as_json:
             files = [str(path) for path in made.files]
-            print_json(1, "written", {**dataclasses.asdict(made), "files": files})
+            print_json("new-model", "written", {**dataclasses.asdict(made), "files": files})
             return
         lines = [*(f"wrote {path}" for path in made.files), f"check it with: {made.check}"]
         note("\n".join([*lines, *(f"then: {step}" for step in made.next_steps)]))
@@ -192,7 +193,7 @@ def verify(
         return
     if golden is not None and (save_golden is not None or lengths):
         raise typer.BadParameter("brings its own prompts and logits: give it alone", param_hint="--golden")
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, command="verify", as_json=as_json):
         from rich.console import Console
 
         from jaxis.bringup.verify.verify import verify as run
@@ -209,7 +210,7 @@ def verify(
                 on_stage=lambda stage: status.update(stage.capitalize()),
             )
         if as_json:
-            print(json.dumps(result.to_dict(), indent=2))
+            print(json_object_text(result.to_dict()))
         else:
             _print(result)
         if save_golden is not None:
@@ -221,7 +222,7 @@ def verify(
 def _verify_against(
     model: str, url: str, server_model: str, api_key: str, dtype: Dtype, *, as_json: bool, debug: bool
 ) -> None:
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, command="verify-against", as_json=as_json):
         from rich.box import SIMPLE
         from rich.console import Console
         from rich.markup import escape
@@ -239,7 +240,7 @@ def _verify_against(
                 on_stage=lambda stage: status.update(stage.capitalize()),
             )
         if as_json:
-            print(json.dumps(result.to_dict(), indent=2))
+            print(json_object_text(result.to_dict()))
         else:
             console = Console(highlight=False)
             what = f"{result.dtype}, against {result.server_model} of {result.url}"
@@ -284,6 +285,9 @@ def _print(result: VerifyResult) -> None:
     console.print(table)
     if result.layers is not None and result.layers.divergence is not None:
         console.print("[bold red]at fault:[/bold red]", escape(str(result.layers.divergence)), soft_wrap=True)
+        code = (result.layers.divergence.our_code, result.layers.divergence.reference_code)
+        for whose, places in zip(("jaxis", "the reference"), code, strict=True):
+            console.print(escape(f"code of {whose}: {', '.join(places) or 'not found'}"), soft_wrap=True)
     for line in result.notes():
         console.print(escape(line), soft_wrap=True)
     verdict = "[bold green]verified[/bold green]" if result.passed else "[bold red]differs[/bold red]"
@@ -355,7 +359,7 @@ def report(
       jaxis report ./Qwen3-0.6B
       jaxis report config.json --output qwen3-report
     """
-    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, command="report", as_json=as_json):
         from rich.console import Console
 
         from jaxis.bringup.checklist.checklist import make_report
@@ -374,7 +378,7 @@ def report(
             }
         write_files(output, files)
         if as_json:
-            print_json(1, "passed" if made.passed else "failed", json.loads(files["report.json"]))
+            print_json("report", "passed" if made.passed else "failed", json.loads(files["report.json"]))
         else:
             for item in made.items:
                 print(f"[{'x' if item.passed else ' '}] {item.title}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from jaxis.cli.console import report_errors
+from jaxis.cli.console import report_errors, wants_json
 from jaxis.rooms import check_room, has_room
 
 
@@ -37,8 +37,9 @@ class Command:
         else:
             app.command(self.name, **self.settings)(self.run)
 
-    def _refuse(self) -> None:
-        with report_errors(debug=False):
+    def _refuse(self, context: typer.Context) -> None:
+        command = self.name if wants_json(self.name, context.args) else ""
+        with report_errors(debug=False, command=command, as_json=bool(command)):
             check_room(self.room, f"jaxis {self.name}")
 
 

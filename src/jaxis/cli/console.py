@@ -8,9 +8,12 @@ import os
 import signal
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -18,9 +21,10 @@ from typing import TextIO
 import typer
 
 from jaxis.errors import CheckpointError, ConfigError, JaxisError, RequestError
+from jaxis.host.json_object import json_object_text
 
 EXIT_ERROR = 1
-EXIT_COULD_NOT_RUN = 3  # of commands whose answer can be no: there was none
+EXIT_COULD_NOT_RUN = 3  # of commands that answer in JSON, and then not with no
 EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
@@ -67,45 +71,71 @@ def read_stdin() -> str:
 
 
 @contextmanager
-def report_errors(*, debug: bool, exit_code: int = EXIT_ERROR, json_schema: int | None = None) -> Iterator[None]:
+def report_errors(*, debug: bool, command: str = "", as_json: bool = False) -> Iterator[None]:
     """Turns exceptions that end a command into one line and an exit code.
 
-    A JaxisError is printed as one line, Ctrl-C exits with 130, a closed stdout with 141.
+    A JaxisError is printed as one line and exits with 1, Ctrl-C exits with 130, a closed stdout with 141.
 
     Args:
       debug: True to let a JaxisError through with its traceback, and leave the libraries' messages on.
-      exit_code: Exit code for a JaxisError.
-      json_schema: Schema of the command's answer if it is a JSON object; stdout then gets one for a JaxisError, too.
+      command: Name of a command with a file of `cli/schemas`; it exits with 3 for an error, since 1 is an answer.
+      as_json: True if that command answers in JSON: stdout then gets one object for every exception, too.
     """
     _set_up_messages(debug=debug)
+
+    def answer(code: str, error: BaseException) -> None:
+        if as_json:
+            print_json_error(command, code, str(error) or type(error).__name__, getattr(error, "keys", ()))
+
     try:
         yield
     except JaxisError as error:
-        if debug:
+        if debug and not as_json:
             raise
         print_error(error)
-        if json_schema is not None:
-            print_json(json_schema, "error", {"error": _as_json(error)})
-        raise typer.Exit(exit_code) from None
-    except KeyboardInterrupt:
+        answer(_code_of(error), error)
+        raise typer.Exit(EXIT_COULD_NOT_RUN if command else EXIT_ERROR) from None
+    except KeyboardInterrupt as error:
         print(file=sys.stderr)
+        answer("interrupted", error)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except Exception as error:
+        if not as_json:
+            raise
+        traceback.print_exc()
+        answer("internal", error)
+        raise typer.Exit(EXIT_COULD_NOT_RUN) from None
 
 
-def print_json(schema: int, status: str, facts: Mapping[str, object]) -> None:
-    """Prints a command's answer, one JSON object, as a file of `cli/schemas` describes it."""
-    print(json.dumps({"schema": schema, "status": status, **facts}, indent=2))
+def print_json(command: str, status: str, facts: Mapping[str, object]) -> None:
+    """Prints a command's answer, one JSON object, as its file of `cli/schemas` describes it."""
+    error = json.loads(_schema_file(command).read_text(encoding="utf-8"))["oneOf"][1]
+    print(json_object_text({"schema": error["properties"]["schema"]["const"], "status": status, **facts}))
 
 
-def _as_json(error: JaxisError) -> dict[str, object]:
+def print_json_error(command: str, code: str, message: str, keys: Iterable[str] = ()) -> None:
+    """Prints the object of a command that could not answer."""
+    print_json(command, "error", {"error": {"code": code, "keys": list(keys), "message": message}})
+
+
+def wants_json(command: str, words: Sequence[str]) -> bool:
+    """Returns whether a command's answer to these arguments is an object that `cli/schemas` describes."""
+    return "--json" in words and _schema_file(command).is_file()
+
+
+def _schema_file(command: str) -> Traversable:
+    return files("jaxis.cli") / "schemas" / f"{command}.json"
+
+
+def _code_of(error: JaxisError) -> str:
     codes = {ConfigError: "config", CheckpointError: "checkpoint", RequestError: "request"}
-    code = next((code for kind, code in codes.items() if isinstance(error, kind)), "other")
-    keys = list(error.keys) if isinstance(error, ConfigError) else []
-    return {"code": code, "keys": keys, "message": str(error)}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), "other")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxis.cli.command import Command
-from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, print_json, report_errors
+from jaxis.cli.console import note, print_json, report_errors
 from jaxis.cli.options import Debug, JsonAnswer
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def convert(
         raise typer.BadParameter("is for --to gguf", param_hint="--outtype")
     if dtype is not None and (to is not Format.hf or adapter is not None):
         raise typer.BadParameter("is for --to hf, of a GGUF file", param_hint="--dtype")
-    with report_errors(
-        debug=debug, exit_code=EXIT_COULD_NOT_RUN if as_json else EXIT_ERROR, json_schema=1 if as_json else None
-    ):
+    with report_errors(debug=debug, command="convert", as_json=as_json):
         from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.hub import resolve_model
 
@@ -137,7 +135,7 @@ def convert(
                     path = stack.enter_context(merged_beside(path, adapter, destination))
                 done = _convert(path, destination, to, bool(scanned), outtype, dtype, on_progress)
         if as_json:
-            print_json(1, "converted", {"destination": str(destination), **dataclasses.asdict(done)})
+            print_json("convert", "converted", {"destination": str(destination), **dataclasses.asdict(done)})
             return
         resumed = f", {done.resumed_bytes / 1e6:.1f} MB of them by an earlier run" if done.resumed_bytes else ""
         note(f"{destination}: {done.num_tensors} tensors, {done.total_bytes / 1e6:.1f} MB{resumed}")

@@ -133,14 +133,14 @@ def doctor(
     Runs each kernel against its definition in float64, and the embedded model, whose answers are known word for word.
     Times a decode beside the least time that the device's data sheet allows.
     Writes doctor.md and doctor.json. Takes a minute or two, and nothing is sent anywhere.
-    Exits with 1 if something is wrong.
+    Exits with 1 if something is wrong, and 3 if it could not run.
 
     \b
     [bold]Examples[/bold]
       jaxis doctor
       jaxis doctor --output report --json | jq .passed
     """
-    with report_errors(debug=debug, json_schema=1 if as_json else None):
+    with report_errors(debug=debug, command="doctor", as_json=as_json):
         from rich.console import Console
 
         from jaxis.doctor.check import Check

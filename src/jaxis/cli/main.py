@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
+from jaxis.cli.console import print_json_error, wants_json
 from jaxis.version import __version__
 
 # Command -> module of jaxis.cli that has it, in the order of the help.
@@ -35,8 +37,25 @@ _MODULES = {
     "env": "env",
     "bench": "bench",
 }
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # of the click that typer brings
+
+
+class _Commands(TyperGroup):
+    """The commands. Wrong usage of one that is to answer in JSON is an object on stdout, too."""
+
+    def invoke(self, ctx: Any) -> Any:
+        name, words = "".join(ctx._protected_args), ctx.args
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            if wants_json(name, words):
+                print_json_error(name, "usage", cast(typer.BadParameter, error).format_message())
+            raise
+
+
 app = typer.Typer(
     name="jaxis",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -88,7 +107,7 @@ def jaxis(
     \b
     [bold]Exit codes[/bold]
       0 done, 1 error (one line on stderr), 2 wrong usage, 130 Ctrl-C
-      analyze and verify: 0 yes, 1 no, 3 could not run
+      analyze, convert, doctor, new-model, plan, quantize, report, verify: 1 no, 3 could not run
     """
 
 

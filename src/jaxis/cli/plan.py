@@ -106,7 +106,7 @@ def plan(
 
     Reads config.json and the headers of the weights, never the weights, and needs no accelerator.
     Times are lower bounds: bytes, operations and traffic of a step, divided by the data sheet's rates.
-    The exit code is 0 only if it fits on every target given with --on.
+    The exit code is 0 if it fits on every target given with --on, 1 if not, and 3 if that could not be told.
 
     \b
     [bold]Examples[/bold]
@@ -118,11 +118,11 @@ def plan(
       jaxis plan --train config.yaml --on h100x8
     """
     if train is not None:
-        with report_errors(debug=debug, json_schema=1 if as_json else None):
+        with report_errors(debug=debug, command="plan-train", as_json=as_json):
             if not _plan_training(context, train, on, as_json=as_json):
                 raise typer.Exit(EXIT_ERROR)
         return
-    with report_errors(debug=debug, json_schema=2 if as_json else None):
+    with report_errors(debug=debug, command="plan", as_json=as_json):
         from rich.console import Console
 
         from jaxis.bringup.analyze.source import open_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from contextlib import ExitStack
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxis.cli.command import Command
-from jaxis.cli.console import note, report_errors
-from jaxis.cli.options import Debug, parse_additional_config
+from jaxis.cli.console import note, print_json, report_errors
+from jaxis.cli.options import Debug, JsonAnswer, parse_additional_config
 from jaxis.rooms import check_options
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from jaxis.calibration.evaluate import Evaluation
     from jaxis.host.progress import ProgressDisplay
     from jaxis.quantization.rules import RuleQuantizationConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedFiles:
+    """A folder that was written, and the bytes of the source's and its own weights."""
+
+    destination: str
+    source_bytes: int
+    quantized_bytes: int
 
 
 def quantize(
@@ -76,6 +86,7 @@ def quantize(
             show_default=False,
         ),
     ] = None,
+    as_json: JsonAnswer = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
     ] = None,
@@ -102,7 +113,7 @@ def quantize(
     additional = None if additional_config is None else parse_additional_config(additional_config)
     texts = evaluate or []
     _check_usage(destination, texts, quantization, additional, target_bits, max_kl, calibrate)
-    with report_errors(debug=debug), ExitStack() as stack:
+    with report_errors(debug=debug, command="quantize", as_json=as_json), ExitStack() as stack:
         wanted = {"--evaluate": texts, "--calibrate": calibrate, "--target-bits": target_bits, "--max-kl": max_kl}
         check_options("calibration", wanted)
         from jaxis.host.progress import ProgressDisplay
@@ -140,14 +151,15 @@ def quantize(
             rules = RuleQuantizationConfig(chosen)
         else:
             rules = _requested_rules(quantization, additional)
+        written = evaluation = None
         if rules is not None and destination is not None:
             weights = None
             if calibrate is not None:
                 weights = _calibrated_weights(path, calibrate, rules, calibration_tokens, display)
             with display.working(f"Quantizing {source}") as on_progress:
                 nbytes = quantize_checkpoint(path, destination, rules, calibrated=weights, on_progress=on_progress)
-            before = sum(file.stat().st_size for file in _weight_files(path))
-            sizes = f"{before / 1e6:.1f} MB of files -> {nbytes / 1e6:.1f} MB"
+            written = QuantizedFiles(str(destination), sum(file.stat().st_size for file in _weight_files(path)), nbytes)
+            sizes = f"{written.source_bytes / 1e6:.1f} MB of files -> {nbytes / 1e6:.1f} MB"
             note(f"{destination}: {sizes}\nto try it: jaxis chat {shlex.quote(str(destination))}")
         if predictions is not None:
             with display.counting("Evaluating") as on_progress:
@@ -156,7 +168,16 @@ def quantize(
                 else:
                     assert rules is not None
                     evaluation = predictions.evaluate(path, quantization=rules.rules, on_progress=on_progress)
-            print(format_evaluation(evaluation))
+        _print(written, evaluation, as_json=as_json)
+
+
+def _print(written: QuantizedFiles | None, evaluation: Evaluation | None, *, as_json: bool) -> None:
+    if as_json:
+        parts = {"written": written, "evaluation": evaluation}
+        facts = {name: part and dataclasses.asdict(part) for name, part in parts.items()}
+        print_json("quantize", "written" if written else "evaluated", facts)
+    elif evaluation is not None:
+        print(format_evaluation(evaluation))
 
 
 def _weight_files(source: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from importlib.util import find_spec
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from jaxis.cli.command import FIELDS, Command, apply_overrides
-from jaxis.cli.console import EXIT_INTERRUPTED, note, report_errors
+from jaxis.cli.console import EXIT_INTERRUPTED, note, print_json, report_errors
 from jaxis.cli.host_options import TrainHostOptions
-from jaxis.cli.options import Debug, expand_options
+from jaxis.cli.options import Debug, JsonAnswer, expand_options
 from jaxis.errors import EngineError
 from jaxis.host.extras import check_extra
 
@@ -45,6 +46,10 @@ def train(
         int,
         typer.Option(min=0, metavar="N", help="Print the first N examples, what is learned in «», and train nothing."),
     ] = 0,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check configuration, model and data rows, and train nothing.")
+    ] = False,
+    as_json: JsonAnswer = False,
     hosts: TrainHostOptions = TrainHostOptions(),  # noqa: B008 (frozen; only its type is used)
     debug: Debug = False,
 ) -> None:
@@ -54,15 +59,22 @@ def train(
     The finished model goes to training.output_dir, as do checkpoints, metrics.jsonl and report.html.
     A run that is stopped by Ctrl-C or SIGTERM saves a checkpoint first, and prints the command that goes on.
     With --nnodes or --cluster, several hosts share a training; each runs the same command.
+    With --check, exits with 3 if the run cannot begin; --json goes with it.
 
     \b
     [bold]Examples[/bold]
       jaxis train -c config.yaml
       jaxis train -c config.yaml --training.learning_rate 1e-4 --training.max_steps 100
       jaxis train -c config.yaml --show-examples 3
+      jaxis train -c config.yaml --check --json
     """
-    with report_errors(debug=debug):
+    if as_json and not check:
+        raise typer.BadParameter("is for --check", param_hint="--json")
+    with report_errors(debug=debug, command="train" if check else "", as_json=as_json):
         hosts.check()
+        if check:
+            _check(config, context.args, as_json=as_json)
+            return
         if hosts.are_several and not show_examples:
             result = _train_with_others(hosts, config, context.args)
         else:
@@ -78,6 +90,19 @@ def _read(config: Path | None, arguments: list[str]) -> TrainConfig:
     values = {} if config is None else read_yaml_mapping(config)
     apply_overrides(values, arguments)
     return TrainConfig.of(values)
+
+
+def _check(config: Path | None, arguments: list[str], *, as_json: bool) -> None:
+    train_config = _read(config, arguments)
+    from jaxis.training.trainer import Trainer
+
+    found = Trainer(train_config, note).checked()
+    if as_json:
+        print_json("train", "ready", dataclasses.asdict(found))
+        return
+    rows = f"{found.num_rows} rows, {found.num_validation_rows} held out"
+    tokens = f"{found.num_examples} examples of {found.num_tokens} tokens, {found.num_learned} of them learned"
+    print(f"ready: {found.num_steps} steps, {rows}; {tokens}")
 
 
 def _train(config: Path | None, arguments: list[str], show_examples: int) -> _Trained | None:

@@ -18,6 +18,7 @@ from jaxis.doctor.check import Case, Check, run_case
 from jaxis.doctor.model_cases import model_cases
 from jaxis.doctor.product_cases import product_cases
 from jaxis.doctor.speed_case import speed_cases
+from jaxis.host.json_object import json_object_text
 from jaxis.host.machine import cpu_model
 from jaxis.parallel.mesh import make_mesh
 
@@ -39,8 +40,8 @@ class Examination:
         return all(check.passed for check in self.checks)
 
     def to_json(self) -> str:
-        found = {"schema": SCHEMA, "passed": self.passed} | dataclasses.asdict(self)
-        return json.dumps(found, indent=2)
+        facts = {"schema": SCHEMA, "status": "passed" if self.passed else "failed", "passed": self.passed}
+        return json_object_text(facts | dataclasses.asdict(self))
 
     def to_markdown(self) -> str:
         wrong = sum(not check.passed for check in self.checks)

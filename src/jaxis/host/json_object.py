@@ -1,9 +1,10 @@
-"""Strict reading of a checkpoint's JSON objects."""
+"""JSON objects: strict reading of a checkpoint's, and the text of those that jaxis prints."""
 
 from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,8 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     return parse_json_object(text, str(path))
+
+
+def json_object_text(facts: Mapping[str, object]) -> str:
+    """Returns an object as indented text; infinities and NaN, which JSON lacks, are strings."""
+    return json.dumps(json.loads(json.dumps(facts), parse_constant=str), indent=2)

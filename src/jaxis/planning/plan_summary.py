@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from jaxis.bench.text import format_number
 from jaxis.engine.execution.cache_memory import usable_bytes
 from jaxis.host.byte_size import human_bytes
+from jaxis.host.json_object import json_object_text
 from jaxis.planning.plan import CompiledStep, Plan, PlanOption, Step
 
 SCHEMA = 2
@@ -31,9 +31,11 @@ class PlanReport:
 
     def to_json(self) -> str:
         """Returns one JSON object, described in docs/accelerators.md."""
+        fits = [plan.chosen.fits for plan in self.plans]
+        status = "fits" if all(fits) else "fits_some" if any(fits) else "does_not_fit"
         plans = [_plan_json(plan) for plan in self.plans]
-        found = {"schema": SCHEMA, "model": self.model, "architectures": self.architectures, "plans": plans}
-        return json.dumps(found, indent=2)
+        facts = {"schema": SCHEMA, "status": status, "model": self.model, "architectures": self.architectures}
+        return json_object_text(facts | {"plans": plans})
 
 
 def data_sheet(plan: Plan) -> str:

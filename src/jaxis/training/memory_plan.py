@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from jaxis.compilation.targets import Target
 from jaxis.engine.execution.cache_memory import machine_memory, usable_bytes
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
+from jaxis.host.json_object import json_object_text
 from jaxis.host.progress import ProgressDisplay
 from jaxis.models.common.decoder import CausalLM
 from jaxis.parallel.mesh import MESH_AXES
@@ -40,6 +40,9 @@ from jaxis.training.sharding import check_devices, spec_of
 from jaxis.training.step import Trained
 from jaxis.training.trainable import Trainable, make_trainable
 from jaxis.training.trainer import method_of
+
+SCHEMA = 1
+"""Version of the JSON that `TrainingPlan.to_json` writes; incremented when a field changes or loses its meaning."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,8 @@ class TrainingPlan:
             }
             for name, (needed, there) in self.memory.items()
         ]
-        return json.dumps({"row_tokens": self.row_tokens, "rows": self.rows, "training": devices}, indent=2)
+        facts = {"schema": SCHEMA, "status": "fits" if self.fits else "does_not_fit"}
+        return json_object_text(facts | {"row_tokens": self.row_tokens, "rows": self.rows, "training": devices})
 
     def to_text(self) -> str:
         """Returns the plan as text for users."""

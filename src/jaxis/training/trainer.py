@@ -122,6 +122,27 @@ METHODS: Mapping[str, type[Method]] = {
 
 
 @dataclass(frozen=True)
+class CheckedRun:
+    """The facts of a run that has been checked.
+
+    Attributes:
+      num_steps: Number of steps of the whole training.
+      num_rows, num_validation_rows: Number of data rows, for training and for the held-out loss.
+      num_examples, num_tokens, num_learned: Number of examples, of their tokens, and of those that are learned; 0 if
+        examples are generated during training.
+    """
+
+    model: str
+    output_dir: str
+    num_steps: int
+    num_rows: int
+    num_validation_rows: int
+    num_examples: int
+    num_tokens: int
+    num_learned: int
+
+
+@dataclass(frozen=True)
 class TrainingResult:
     """Outcome of a run.
 
@@ -179,6 +200,19 @@ class Trainer:
         facts["the checkpoint to go on from"] = str(self._resumed)
         facts["the number of devices"] = str(jax.local_device_count())
         return facts
+
+    def checked(self) -> CheckedRun:
+        examples = self.data.examples
+        return CheckedRun(
+            model=str(self.base.path),
+            output_dir=str(self._output),
+            num_steps=self._num_steps,
+            num_rows=self.data.num_rows,
+            num_validation_rows=0 if self.validation is None else len(self.validation.rows),
+            num_examples=len(examples),
+            num_tokens=sum(len(example.ids) for example in examples),
+            num_learned=sum(example.num_learned for example in examples),
+        )
 
     def run(self, progress: ProgressDisplay) -> TrainingResult:
         """Trains to the end, or until SIGTERM or Ctrl-C; a stopped run saves a checkpoint.

@@ -136,9 +136,14 @@ def shared_experts_gate_and_up_exchanged(layer):
     )
 
 
-def expert_exchanged_with_its_neighbour(layer):
+def each_expert_exchanged_with_its_neighbour(layer):
     stack = layer.mlp.experts.down_proj
     stack.set_value(jnp.roll(stack[...], 1, axis=0))
+
+
+def two_experts_exchanged(layer):
+    stack = layer.mlp.experts.down_proj
+    stack.set_value(stack[...].at[:2].set(stack[...][1::-1]))
 
 
 def sinks_forgotten(layer):

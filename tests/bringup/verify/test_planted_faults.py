@@ -1,6 +1,11 @@
 """A fault planted in a family is found, and the module that has it is named."""
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
+from transformers.models.llama import modeling_llama
 
 from tests.bringup.verify import faulty_models as faults
 from tests.bringup.verify.verified_models import layers_of
@@ -32,7 +37,7 @@ PLANTED = [
         "what it gives o_proj",
         "layer_kind",
     ),
-    ("deepseek-v3", 2, faults.selection_bias_forgotten, "mlp.gate", "its output", None),
+    ("deepseek-v3", 2, faults.selection_bias_forgotten, "mlp.gate", "its output", "expert_choice"),
     ("deepseek-v3", 2, faults.experts_of_all_groups, "mlp.gate", "its output", "routing"),
     ("deepseek-v3", 2, faults.scaling_factor_forgotten, "mlp.gate", "its output", "scale"),
     ("deepseek-v3", 2, faults.shared_experts_forgotten, "mlp", "not called: shared_experts", "not_called"),
@@ -44,12 +49,13 @@ PLANTED = [
         "what it gives down_proj",
         "gate_and_up",
     ),
-    ("deepseek-v3", 2, faults.expert_exchanged_with_its_neighbour, "mlp.experts", "its output", None),
+    ("deepseek-v3", 2, faults.each_expert_exchanged_with_its_neighbour, "mlp.experts", "its output", None),
+    ("deepseek-v3", 2, faults.two_experts_exchanged, "mlp.experts", "its output", "some_experts"),
     ("qwen3-30b-a3b", 0, faults.weights_not_renormalized, "mlp.gate", "its output", "routing"),
-    ("gpt-oss-20b", 1, faults.sinks_forgotten, "self_attn", "what it gives o_proj", None),
+    ("gpt-oss-20b", 1, faults.sinks_forgotten, "self_attn", "what it gives o_proj", "factors"),
     ("gpt-oss-20b", 0, faults.window_one_too_long, "self_attn", "what it gives o_proj", "window"),
     ("llama-4-scout", 0, faults.chunk_one_too_long, "self_attn", "what it gives o_proj", "window"),
-    ("llama-4-scout", 3, faults.temperature_forgotten, "self_attn", "what it gives o_proj", None),
+    ("llama-4-scout", 3, faults.temperature_forgotten, "self_attn", "what it gives o_proj", "from_position"),
 ]
 # One of each kind of module, and of each way in which one can be found.
 QUICK = (
@@ -76,6 +82,30 @@ def test_the_module_at_fault_is_named(config, layer, plant, module, said, cause)
     # Everything before it is right in the chain too.
     assert check.divergence.error_before is None or check.divergence.error_before < 1e-4
     assert check.divergence.error_after is None or check.divergence.error_after > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("plant", "ours", "theirs"),
+    [
+        # A linear layer is torch's: the code is that of the module around it.
+        (faults.weight_transposed, ("layers/grouped_query_attention.py", "__call__", "o_proj("), "LlamaAttention"),
+        (faults.no_residual_around_the_mlp, ("verify/faulty_models.py", "call", "mlp("), "LlamaDecoderLayer"),
+    ],
+)
+def test_the_lines_of_the_code_at_fault_are_named(plant, ours, theirs):
+    divergence = layers_of("LLAMA_2", plant, 1).divergence
+
+    def read(place):
+        path, first, last = re.fullmatch(r"(.+):(\d+)-(\d+)", place).groups()
+        return path, "".join(Path(path).read_text().splitlines(keepends=True)[int(first) - 1 : int(last)])
+
+    file, name, called = ours
+    path, code = read(divergence.our_code[-1])
+    assert path.endswith(file)
+    assert f"def {name}(" in code.split(":\n")[0]
+    assert called in code
+    [place] = divergence.reference_code
+    assert read(place)[1] == inspect.getsource(getattr(modeling_llama, theirs).forward)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from jaxis.engine.engine_config import KV_CACHE_DTYPES
 from jaxis.engine.execution.cache_memory import machine_memory
 from jaxis.engine.memory_account import Width
 from jaxis.host.byte_size import parse_bytes
+from jaxis.host.json_object import json_object_text
 from jaxis.loading.safetensors import TensorInfo
 
 SCHEMA = 3
@@ -86,9 +86,7 @@ class Analysis:
         """Returns one JSON object, described in docs/bring-up.md."""
         status = "can_run" if self.can_run else "cannot_run"
         facts = {"schema": SCHEMA, "status": status, "can_run": self.can_run, "fits": self.fits}
-        # Some configs contain infinity, which JSON lacks.
-        finite = json.loads(json.dumps(facts | dataclasses.asdict(self)), parse_constant=str)
-        return json.dumps(finite, indent=2)
+        return json_object_text(facts | dataclasses.asdict(self))
 
 
 def analyze(

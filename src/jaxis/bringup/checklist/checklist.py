@@ -22,6 +22,7 @@ from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.bringup.verify.source import find_source
 from jaxis.bringup.verify.verify import VerifyResult, verify
 from jaxis.errors import ConfigError
+from jaxis.host.json_object import json_object_text
 from jaxis.host.machine import cpu_model
 from jaxis.models.registry import get_model_class
 
@@ -65,7 +66,7 @@ class Report:
             "verifications": [result.to_dict() for result in self.verifications],
             "conversions": [{"passed": trip.passed, **dataclasses.asdict(trip)} for trip in self.conversions],
         }
-        return json.dumps(found, indent=2)
+        return json_object_text(found)
 
 
 def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[str], None] = lambda _: None) -> Report:

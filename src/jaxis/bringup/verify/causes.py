@@ -7,13 +7,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxis.bringup.verify.cause import Cause, CauseCode
 from jaxis.bringup.verify.compare import Gates, relative_error
+from jaxis.bringup.verify.partial_causes import causes_in_parts
 from jaxis.bringup.verify.probe import Event, follow
 from jaxis.bringup.verify.recording import LOGITS, Recording, as_shape, module_of
 from jaxis.config.attention_span import AttentionSpan
@@ -26,43 +28,10 @@ from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.routing import Routing
 
-CauseCode = Literal[
-    "activation",
-    "attention_scale",
-    "call_order",
-    "epsilon",
-    "gate_and_up",
-    "layer_kind",
-    "missing_bias",
-    "no_rope",
-    "not_called",
-    "packing",
-    "permuted",
-    "residual",
-    "rope_dims",
-    "rope_direction",
-    "rope_pairing",
-    "rounding",
-    "routing",
-    "scale",
-    "sinks",
-    "soft_cap",
-    "transposed",
-    "unit_offset",
-    "window",
-]
 _ACTIVATIONS = {function: name for name, function in reversed(ACTIVATIONS.items())}  # each once
 _EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)
 _ROUNDING = 2.0**-8  # relative; of bfloat16
 _MOST_FEATURES = 16384  # of a result whose features are looked for one by one
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A difference from the reference that explains its result, and a sentence."""
-
-    code: CauseCode
-    message: str
 
 
 @dataclass(frozen=True)
@@ -303,6 +272,10 @@ def _causes_in_values(fault: _Fault, reference: Recording, name: str, limit: flo
         yield Cause("residual", sums)
     elif fault.event.error is not None and fault.event.error < _ROUNDING:
         yield Cause("rounding", "it is as small as a rounding to bfloat16 on one side")
+    else:
+        yield from causes_in_parts(
+            ours, theirs, None if fault.event.begins else reference.get(fault.event.module), limit
+        )
 
 
 def _soft_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:

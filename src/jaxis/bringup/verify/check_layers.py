@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxis.bringup.verify.causes import Cause, find_causes
+from jaxis.bringup.verify.cause import Cause
+from jaxis.bringup.verify.causes import find_causes
+from jaxis.bringup.verify.code_lines import code_of
 from jaxis.bringup.verify.compare import Gates
 from jaxis.bringup.verify.probe import Event, follow, record, values_error
 from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, call_name, module_of
@@ -47,6 +49,8 @@ class Divergence:
       not_called: Submodules in `LayersCheck.not_called`.
       not_compared: Submodules without a comparable counterpart in the reference, any of which may be at fault.
       causes: Changes, each of which makes it right.
+      our_code, reference_code: Places, "FILE:FIRST-LAST", of the code that computes the module; of a class that
+        inherits its computation, the class first.
     """
 
     code: Literal["own_output", "between_children"]
@@ -60,6 +64,8 @@ class Divergence:
     not_called: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
+    our_code: tuple[str, ...] = ()
+    reference_code: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.module}: {self.where} is off by {self.own_error:.1e} when all before it is right"
@@ -145,7 +151,8 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
     if divergence is not None:
         causes = find_causes(model, token_ids, reference, divergence.module, gates)
         causes = causes or _causes_in_calls(divergence, calls, theirs)
-        divergence = dataclasses.replace(divergence, causes=causes)
+        ours, others = code_of(divergence.module, calls, reference | theirs)
+        divergence = dataclasses.replace(divergence, causes=causes, our_code=ours, reference_code=others)
     return LayersCheck(
         num_tokens=len(token_ids),
         limit=gates.module_error,

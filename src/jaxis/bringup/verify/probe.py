@@ -40,11 +40,11 @@ def record(model: JaxModule, token_ids: list[int]) -> Recording:
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = call(module, *args, **kwargs)
-        calls[name] = ModuleCall(_values(args, kwargs), _values(_parts(result), {}))
+        calls[name] = ModuleCall(_values(args, kwargs), _values(_parts(result), {}), type(module))
         return result
 
     logits = _run(model, token_ids, observe)
-    calls[LOGITS] = ModuleCall(Values(), Values(logits))
+    calls[LOGITS] = ModuleCall(Values(), Values(logits), type(model))
     return calls
 
 

@@ -51,8 +51,15 @@ class Values:
 
 @dataclass(frozen=True)
 class ModuleCall:
+    """A module's inputs and outputs, and its class; of LOGITS, the model's class."""
+
     inputs: Values
     outputs: Values
+    computed_by: type
+
+    @property
+    def is_of_torch(self) -> bool:
+        return self.computed_by.__module__.startswith("torch.")
 
 
 Recording = dict[str, ModuleCall]

@@ -212,7 +212,7 @@ class Reference:
         calls: Recording = {}
         with self._hooks(calls):
             logits = self.logits(token_ids)
-        calls[LOGITS] = ModuleCall(Values(), Values(logits))
+        calls[LOGITS] = ModuleCall(Values(), Values(logits), type(self._language_model))
         return calls
 
     @contextmanager
@@ -229,9 +229,10 @@ class Reference:
                 activations = [value for key, value in kwargs.items() if key not in _NOT_ACTIVATIONS]
                 inputs.setdefault(name, []).append(values([*args, *activations]))
 
-            def after(_: Any, __: tuple[Any, ...], result: Any) -> None:
+            def after(module: Any, _: tuple[Any, ...], result: Any) -> None:
                 parts = [result] if isinstance(result, torch.Tensor) else list(_parts(result))
-                calls[call_name(name, len(inputs[name]))] = ModuleCall(inputs[name][-1], values(parts))
+                call = ModuleCall(inputs[name][-1], values(parts), type(module))
+                calls[call_name(name, len(inputs[name]))] = call
 
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after))

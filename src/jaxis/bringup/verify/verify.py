@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxis.bringup.verify.cause import CauseCode
 from jaxis.bringup.verify.check_layers import LayersCheck, check_layers
 from jaxis.bringup.verify.compare import GATES, Gates, LogitsComparison, VerifyDType, compare_logits
 from jaxis.bringup.verify.golden import Golden, PromptLogits, checkpoint_hashes
@@ -83,6 +84,18 @@ SCHEMA = 1
 """Version of the JSON that `VerifyResult.to_dict` gives; incremented when a field changes its meaning or is removed."""
 
 
+FindingCode = Literal["wrong_module", "wrong_images", "wrong_logits", "wrong_paths", "wrong_decode"]
+
+
+@dataclass(frozen=True)
+class WrongPart:
+    """A difference in a sentence, or a cause of one, with the module that has it; "" for a whole check."""
+
+    code: CauseCode | FindingCode
+    module: str
+    message: str
+
+
 @dataclass(frozen=True)
 class VerifyResult:
     """Results of all checks.
@@ -126,6 +139,20 @@ class VerifyResult:
         failing = (any(check is not None and not check.passed for check in checks) for checks in fields.values())
         return tuple(name for name, fails in zip(fields, failing, strict=True) if fails)
 
+    @property
+    def findings(self) -> tuple[WrongPart, ...]:
+        """The first wrong module, its causes, and the other checks that failed."""
+        found = []
+        if self.layers is not None and (divergence := self.layers.divergence) is not None:
+            found.append(WrongPart("wrong_module", divergence.module, str(divergence)))
+            found += [WrongPart(cause.code, divergence.module, cause.message) for cause in divergence.causes]
+        codes: dict[str, FindingCode] = {
+            **{"images": "wrong_images", "logits": "wrong_logits"},
+            **{"paths": "wrong_paths", "decode": "wrong_decode"},
+        }
+        failing = [name for name in self.failing_checks if name in codes]
+        return (*found, *(WrongPart(codes[name], "", f"the check of {name} failed") for name in failing))
+
     def notes(self) -> list[str]:
         """Describes differences that no figure shows, one line each."""
         notes = [] if self.layers is None else self.layers.notes()
@@ -143,6 +170,7 @@ class VerifyResult:
             "status": "verified" if self.passed else "differs",
             "passed": self.passed,
             "failing_checks": list(self.failing_checks),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "notes": self.notes(),
             **dataclasses.asdict(self),
         }
