@@ -1,6 +1,7 @@
 """`jaxis verify --against`: changed copies of the served model are told apart by what was changed."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -98,6 +99,18 @@ def test_what_was_changed_is_named(request, tmp_path, kind, changed):
     assert (kind == "plain") == any(finding.code == "no_prompt_logprobs" for finding in result.findings)
     if changed == "template" and kind == "vLLM's":
         assert "'You are kind." in result.findings[0].message
+
+
+def test_ids_that_are_exchanged_are_another_tokenizer(server, tmp_path):
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["Ġthe"], vocabulary["Ġin"] = vocabulary["Ġin"], vocabulary["Ġthe"]
+    path.write_text(json.dumps(tokenizer))
+    finding = verify_against(str(folder), server.url).findings[0]
+    assert finding.code == "tokenizer"
+    assert re.search(r"token \d+ of the text is \d+ \(.*\) there and \d+ \(.*\) here", finding.message)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:80", "http://[x", "ftp://a"])

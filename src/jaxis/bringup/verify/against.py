@@ -152,6 +152,13 @@ class _Comparison:
     def compare_text(self) -> None:
         """Compares the log-probabilities of a string, or where the server cannot score one, of its continuation."""
         token_ids = self._tokenizer.encode(_TEXT)
+        theirs = self._server.tokenize(_TEXT)
+        if theirs is not None and theirs != token_ids:
+            here, there = ([f"{i} ({self._text([i])!r})" for i in ids] + ["nothing"] for ids in (token_ids, theirs))
+            place = next(i for i, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1])
+            message = f"token {place} of the text is {there[place]} there and {here[place]} here"
+            self._find("tokenizer", f"{message}: another tokenizer, or other special tokens around a prompt")
+            return
         scored = self._server.score(_TEXT)
         if scored is None:
             message = "the server does not score prompts: the continuation of a string was compared instead"

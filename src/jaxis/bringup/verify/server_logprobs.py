@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -79,6 +80,15 @@ class LogprobServer:
         is_prompt_scored = len(answer.tokens) > 1 and answer.tokens[1].logprob is not None
         # The one token that was generated goes.
         return ServerAnswer(answer.tokens[:-1], answer.num_prompt_tokens) if is_prompt_scored else None
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """Returns a prompt's token ids; None if the server does not tell them."""
+        for body in ({"prompt": text}, {"content": text, "add_special": True}):  # of vLLM, and of llama-server
+            with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError):
+                tokens = self._ask("POST", "/tokenize", {"model": self.model, **body})["tokens"]
+                if tokens:
+                    return [int(token) for token in tokens]
+        return None
 
     def complete(self, text: str, max_tokens: int) -> ServerAnswer:
         """Returns the greedy continuation of a string."""
