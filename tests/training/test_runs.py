@@ -171,6 +171,14 @@ def test_the_finished_model_has_in_transformers_the_loss_that_was_measured(check
     assert abs(loss - measured[-1]) < 1e-5 * loss
 
 
+def test_a_batch_is_as_long_as_the_longest_example(checkpoint, tmp_path):
+    rows = training.write_rows(
+        tmp_path / "rows.jsonl", [training.dialogue("Hi.", "Ho!"), training.dialogue("Hi.", "Ho")]
+    )
+    data = Trainer(training.train_config(checkpoint("qwen3"), rows, tmp_path / "out"), lambda _: None).data
+    assert data.split.batches.batch(0).ids.shape[-1] == max(len(each.ids) for each in data.examples) < 64
+
+
 def test_operations_of_a_step_are_those_that_torch_counts(checkpoint, rows, tmp_path):
     folder, num_tokens = checkpoint("qwen3"), 24
     config = training.train_config(folder, rows, tmp_path)

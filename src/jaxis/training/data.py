@@ -150,7 +150,9 @@ def load_split(
         sizes.append((len(encoded.examples) - before) // (2 if wants_pairs else 1))
     examples = encoded.examples
     longest = max(len(example.ids) for example in examples)
-    row_tokens = max_tokens if split.pack and config.model.model_max_length else min(max_tokens, max(longest, 64))
+    if split.pack:
+        longest = max_tokens if config.model.model_max_length else max(longest, 64)
+    row_tokens = min(max_tokens, longest)
     sides = (examples[::2], examples[1::2]) if wants_pairs else (examples,)
     if is_validation:
         shape, seed = BatchShape(1, base.devices.num_ranks * training.per_device_eval_batch_size, row_tokens), None
