@@ -6,8 +6,11 @@
     python benchmarks/training.py FOLDER --peers PEERS/bin/python --method adapters
     python benchmarks/training.py FOLDER --peers PEERS/bin/python --method distillation --teacher TEACHER
 
-Both train the same layers at the same rank, on the same rows, all of whose tokens are learned, in a process each. The
-first step, in which programs are compiled, does not count.
+    python examples/training/laptop.py MODEL.gguf
+    python benchmarks/training.py --peers PEERS/bin/python --config laptop/adapter.yaml
+
+By a method, both train the same layers at the same rank on the same rows, all of whose tokens are learned, in a process
+each; by a configuration of `jaxis train`, what it says. The first step, in which programs are compiled, does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from jaxis.training.examples import Example
 
 HERE = Path(__file__).parent
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -70,12 +78,19 @@ def configuration(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "learning_rate": 1e-4,
             "lr_scheduler_type": "constant",
             "max_steps": options.steps + 1,
-            **{"save_steps": 0, "logging_steps": 1000, "output_dir": str(folder / "run"), "save_final_model": False},
+            "save_steps": 0,
             "enable_gradient_checkpointing": options.recompute,
             "forward_pass": options.forward_pass,
         },
         "peft": {"lora_r": 8, "lora_alpha": 16, "lora_target_modules": LAYERS},
     }
+
+
+def prepared(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the configuration without evaluation, and with a folder of its own."""
+    training = {**config["training"], "output_dir": str(folder / "run"), "eval_strategy": "no", "logging_steps": 1000}
+    training.pop("metrics_function", None)
+    return {**config, "training": training}
 
 
 def jaxis_steps(config: dict[str, Any]) -> None:
@@ -84,14 +99,22 @@ def jaxis_steps(config: dict[str, Any]) -> None:
     from jaxis.training.config import TrainConfig
     from jaxis.training.trainer import Trainer
 
+    config = {**config, "training": {**config["training"], "save_final_model": False}}
     Trainer(TrainConfig.of(config), lambda _: None).run(ProgressDisplay(enabled=False))
 
 
+def prompt_and_answer(example: Example) -> tuple[list[int], list[int]]:
+    """Returns the token ids of an example up to its first learned one, and up to its last."""
+    ids, learned = example.ids.tolist(), [place for place, is_learned in enumerate(example.learned) if is_learned]
+    return ids[: learned[0]], ids[learned[0] : learned[-1] + 1]
+
+
 def trl_request(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns what TRL is asked for: the settings, and the rows as token ids ."""
+    """Returns what TRL is asked for: the settings, and the rows as token ids or prompts."""
     import dataclasses
 
     from jaxis.training.config import TrainConfig
+    from jaxis.training.data import GivenBatches
     from jaxis.training.trainer import Trainer
 
     parsed = TrainConfig.of(config)
@@ -100,28 +123,39 @@ def trl_request(config: dict[str, Any]) -> dict[str, Any]:
     request = {
         "model": str(trainer.base.path),
         "teacher": given.teacher_model_name_or_path or str(trainer.base.path),
+        "teacher_prompt_template": given.teacher_prompt_template,
+        "chat_template": trainer.base.tokenizer.default_chat_template,
         "training": dataclasses.asdict(parsed.training),
         "lora": {
             **{"r": parsed.peft.lora_r, "lora_alpha": parsed.peft.lora_alpha},
             "target_modules": list(parsed.peft.lora_target_modules or LAYERS),
         },
     }
-    examples = trainer.data.examples
+    order: list[int] = []
+    if isinstance(trainer.data, GivenBatches):
+        steps = map(trainer.data.split.batches.rows, range(parsed.training.max_steps))
+        order = [place for step in steps for [place] in step]
+    examples = [trainer.data.examples[place] for place in order]
     if kind == "TRL_SFT":
         labels = [
             [int(i) if is_learned else -100 for i, is_learned in zip(e.ids, e.learned, strict=True)] for e in examples
         ]
         rows = [{"input_ids": e.ids.tolist(), "labels": each} for e, each in zip(examples, labels, strict=True)]
-    else:
+    elif kind == "TRL_DISTILLATION" and not given.lmbda:
         request["training"]["distillation"]["max_completion_length"] = max(len(each.ids) for each in examples)
-        rows = [{"prompt": json.dumps(each.ids.tolist())} for each in examples]
+        rows = [{"prompt": json.dumps(prompt_and_answer(each))} for each in examples]
+    else:
+        path = Path(config["data"]["train"]["datasets"][0]["dataset_path"])
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [{name: value for name, value in row.items() if name != "completion"} for row in rows]
+        rows = [rows[place] for place in order] or rows
     return {**request, "rows": rows}
 
 
 def measured(name: str, config: dict[str, Any], folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs a system in a process of its own; returns what it measured in each step."""
     path = folder / f"{name}.json"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE)}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *options.paths])}
     if name == "jaxis":
         path.write_text(json.dumps(config))
         subprocess.run([sys.executable, __file__, "--run", str(path)], env=environment, check=True)
@@ -136,16 +170,19 @@ def measured(name: str, config: dict[str, Any], folder: Path, options: argparse.
 
 def show(name: str, steps: Sequence[dict[str, Any]]) -> None:
     """Prints a row of the table."""
-    rate = statistics.median(step["tokens_per_second"] for step in steps[1:])
+    rates = [step["tokens_per_second"] for step in steps[1:]]
+    rate = f"{statistics.median(rates):.1f} tokens/s, at best {max(rates):.1f}"
     peak = max(step["peak_memory_bytes"] for step in steps) / 2**30
-    ends = f"loss {steps[0]['loss']:.6g} to {steps[-1]['loss']:.6g}"
-    print(f"| {name} | {rate:.1f} tokens/s | {peak:.2f} GiB | {ends} |", flush=True)
+    ends = [f"{key} {steps[0][key]:.6g} to {steps[-1][key]:.6g}" for key in ("loss", "kl", "reward") if key in steps[0]]
+    print(f"| {name} | {rate} | {peak:.2f} GiB | {', '.join(ends)} |", flush=True)
 
 
 def main() -> None:
     """Measures each system in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, nargs="?")
+    parser.add_argument("--config", type=Path, help="Of `jaxis train`, in place of a method.")
+    parser.add_argument("--paths", nargs="*", default=[], help="Folders with the modules that it names.")
     parser.add_argument("--method", default="adapters", choices=("adapters", "distillation"))
     parser.add_argument("--teacher", type=Path, help="Of a distillation.")
     parser.add_argument("--beta", type=float, default=0.5, help="Of a distillation.")
@@ -161,10 +198,12 @@ def main() -> None:
     if options.run is not None:
         jaxis_steps(json.loads(options.run.read_text()))
         return
+    sys.path += options.paths
     for name in options.systems.split(","):
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            show(name, measured(name, configuration(folder, options), folder, options))
+            config = yaml.safe_load(options.config.read_text()) if options.config else configuration(folder, options)
+            show(name, measured(name, prepared(config, folder), folder, options))
 
 
 if __name__ == "__main__":

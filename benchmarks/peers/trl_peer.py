@@ -7,6 +7,7 @@ Prints a JSON object for each step: loss, seconds and tokens, and the peak of me
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import sys
@@ -20,6 +21,12 @@ import peft
 import torch
 import transformers
 import trl
+from trl.experimental.sdft import SDFTConfig, SDFTTrainer
+
+SETTINGS = (
+    *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
+    "per_device_train_batch_size",
+)
 
 
 class Timed(transformers.TrainerCallback):
@@ -33,7 +40,7 @@ class Timed(transformers.TrainerCallback):
 
     def on_log(self, _args: Any, _state: Any, _control: Any, logs: dict[str, float], **_: Any) -> None:
         if "loss" in logs:
-            values = {"loss": logs["loss"]}
+            values = {name: logs[name] for name in ("loss", "kl", "reward") if name in logs}
             measured = {"seconds": time.perf_counter() - self._start, "tokens": self.tokens}
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             print(json.dumps({**values, **measured, "peak_memory_bytes": peak}), flush=True)
@@ -43,8 +50,7 @@ def shared(request: dict[str, Any], folder: str) -> dict[str, Any]:
     """Arguments that all of TRL's configurations have."""
     training = request["training"]
     return {
-        **{name: training[name] for name in ("max_steps", "learning_rate", "per_device_train_batch_size")},
-        "lr_scheduler_type": training["lr_scheduler_type"],
+        **{name: training[name] or 0 for name in SETTINGS},
         "gradient_checkpointing": training["enable_gradient_checkpointing"],
         "output_dir": folder,
         "logging_steps": 1,
@@ -74,6 +80,7 @@ def make_trainer(request: dict[str, Any], timed: Timed, folder: str) -> transfor
     training, rows = request["training"], datasets.Dataset.from_list(request["rows"])
     model = transformers.AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(request["model"], padding_side="left")
+    tokenizer.chat_template = request["chat_template"]
     arguments = shared(request, folder)
     common = {
         "model": model,
@@ -85,25 +92,48 @@ def make_trainer(request: dict[str, Any], timed: Timed, folder: str) -> transfor
     kind, given = training["trainer_type"], training["distillation"]
     if kind == "TRL_SFT":
         args = trl.SFTConfig(
-            **arguments, max_length=None, loss_type="nll", dataset_kwargs={"skip_prepare_dataset": True}
+            **arguments,
+            max_length=None,
+            loss_type="nll",
+            dataset_kwargs={"skip_prepare_dataset": True},
+            train_sampling_strategy="sequential",
         )
         return counting(trl.SFTTrainer, timed)(args=args, **common)
+    if kind == "TRL_GRPO":
+        module, _, name = training["reward_functions"][0].partition(":")
+        names = ("num_generations", "max_completion_length", "beta", "loss_type", "temperature")
+        args = trl.GRPOConfig(**arguments, shuffle_dataset=False, **{name: training["grpo"][name] for name in names})
+        rewards = getattr(importlib.import_module(module), name)
+        return counting(trl.GRPOTrainer, timed)(args=args, reward_funcs=rewards, **common)
+    if "privileged_context" in rows.column_names:
+        args = SDFTConfig(
+            **arguments,
+            shuffle_dataset=False,
+            num_generations=1,
+            max_completion_length=given["max_completion_length"],
+            distillation_alpha=given["beta"],
+            distillation_mode="full_logits",
+            teacher_prompt_template=request["teacher_prompt_template"],
+        )
+        return counting(SDFTTrainer, timed)(args=args, **common)
 
     class Given(counting(trl.DistillationTrainer, timed)):
-        """Learns answers that are given: their token ids are in the prompt's place."""
+        """Learns answers that are given: their token ids are in the prompt's place, after its own."""
 
         def _generate(self, prompts: list[Any]) -> Any:
-            ids = [json.loads(prompt) for prompt in prompts]
-            return [each[:1] for each in ids], [each[1:] for each in ids], None, None, None
+            given = [json.loads(prompt) for prompt in prompts]
+            return [ids for ids, _ in given], [ids for _, ids in given], None, None, None
 
     args = trl.DistillationConfig(
         **arguments,
+        shuffle_dataset=False,
         max_completion_length=given["max_completion_length"],
         beta=given["beta"],
         temperature=given["temperature"],
     )
     teacher = transformers.AutoModelForCausalLM.from_pretrained(request["teacher"], dtype=torch.float32)
-    return Given(args=args, teacher_model=teacher, **common)
+    trainer = Given if given["lmbda"] == 0 else counting(trl.DistillationTrainer, timed)
+    return trainer(args=args, teacher_model=teacher, **common)
 
 
 def main() -> None:

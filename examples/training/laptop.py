@@ -62,7 +62,9 @@ def configure(stage: str, model: Path, folder: Path, options: argparse.Namespace
         "training": {
             **SHARED,
             **STAGES[stage],
-            **{"learning_rate": options.learning_rate, "max_steps": options.steps, "output_dir": str(folder / stage)},
+            # Later stages change little of a model that already answers.
+            "learning_rate": options.learning_rate * (1 if stage == "adapter" else 0.1),
+            **{"max_steps": options.steps, "output_dir": str(folder / stage)},
         },
         "peft": {"lora_r": 16, "lora_alpha": 32, "peft_save_mode": "merged"},
     }
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--chat-template", help="of a model that has none: gemma, or another name or file")
     parser.add_argument("--folder", type=Path, default=Path("laptop"), help="is made")
     parser.add_argument("--steps", type=int, default=20, help="of each stage")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the first stage; of later ones a tenth")
     parser.add_argument("--port", type=int, default=8017)
     options = parser.parse_args()
     folder = options.folder
