@@ -24,6 +24,7 @@ KINDS = {
     "all weights": {"data": {"pack": True}},
     "adapters": {"peft": {"lora_r": 8, "lora_dropout": 0.1}, "gradient_accumulation_steps": 2},
     "preferences": {"trainer_type": "TRL_DPO"},
+    "streamed rows": {"data": {"stream": True}},
 }
 ROWS = 8
 

@@ -303,6 +303,15 @@ def test_checkpoints_are_orbaxs(checkpoint, rows, tmp_path):
             r"mixture_proportion must add up to 1, not 1\.2",
         ),
         ("fsdp", "sharding_strategy", "HYBRID_SHARD", r"fsdp\.sharding_strategy='HYBRID_SHARD' cannot be honoured"),
+        *(
+            ("data", "train", {"datasets": [{"dataset_path": "a", **more}], "stream": True, **given}, named)
+            for more, given, named in (
+                ({}, {}, r"data\.train\.stream=True cannot be honoured: set training\.max_steps"),
+                ({}, {"pack": True}, r"data\.train\.stream=True .*: leave pack out"),
+                ({"sample_count": 3}, {}, r"data\.train\.stream=True .*: leave sample_count"),
+            )
+        ),
+        ("data", "validation", {"stream": True}, r"data\.validation\.stream=True cannot be honoured"),
         ("data", "train", {"datasets": []}, r"data\.train\.datasets is empty"),
         ("data", "train", {"datasets": [{"dataset_name": "set"}]}, r"data\.datasets\.dataset_name='set' .* owner/name"),
     ],

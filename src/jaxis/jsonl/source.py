@@ -72,7 +72,7 @@ class JSONLSource:
         digest = hashlib.sha256()
         hashes = array("Q")
         self.num_rows = 0
-        for _, line in self._lines():
+        for _, line in lines_of(self.path):
             digest.update(line.strip() + b"\n")
             self.num_rows += 1
             if id_key is not None and (row_id := _parse(line)[0].get(id_key)) is not None:
@@ -86,24 +86,14 @@ class JSONLSource:
             self._check_repeated(repeated, str(id_key))
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
-        for index, (number, line) in enumerate(self._lines()):
+        for index, (number, line) in enumerate(lines_of(self.path)):
             if wanted(index):
                 row = replace(parse_row(index, line, self._id_key, self._string_key), line=number)
                 yield row if row.error is None else replace(row, error=RequestError(f"line {number}: {row.error}"))
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yields the number, from 1, and the content of each line that is not blank."""
-        try:
-            with self.path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield number, line
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
-
     def _check_repeated(self, hashes: set[int], id_key: str) -> None:
         seen: dict[str, int] = {}
-        for number, line in self._lines():
+        for number, line in lines_of(self.path):
             row_id = _parse(line)[0].get(id_key)
             if row_id is None or _hash(str(row_id)) not in hashes:
                 continue
@@ -143,6 +133,17 @@ def spooled_stdin() -> Iterator[Path]:
         shutil.copyfileobj(source, file)
         file.flush()
         yield Path(file.name)
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the number, from 1, and the content of each line that is not blank. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def parse_row(index: int, line: bytes, id_key: str | None, string_key: str | None = None) -> Row:

@@ -143,41 +143,53 @@ class Batches:
             return [[i] for i in self._mixture.epoch(epoch).tolist()]
         order = list(range(len(self._examples)))
         if self._seed is not None:
-            order = _permutation(len(order), self._seed, epoch).tolist()
+            order = permutation(len(order), self._seed, epoch).tolist()
         if not self._packs:
             return [[i] for i in order]
         rows = pack(self._lengths, self._shape.max_tokens, order)
         if self._seed is None:
             return rows
-        return [rows[i] for i in _permutation(len(rows), self._seed, epoch, 1).tolist()]
+        return [rows[i] for i in permutation(len(rows), self._seed, epoch, 1).tolist()]
 
     def _assemble(self, examples: Sequence[Sequence[int]]) -> TrainingBatch:
         """Returns the batch of these batch rows, each given by its examples."""
-        shape, num_sides = self._shape, self.num_sides
+        shape = self._shape
         longest = max(sum(self._lengths[i] for i in row) for row in examples)
-        num_tokens = shape.max_tokens if self._packs else _rounded_up(longest, MIN_ROW_TOKENS, shape.max_tokens)
-        num_sequences = _rounded_up(max(map(len, examples)), 1, shape.max_tokens)
-        # Fewer micro-batches for the last step of an epoch would need one more program.
-        of_micro_batch = shape.num_rows * num_sides
+        num_tokens = shape.max_tokens if self._packs else rounded_up(longest, MIN_ROW_TOKENS, shape.max_tokens)
+        num_sequences = rounded_up(max(map(len, examples)), 1, shape.max_tokens)
         rows = [
-            _Row(num_tokens, num_sequences, number)
-            for _ in range(shape.num_micro_batches)
-            for number in range(of_micro_batch)
+            [self._examples[i] for i in row] if number % shape.num_rows in self._own_rows else []
+            for number, row in enumerate(examples)
         ]
-        for number, indices in enumerate(examples):
-            micro_batch, place = divmod(number, shape.num_rows)
-            if place not in self._own_rows:
-                continue
-            for side in range(num_sides):
-                row = rows[(micro_batch * num_sides + side) * shape.num_rows + place]
-                for i in indices:
-                    row.add(self._examples[i][side])
-        leading = (shape.num_micro_batches, of_micro_batch)
-        arrays = {
-            name: np.stack([getattr(row, name) for row in rows]).reshape(*leading, *np.shape(getattr(rows[0], name)))
-            for name in TrainingBatch.__dataclass_fields__
-        }
-        return TrainingBatch(**arrays)
+        return fill(rows, shape, self.num_sides, num_tokens, num_sequences)
+
+
+def fill(
+    examples: Sequence[Sequence[tuple[Example, ...]]],
+    shape: BatchShape,
+    num_sides: int,
+    num_tokens: int,
+    num_sequences: int,
+) -> TrainingBatch:
+    """Makes a batch of batch rows, each given by its examples, or pairs of them; the rest of the shape stays empty."""
+    # Fewer micro-batches for the last step of an epoch would need one more program.
+    of_micro_batch = shape.num_rows * num_sides
+    rows = [
+        _Row(num_tokens, num_sequences, number)
+        for _ in range(shape.num_micro_batches)
+        for number in range(of_micro_batch)
+    ]
+    for number, of_row in enumerate(examples):
+        micro_batch, place = divmod(number, shape.num_rows)
+        for example in of_row:
+            for side, each in enumerate(example):
+                rows[(micro_batch * num_sides + side) * shape.num_rows + place].add(each)
+    leading = (shape.num_micro_batches, of_micro_batch)
+    arrays = {
+        name: np.stack([getattr(row, name) for row in rows]).reshape(*leading, *np.shape(getattr(rows[0], name)))
+        for name in TrainingBatch.__dataclass_fields__
+    }
+    return TrainingBatch(**arrays)
 
 
 class _Row:
@@ -206,7 +218,7 @@ class _Row:
         self.num_sequences = np.int32(number + 1)
 
 
-def _rounded_up(size: int, least: int, most: int) -> int:
+def rounded_up(size: int, least: int, most: int) -> int:
     """Rounds up to a power of two, so that few sizes occur; at most `most`."""
     power = least
     while power < size:
@@ -278,12 +290,12 @@ class Mixture:
         for dataset, (size, count) in enumerate(zip(self._sizes, self.counts, strict=True)):
             begin, end = number * count, (number + 1) * count
             for cycle in range(begin // size, -(-end // size)):
-                order = _permutation(size, self._seed, dataset, cycle)
+                order = permutation(size, self._seed, dataset, cycle)
                 drawn.append(first + order[max(begin - cycle * size, 0) : end - cycle * size])
             first += size
-        return np.concatenate(drawn)[_permutation(sum(self.counts), self._seed, len(self._sizes), number)]
+        return np.concatenate(drawn)[permutation(sum(self.counts), self._seed, len(self._sizes), number)]
 
 
-def _permutation(size: int, *seed: int) -> np.ndarray:
+def permutation(size: int, *seed: int) -> np.ndarray:
     # NumPy guarantees the stream of this generator, whatever its version.
     return np.random.RandomState(list(seed)).permutation(size)

@@ -27,6 +27,7 @@ from jaxis.host.json_object import read_json_object
 from jaxis.parallel.distributed import text_of_first, wait_for_all
 from jaxis.training.config import TrainConfig
 from jaxis.training.config.training import TrainingParams
+from jaxis.training.data import BatchSource
 from jaxis.training.stored_arrays import Arrays, describe_arrays, read_arrays, write_arrays
 from jaxis.training.written_folder import writing_into, written_beside
 
@@ -59,12 +60,14 @@ class RunState:
       settings: Settings that must not change when the run resumes, by name.
       software: Versions that may change, which then changes the last bits of results.
       best: Step and value of the best step so far; empty if none is tracked.
+      place: Place in the files of streamed rows; see `BatchSource.place`.
     """
 
     step: int
     settings: Mapping[str, Any]
     software: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=dict)
+    place: Mapping[str, Any] = field(default_factory=dict)
 
     def check_settings(self, settings: Mapping[str, Any], source: Path) -> None:
         """Raises ConfigError, which names the first setting, unless a run resumes with the settings it began with.
@@ -151,10 +154,13 @@ class Checkpoints:
       params: Arguments of the training.
       settings: Settings that must not change when the run resumes; see `settings_of`.
       best: Best step so far; None: none is tracked.
+      source: Source of batches, whose place is saved and restored.
     """
 
-    def __init__(self, params: TrainingParams, settings: Mapping[str, Any], best: BestStep | None) -> None:
-        self._params, self._settings, self._best = params, settings, best
+    def __init__(
+        self, params: TrainingParams, settings: Mapping[str, Any], best: BestStep | None, source: BatchSource
+    ) -> None:
+        self._params, self._settings, self._best, self._source = params, settings, best, source
         self._output = Path(params.output_dir)
 
     def can_resume_at(self, step: int) -> bool:
@@ -169,7 +175,7 @@ class Checkpoints:
     def save(self, state: TrainState) -> Path:
         """Writes a checkpoint and returns its folder. Raises CheckpointError if it cannot be written."""
         best = {} if self._best is None else {"step": self._best.step, "value": self._best.value}
-        run_state = RunState(state.step, self._settings, _software(), best)
+        run_state = RunState(state.step, self._settings, _software(), best, self._source.place())
         return save_checkpoint(self._output, run_state, _tree(state), self._params.kwargs.save_total_limit)
 
     def restore(self, source: Path, initial: TrainState, note: Callable[[str], None]) -> TrainState:
@@ -183,6 +189,8 @@ class Checkpoints:
             note(f"{source} was made with other software or threads: the last bits of the loss may differ")
         if self._best is not None:
             self._best.step, self._best.value = run_state.best.get("step"), run_state.best.get("value")
+        if run_state.place:
+            self._source.go_to(run_state.place)
         arrays = read_arrays(source / ARRAYS, _tree(initial))
         moments = [arrays["optimizer"][str(i)] for i in range(len(arrays["optimizer"]))]
         return TrainState(

@@ -60,7 +60,7 @@ class BatchSource:
     Attributes:
       shown: Names of reported values that printed lines show beside the loss.
       examples: Examples from files; none if they are generated during training.
-      num_rows: Number of data rows.
+      num_rows: Number of data rows; of streamed ones, those that were drawn.
       digests: Digest of each file's content, by path.
       notes: Lines about things that a user may not expect.
     """
@@ -79,6 +79,13 @@ class BatchSource:
     def draw(self, context: StepContext) -> tuple[TrainingBatch, Mapping[str, float]]:
         """Returns the batch of a step and the values to report about it."""
         raise NotImplementedError
+
+    def place(self) -> Mapping[str, Any]:
+        """Returns the place in the files that a resumed run reads on from; nothing if a step's number tells it."""
+        return {}
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Goes to a place from `place`."""
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Raises EngineError if the values that a step (from 1) reported must end the run."""
@@ -133,9 +140,8 @@ def load_split(
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:
         raise ConfigError(f"{split.section()}.pack: preferences are not packed; leave it out")
-    max_tokens = config.model.model_max_length or base.context
-    if encode is None:
-        encode = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens).encode
+    encoder, max_tokens = encoder_of(config, base, split)
+    encode = encode or encoder.encode
     rows: list[DataRow] = []
     digests: dict[str, str] = {}
     encoded, sizes = Encoded([]), []
@@ -157,8 +163,7 @@ def load_split(
     if is_validation:
         shape, seed = BatchShape(1, base.devices.num_ranks * training.per_device_eval_batch_size, row_tokens), None
     else:
-        num_rows = base.devices.num_ranks * training.per_device_train_batch_size
-        shape = BatchShape(training.gradient_accumulation_steps, num_rows, row_tokens)
+        shape = training_shape(config, base, row_tokens)
         seed = training.data_seed if split.seed is None else split.seed
     mixture = _mixture(split, sizes, 0 if seed is None else seed)
     batches = Batches(
@@ -170,6 +175,18 @@ def load_split(
         own_rows=base.devices.own_rows(shape.num_rows),
     )
     return Split(rows, examples, batches, digests, encoded.notes(max_tokens), base.devices)
+
+
+def encoder_of(config: TrainConfig, base: BaseModel, split: SplitParams) -> tuple[ExampleEncoder, int]:
+    """Returns the encoder of a split's rows, and the length to which it cuts examples."""
+    max_tokens = config.model.model_max_length or base.context
+    return ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens), max_tokens
+
+
+def training_shape(config: TrainConfig, base: BaseModel, row_tokens: int) -> BatchShape:
+    """Returns the size of a step's batch, with rows of up to `row_tokens`."""
+    num_rows = base.devices.num_ranks * config.training.per_device_train_batch_size
+    return BatchShape(config.training.gradient_accumulation_steps, num_rows, row_tokens)
 
 
 def _mixture(split: SplitParams, sizes: Sequence[int], seed: int) -> Mixture | None:

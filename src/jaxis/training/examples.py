@@ -54,7 +54,7 @@ class Encoded:
 
     def notes(self, max_tokens: int) -> list[str]:
         """Returns lines about things that a user may not expect, such as examples cut to `max_tokens`."""
-        values = {"max_tokens": max_tokens, "all": len(self.examples)}
+        values = {"max_tokens": max_tokens, "all": self.counts["all"]}
         return [line.format(self.counts[name], **values) for name, line in _NOTES.items() if self.counts[name]]
 
 
@@ -93,7 +93,9 @@ class ExampleEncoder:
         tokens is learned.
         """
         encoded = Encoded([]) if encoded is None else encoded
-        encoded.examples += itertools.chain(*of_each(rows, lambda row: self._of_row(row, encoded)))
+        found = [*itertools.chain(*of_each(rows, lambda row: self._of_row(row, encoded)))]
+        encoded.examples += found
+        encoded.counts["all"] += len(found)
         return encoded
 
     def _of_row(self, row: DataRow, encoded: Encoded) -> list[Example]:

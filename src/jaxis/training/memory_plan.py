@@ -260,6 +260,8 @@ def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPla
         raise ConfigError(f"--train cannot plan training.trainer_type={kind}, whose engine needs memory as well")
     if config.training.forward_pass == ENGINE:
         raise ConfigError("--train cannot plan training.forward_pass=engine, which is for CPUs: plan it with plain")
+    if config.data.train.stream:
+        raise ConfigError("--train cannot plan data.train.stream: plan it without, with a file of the longest rows")
     # As for one device, whose batch rows are those of a data rank.
     base = open_base_model(dataclasses.replace(config, fsdp=FSDPParams()), "accelerator" if targets else None)
     batch = load_split(config, config.data.train, base).batches.longest()

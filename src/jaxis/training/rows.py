@@ -10,6 +10,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias, TypeVar
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from jaxis.errors import ConfigError, RequestError
 from jaxis.jsonl.conversation import Conversation, Role
 from jaxis.training.config.data import DatasetParams
-from jaxis.training.data_files import RawRow, files_of, hub_files, read_file
+from jaxis.training.data_files import DataFile, RawRow, digest_of, files_of, rows_of
 
 Row = TypeVar("Row")
 Converted = TypeVar("Converted")
@@ -94,28 +95,37 @@ def read_rows(
     names the first such row, if a file cannot be read, or a row has no valid content.
     """
 
-    def row_of(raw: RawRow) -> DataRow:
-        where, value = raw
-        if isinstance(value, RequestError):
-            raise value
-        columns = {key: item for key, item in value.items() if key not in _KEYS}
-        return DataRow(read_content(prepare(value)), where, columns)
-
-    hub_id = dataset.hub_id
-    paths = hub_files(hub_id, dataset.subset, dataset.split or "train") if hub_id else files_of(dataset.path)
-    files = [read_file(path) for path in paths]
-    digests = {str(path): digest for path, (_, digest) in zip(paths, files, strict=True)}
-    rows = of_each(itertools.chain(*(found for found, _ in files)), row_of, where=itemgetter(0))
+    with ThreadPoolExecutor() as downloads:
+        paths = list(downloads.map(DataFile.fetch, files_of(dataset)))
+    rows = data_rows(itertools.chain(*map(rows_of, paths)), prepare)
+    digests = {str(path): digest_of(path) for path in paths}
     if not rows:
-        raise ConfigError(
-            f"{hub_id or dataset.path} has no rows: give a file with a JSON object a line, CSV or parquet"
-        )
+        raise no_rows(dataset)
     if dataset.sample_count is None or dataset.sample_count >= len(rows):
         return rows, digests
     if dataset.shuffle:
         drawn = random.Random(seed).sample(range(len(rows)), dataset.sample_count)
         return [rows[i] for i in sorted(drawn)], digests
     return rows[: dataset.sample_count], digests
+
+
+def data_rows(
+    rows: Iterable[RawRow], prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> list[DataRow]:
+    """Reads data rows; arguments and errors as of `read_rows`."""
+
+    def row_of(raw: RawRow) -> DataRow:
+        where, read = raw
+        columns = read()
+        others = {key: item for key, item in columns.items() if key not in _KEYS}
+        return DataRow(read_content(prepare(columns)), where, others)
+
+    return of_each(rows, row_of, where=itemgetter(0))
+
+
+def no_rows(dataset: DatasetParams) -> ConfigError:
+    name = dataset.hub_id or dataset.path
+    return ConfigError(f"{name} has no rows: give a file with a JSON object a line, CSV or parquet")
 
 
 def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -47,6 +47,7 @@ from jaxis.training.rollouts import Rollouts
 from jaxis.training.run_log import RunLog, Speedometer, StepProfiler, product_rate
 from jaxis.training.step import begin, make_step
 from jaxis.training.stored_arrays import read_arrays
+from jaxis.training.streamed_rows import StreamedBatches
 from jaxis.training.student_answers import load_distillation, load_held_out
 from jaxis.training.teacher import open_teacher
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
@@ -60,10 +61,12 @@ class Method:
         self._config, self._base = config, base
 
     def data(self) -> BatchSource:
-        """Reads the files of the run and checks all of their data rows.
+        """Reads the files of the run and checks all of their data rows; of streamed ones, those of the first step.
 
         Raises ConfigError, which names the file and row, if a file cannot be read, or a row cannot be learned.
         """
+        if self._config.data.train.stream:
+            return StreamedBatches(self._config, self._base)
         return GivenBatches(load_split(self._config, self._config.data.train, self._base))
 
     def validation(self) -> Split:
@@ -239,7 +242,7 @@ class Trainer:
                 params, model, objective, self.validation, scores, source.steps_per_epoch, total
             )
             settings = settings_of(self._config, self.base.devices.num_ranks, total, self.data.digests)
-            checkpoints = Checkpoints(params, settings, evaluation.best)
+            checkpoints = Checkpoints(params, settings, evaluation.best, source)
             optimizer = make_optimizer(params, schedule, model.logical_axes)
             state = TrainState(0, *begin(model.initial, model.frozen, optimizer))
             model.initial = {}  # a resumed run has other arrays

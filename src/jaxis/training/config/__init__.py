@@ -15,7 +15,7 @@ from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
 from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, ValidationParams
 from jaxis.training.config.methods import DistillationParams, GrpoParams
-from jaxis.training.config.training import ProfilerParams, ScheduleParams, TrainingParams
+from jaxis.training.config.training import DPO, SFT, ProfilerParams, ScheduleParams, TrainingParams
 from jaxis.training.config.unused import FSDP, PEFT
 
 
@@ -157,6 +157,19 @@ class TrainConfig(ParameterGroup):
             self.peft.q_lora or any(self.model.model_kwargs.get(name) for name in _QUANTIZED)
         ):
             raise ConfigError("quantized weights cannot be trained: set training.use_peft, which trains adapters")
+
+        if self.data.train.stream:
+            self._check_stream()
+
+    def _check_stream(self) -> None:
+        """Raises ConfigError if streamed rows cannot be honoured."""
+        training = self.training
+        if training.trainer_type not in (SFT, DPO):
+            self.data.train.refuse("stream", f"training.trainer_type={training.trainer_type} reads all rows")
+        if training.max_steps <= 0:
+            self.data.train.refuse("stream", "set training.max_steps: nobody knows how many rows there are")
+        if training.eval_strategy == "epoch":
+            self.data.train.refuse("stream", "set training.eval_strategy to steps: nobody knows where an epoch ends")
 
     def notes(self) -> list[str]:
         return [*self.model.notes(), *self.data.notes(), *self.training.notes(), *self.peft.notes(), *self.fsdp.notes()]

@@ -28,6 +28,7 @@ class DatasetParams(ParameterGroup):
       split: Split of the Hub's data set; None: train.
       sample_count: Number of rows to take: random ones with `shuffle`, else the first; None: all.
       shuffle: True to draw rows at random instead of from the beginning.
+      shuffle_buffer_size: Number of streamed rows that are shuffled together, and are in memory.
       seed: Seed of `shuffle`; None: `data.train.seed`.
       mixture_proportion: Share of an epoch's examples. Either all files have one or none has; without it, all rows are
         used.
@@ -41,6 +42,7 @@ class DatasetParams(ParameterGroup):
     sample_count: int | None = whole(None, 1)
     mixture_proportion: float | None = number(None, 1e-6, 1)
     shuffle: bool = False
+    shuffle_buffer_size: int = whole(1000, 1)
     seed: int | None = None
 
     UNUSED: ClassVar[Mapping[str, Unused]] = DATASET
@@ -83,6 +85,7 @@ class SplitParams(ParameterGroup):
 
     Attributes:
       datasets: Data files.
+      stream: True to read rows as they are needed, again and again, for data sets larger than memory.
       mixture_strategy: End of an epoch for files with a mixture_proportion: first_exhausted, before one of them would
         begin again; or all_exhausted, when each of their rows was used.
       pack: True if several short examples share a batch row. Attention does not cross from one to another.
@@ -91,6 +94,7 @@ class SplitParams(ParameterGroup):
     """
 
     datasets: tuple[DatasetParams, ...] = ()
+    stream: bool = False
     pack: bool = False
     train_target: str = choice(ALL_TURNS, (ALL_TURNS, FINAL_TURN))
     seed: int | None = None
@@ -110,6 +114,14 @@ class SplitParams(ParameterGroup):
             raise ConfigError(f"{self.section()}.datasets must be a list of mappings, each with dataset_path")
         object.__setattr__(self, "datasets", tuple(DatasetParams.of(each) for each in self.datasets))
         self._check_mixture()
+        if self.stream:
+            self._check_stream()
+
+    def _check_stream(self) -> None:
+        if self.pack:
+            self.refuse("stream", "leave pack out, which needs the lengths of all rows")
+        if any(each.sample_count is not None for each in self.datasets):
+            self.refuse("stream", "leave sample_count of the data sets out, and give training.max_steps")
 
     def _check_mixture(self) -> None:
         proportions = [each.mixture_proportion for each in self.datasets]
@@ -125,7 +137,10 @@ class SplitParams(ParameterGroup):
             raise ConfigError(f"{name} cannot be combined with pack: leave one of them out")
 
     def notes(self) -> list[str]:
-        return super().notes() + [note for each in self.datasets for note in each.notes()]
+        found = super().notes() + [note for each in self.datasets for note in each.notes()]
+        if not self.stream and any(each.shuffle_buffer_size != 1000 for each in self.datasets):
+            found.append("data.datasets.shuffle_buffer_size has no effect: without stream, all rows are shuffled")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +150,9 @@ class ValidationParams(SplitParams):
     @classmethod
     def section(cls) -> str:
         return "data.validation"
+
+    def _check_stream(self) -> None:
+        self.refuse("stream", "all held-out rows are measured; leave it out")
 
     def _check_mixture(self) -> None:
         if any(each.mixture_proportion is not None for each in self.datasets):

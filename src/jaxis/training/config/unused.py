@@ -77,14 +77,12 @@ FSDP: Mapping[str, Unused] = {
     "mixed_precision": refused("give training.mixed_precision_dtype"),
 }
 DATASET: Mapping[str, Unused] = {
-    "shuffle_buffer_size": no_effect("all rows are shuffled", 1000),
     "trust_remote_code": no_effect("data is read, never run"),
     "transform_num_workers": no_effect("rows are tokenized in this process"),
 }
 SPLIT: Mapping[str, Unused] = {
     "target_col": no_effect("what is learned is told by the row's keys"),
     "collator_name": no_effect("batches are made here"),
-    "stream": no_effect("files are read before the first step"),
     **dict.fromkeys(("use_async_dataset", "use_torchdata"), no_effect(TORCH_ONLY)),
     "collator_kwargs": refused("give data.train.train_target"),
 }
