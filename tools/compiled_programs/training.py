@@ -34,7 +34,7 @@ from jaxis.parallel.mesh import DATA_AXIS, make_mesh
 from jaxis.planning.exchanges import sent_bytes
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainingParams
-from jaxis.training.forward_pass import PlainPass
+from jaxis.training.forward_pass import ForwardPass
 from jaxis.training.functional_model import values_of
 from jaxis.training.objectives import CrossEntropy
 from jaxis.training.optimizer import make_optimizer
@@ -93,7 +93,7 @@ def compile_step(values: dict[str, Any], devices: Sequence[Any], tensor: int, ro
     config = HFConfig(values, source="config.json")
     model = abstract_model(VllmConfig(ModelConfig("", config, jnp.bfloat16, row_tokens)), make_mesh())
     mesh = target_mesh(devices, len(devices) // tensor)
-    shared, plain = Devices(mesh), PlainPass(model, jnp.bfloat16)
+    shared, plain = Devices(mesh), ForwardPass(model, jnp.bfloat16)
     shapes = {name: jax.ShapeDtypeStruct(value.shape, jnp.float32) for name, value in values_of(model).items()}
     specs = shared.specs(shapes, plain.model.logical_axes)
 

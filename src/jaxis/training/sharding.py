@@ -42,7 +42,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RULES = {**LOGICAL_AXIS_RULES, "embed": (DATA_AXIS,)}
 _ROWS = PartitionSpec(None, DATA_AXIS)
-_LARGEST_GROUP = 8  # TPUs to which XLA scatters a sum
+_MOST_SCATTERED, _MOST_GATHERED = 8, 16  # TPUs in a group for which XLA does not sum whole arrays instead
 WHOLE = PartitionSpec()
 
 
@@ -77,23 +77,24 @@ def whole(tree: Any) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gathered(part: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.all_gather(part, DATA_AXIS, axis=axis, tiled=True)
+    for groups in reversed(_groups(_MOST_GATHERED)):
+        part = jax.lax.all_gather(part, DATA_AXIS, axis=axis, axis_index_groups=groups, tiled=True)
+    return part
 
 
 def _scattered(axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    """Sums the gradients of whole arrays over all data ranks; returns each rank's part.
-
-    With more than 8 TPUs in a group, XLA exchanges whole sums, twice as many bytes. Hence the sum has stages then.
-    """
-    size = jax.lax.axis_size(DATA_AXIS)
-    stages: list[list[list[int]] | None] = [None]
-    if target_platform() == "tpu" and size > _LARGEST_GROUP:
-        stages = [*_stages(size)]
-    for groups in stages:
+    """Sums the gradients of whole arrays over all data ranks; returns each rank's part."""
+    for groups in _groups(_MOST_SCATTERED):
         gradient = jax.lax.psum_scatter(
             gradient, DATA_AXIS, scatter_dimension=axis, axis_index_groups=groups, tiled=True
         )
     return (gradient,)
+
+
+def _groups(most: int) -> list[list[list[int]] | None]:
+    """Returns the groups of data ranks of each stage of an exchange; None: all together, for up to `most` TPUs."""
+    size = jax.lax.axis_size(DATA_AXIS)
+    return [*_stages(size)] if target_platform() == "tpu" and size > most else [None]
 
 
 def _stages(size: int) -> Iterator[list[list[int]]]:
