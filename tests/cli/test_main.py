@@ -39,6 +39,7 @@ COMMANDS = [
         "run-batch",
         "embed",
         "quantize",
+        "pack",
         "analyze",
         "convert",
         "verify",

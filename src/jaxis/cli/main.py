@@ -27,6 +27,7 @@ _MODULES = {
     "train": "train",
     "embed": "embed",
     "quantize": "quantize",
+    "pack": "pack",
     "analyze": "bringup",
     "plan": "plan",
     "convert": "convert",
@@ -96,6 +97,7 @@ def jaxis(
       jaxis embed ./all-MiniLM-L6-v2 texts.jsonl -o vectors.npy
       jaxis train -c config.yaml
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
+      jaxis pack ./Qwen3-0.6B ./Qwen3-0.6B-packed
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B
       jaxis analyze Qwen/Qwen3-30B-A3B

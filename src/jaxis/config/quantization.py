@@ -71,6 +71,17 @@ def without_quantization(config: QuantizationConfig | None) -> QuantizationConfi
 
 
 @runtime_checkable
+class HoldsWeights(QuantizationConfig, Protocol):
+    """A QuantizationConfig that also has the weights of the model, as they lie in memory."""
+
+    weight_bytes: int
+
+    def fill(self, model: Any) -> None:
+        """Gives each parameter of an abstract model its value. Raises CheckpointError if they do not fit."""
+        ...
+
+
+@runtime_checkable
 class NamesTensors(QuantizationConfig, Protocol):
     """A QuantizationConfig of checkpoints that name tensors in several ways, or have unused ones."""
 

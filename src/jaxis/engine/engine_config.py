@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
@@ -19,8 +20,10 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.loading.packed_name import is_packed
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.tied_tables import tables_of
+from jaxis.packed.folder import PackedFolder
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
@@ -51,7 +54,8 @@ def make_vllm_config(
     quantization = requested_config(args.requested_quantization)
     speculative = args.parsed_speculative_config
     predicts = speculative is not None and speculative.method == "mtp"
-    has_weights = stored != {} and args.load_format != "dummy"
+    packed = _packed_weights(args, path, hf_config, platform, stored, predicts=predicts)
+    has_weights = stored != {} and args.load_format != "dummy" and packed is None
     tables = tables_of(hf_config, path, changes := args.tensor_changes, has_weights=has_weights)
     return VllmConfig(
         model_config=ModelConfig(
@@ -77,9 +81,8 @@ def make_vllm_config(
             splits_tied=tables.are_split,
             **_fields_of(LoadConfig, args),
         ),
-        quant_config=make_quant_config(
-            args, TensorListing(path) if stored is None else stored, hf_config, quantization
-        ),
+        quant_config=packed
+        or make_quant_config(args, TensorListing(path) if stored is None else stored, hf_config, quantization),
         speculative_config=speculative,
     )
 
@@ -133,6 +136,43 @@ def make_quant_config(
         config = None if isinstance(choice, Dequantize) else choice
     shares_layers = args.num_devices > args.pipeline_parallel_size
     return PackingConfig(config) if native.usable() and not shares_layers else config
+
+
+def _packed_weights(
+    args: EngineArgs,
+    path: Path,
+    hf_config: HFConfig,
+    platform: str,
+    stored: Mapping[str, TensorInfo] | None,
+    *,
+    predicts: bool,
+) -> PackedFolder | None:
+    """Returns the weights of a packed folder; None for other checkpoints, and for random weights.
+
+    Raises ConfigError if the engine would have others than the folder's.
+    """
+    if not is_packed(path) or args.load_format == "dummy":
+        return None
+    if not native.usable() or args.num_devices > 1:
+        raise ConfigError(
+            f"{path} is packed for the native kernels on one CPU device: give the model that it was packed from"
+        )
+    packed = PackedFolder(path)
+    dtype = np.dtype(_dtype(args.dtype, hf_config, platform)).name
+    quantization = args.requested_quantization
+    asked = {
+        "other weights": stored is not None,
+        "other quantization": quantization is not None and bool(quantization.rules or quantization.dequantize),
+        f"dtype={dtype!r}": dtype != packed.dtype,
+        "changed tensors": args.tensor_changes is not None,
+        "layers that predict later tokens": predicts,
+    }
+    if wrong := [what for what, is_asked in asked.items() if is_asked]:
+        raise ConfigError(
+            f"{path} is packed, and {wrong[0]} cannot be had of it: leave that out, or give the model that it was "
+            "packed from"
+        )
+    return packed
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:

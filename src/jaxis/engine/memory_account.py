@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.config.quantization import HoldsWeights
 from jaxis.engine.execution.cache_specs import cache_specs, own_cache_specs
 from jaxis.engine.execution.kv_cache import (
     CPU_TOKENS_PER_SEQ,
@@ -96,6 +97,8 @@ class Width:
 
     def weight_bytes(self, mesh: Mesh, stage: Stage = WHOLE) -> int:
         """Returns the bytes of the weights on all devices of a mesh together."""
+        if isinstance(config := self.vllm_config.quant_config, HoldsWeights):
+            return config.weight_bytes
         return weight_bytes(self.model(stage), mesh, self.float_bytes)
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxis.config import VllmConfig
+from jaxis.config.quantization import HoldsWeights
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_memory import free_device_bytes
 from jaxis.engine.execution.cache_specs import kv_cache_specs
@@ -162,7 +163,8 @@ def _is_chosen(args: EngineArgs) -> bool:
 
 def _float_bytes(config: VllmConfig) -> int:
     """Returns the size of a float: native kernels keep a checkpoint's 16-bit floats, XLA uses the model's type."""
-    if config.load_config.load_format == "dummy" or not native.usable():
+    is_packed = isinstance(config.quant_config, HoldsWeights)
+    if is_packed or config.load_config.load_format == "dummy" or not native.usable():
         return np.dtype(config.model_config.dtype).itemsize
     hf_config = config.model_config.hf_config
     stored = hf_config.get("dtype", hf_config.get("torch_dtype"))

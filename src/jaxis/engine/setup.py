@@ -15,6 +15,7 @@ import jax
 from jaxis.config import VllmConfig
 from jaxis.config.checkpoint_values import trained_context_length
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.quantization import HoldsWeights
 from jaxis.engine.argument_groups.devices import check_ranks_share
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.connector_setup import make_connector
@@ -292,6 +293,8 @@ def _make_config(args: EngineArgs, path: Path, config: ConfigValues, meshes: Seq
 def _stays_as_stored(args: EngineArgs, config: VllmConfig) -> bool:
     """Returns whether a checkpoint is quantized already, so that its weights stay as they are."""
     path, hf_config = Path(config.model_config.model), config.model_config.hf_config
+    if isinstance(config.quant_config, HoldsWeights):
+        return True
     quantized = gguf_file(path) is not None or hf_config.read_object("quantization_config") is not None
     dequantized = args.requested_quantization is not None and args.requested_quantization.dequantize
     return quantized and not dequantized and args.load_format != "dummy"

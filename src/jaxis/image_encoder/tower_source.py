@@ -16,6 +16,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import dequantize
 from jaxis.loading.gguf_files import mmproj_beside
 from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.loading.packed_name import is_packed
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.towers.gemma3 import Gemma3Vision
 from jaxis.models.common.towers.idefics3 import Idefics3Vision
@@ -115,6 +116,8 @@ def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_mad
     if not issubclass(model_class, TextPart):
         return LeftOut("", is_chosen=True)
     tower_class = model_class.tower
+    if is_packed(path):
+        return LeftOut(f"{path} is packed, which the text alone is: send text", is_chosen=False)
     if tower_class is None:
         return LeftOut("jaxis has the text part of this model only: send text", is_chosen=True)
     if not is_made_up and not (path.is_dir() and any(map(tower_class.has_tensor, TensorListing(path)))):

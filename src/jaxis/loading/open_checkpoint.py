@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jaxis.config.generation_config import load_generation_defaults
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization_files import config_path, read_config
+from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint, is_orbax_checkpoint
+from jaxis.loading.packed_name import is_packed
 from jaxis.loading.safetensors import TensorInfo, TensorInfos
 from jaxis.rooms import room_module
 
@@ -48,11 +50,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Opens a GGUF file, or a folder's safetensors files, Orbax checkpoint or GGUF files.
 
     Raises:
-      CheckpointError: A file is missing or broken.
+      CheckpointError: A file is missing or broken, or the folder is packed.
       ConfigError: A GGUF file's architecture, or a key in it, is not supported.
     """
     if (file := gguf_file(path)) is not None:
         return gguf_module("gguf_checkpoint", file).GGUFCheckpoint(file)
+    if is_packed(path):
+        raise CheckpointError(f"{path} is packed, and has no tensors to read: give the model that it was packed from")
     return OrbaxCheckpoint(path) if is_orbax_checkpoint(Path(path)) else Checkpoint(path)
 
 

@@ -45,10 +45,15 @@ class SafetensorsWriter:
       path: The file, replaced if it exists.
       specs: Name -> type and shape of each tensor, in the order of writing.
       metadata: Additional entries of the header's free-form `__metadata__`.
+      alignment: Bytes of which the place of the first tensor is a multiple.
     """
 
     def __init__(
-        self, path: Path, specs: Mapping[str, TensorHeader], metadata: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        specs: Mapping[str, TensorHeader],
+        metadata: Mapping[str, str] | None = None,
+        alignment: int = 8,
     ) -> None:
         header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}  # transformers needs it
         end = 0
@@ -60,7 +65,7 @@ class SafetensorsWriter:
                 "data_offsets": [start, end],
             }
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # aligns the tensors
+        text += b" " * (-(8 + len(text)) % alignment)
         self._missing = list(specs.items())
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.config import VllmConfig
-from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
+from jaxis.config.quantization import HasQuantMethod, HoldsWeights, QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
@@ -99,6 +99,9 @@ def load_model(
         else:
             model = _construct_abstractly(construct)
             _check_config(vllm_config, model_class)
+            if isinstance(vllm_config.quant_config, HoldsWeights):
+                vllm_config.quant_config.fill(model)
+                return model
             _load(model, vllm_config, on_progress, tensors)
         # A module may have two names.
         for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():

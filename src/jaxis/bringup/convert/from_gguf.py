@@ -71,10 +71,16 @@ def convert_from_gguf(
             progress = ConversionProgress(tensors, on_progress)
             num_files = write_safetensors(partial, tensors, MAX_SHARD_BYTES, progress)
             _write_json(partial / "config.json", _config(checkpoint, tensors, tokenizer))
-            _write_json(partial / "generation_config.json", _generation_config(checkpoint.path, tokenizer))
-            if tokenizer is not None:
-                _write_tokenizer(partial, tokenizer)
+            write_settings(checkpoint.path, partial, tokenizer)
     return Conversion(len(checkpoint.names()), tensors.total_bytes, progress.resumed_bytes, num_files)
+
+
+def write_settings(source: Path, folder: Path, tokenizer: Tokenizer | None = None) -> None:
+    """Writes generation_config.json and the tokenizer of a GGUF file; `tokenizer` if it is read already."""
+    tokenizer = tokenizer or Tokenizer.from_path(source)
+    _write_json(folder / "generation_config.json", _generation_config(source, tokenizer))
+    if tokenizer is not None:
+        _write_tokenizer(folder, tokenizer)
 
 
 def _fingerprint(source: Path, dtype: str) -> str:

@@ -24,6 +24,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
 from jaxis.loading.given_tensors import GivenTensors, GivenWeights
 from jaxis.loading.open_checkpoint import TensorListing, open_checkpoint, read_config_values
+from jaxis.loading.packed_name import is_packed
 
 Weights: TypeAlias = str | os.PathLike[str] | GivenWeights | JaxModule
 """Folder of a checkpoint; tensors by their names in a checkpoint; or a model with loaded weights.
@@ -72,6 +73,8 @@ def read_weights(
         folder = Path(weights)
         _check_same_model(folder, opened.config.values)
         digest = hashlib.sha256(checkpoint_digest(folder).encode()).digest()
+        if is_packed(folder):
+            return NewWeights(dataclasses.replace(opened, path=folder).load(args, meshes, progress), digest, folder)
         with open_checkpoint(folder) as checkpoint:
             tensors = GivenTensors(checkpoint, stored)
             return NewWeights(opened.load(args, meshes, progress, tensors), digest, folder)

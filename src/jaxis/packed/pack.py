@@ -1,0 +1,67 @@
+"""A packed folder as the model of an engine, and a model written as one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxis.config.quantization_files import QUANTIZATION_FILES
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.opened_model import open_model
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.kernels import native
+from jaxis.loading.checkpoint_files import check_destination, copy_other_files
+from jaxis.loading.gguf_files import gguf_file
+from jaxis.loading.packed_name import is_packed
+from jaxis.packed.write import write_packed
+from jaxis.rooms import room_module
+
+# Keys of config.json that say how the checkpoint's own tensors are quantized.
+_OF_TENSORS = ("quantization_config", "quantization", "jaxis_quantization")
+
+
+def pack_model(args: EngineArgs, destination: Path, progress: ProgressDisplay) -> int:
+    """Writes a model as a packed folder, which appears when it is complete; returns the bytes of its weights.
+
+    Raises:
+      ConfigError, CheckpointError, EngineError: The errors of `LLM`; the destination exists or cannot be written; or
+        there are no native kernels here.
+    """
+    check_destination(destination, "folder")
+    opened = open_model(args)
+    meshes = opened.make_meshes(args)
+    if is_packed(opened.path):
+        raise CheckpointError(f"{opened.path} is packed already: copy it")
+    if not native.usable():
+        raise ConfigError(f"jaxis pack is for the native kernels on CPU: {native.status()}")
+    loaded = opened.load(args, meshes, progress)
+    [model], config = loaded.models, loaded.vllm_config.model_config
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
+        try:
+            _write_other_files(opened.path, partial, config.hf_config.to_dict())
+            nbytes = write_packed(partial, {type(model).__name__: model}, np.dtype(config.dtype).name)
+            partial.chmod(0o755)
+            partial.rename(destination)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"{destination} cannot be written: {error.strerror or error}") from error
+    return nbytes
+
+
+def _write_other_files(source: Path, folder: Path, config: Mapping[str, object]) -> None:
+    if (file := gguf_file(source)) is not None:
+        room_module("bringup", "convert.from_gguf", "jaxis pack of a GGUF file").write_settings(file, folder)
+    else:
+        copy_other_files(source, folder)
+        for name in QUANTIZATION_FILES:
+            (folder / name).unlink(missing_ok=True)
+    kept = {key: value for key, value in config.items() if key not in _OF_TENSORS}
+    (folder / "config.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
