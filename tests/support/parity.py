@@ -142,7 +142,17 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
                 buffer.copy_(0.2 * torch.randn_like(buffer))
             if name.endswith("layer_scalar"):
                 buffer.copy_(1.0 + 0.2 * torch.randn_like(buffer))
+    for module in model.modules():
+        if hasattr(module, "recurrent_states") or hasattr(module, "conv1d_state"):
+            module.register_forward_hook(_detach_states)
     return model
+
+
+def _detach_states(module: torch.nn.Module, *_: object) -> None:
+    """Makes a model copyable that keeps states as attributes of modules (RecurrentGemma)."""
+    for name in ("recurrent_states", "conv1d_state"):
+        if isinstance(state := getattr(module, name, None), torch.Tensor):
+            setattr(module, name, state.detach())
 
 
 @functools.cache  # small, and asked for by tests of several files
