@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.host.progress import ProgressDisplay
+from jaxis.kernels.platform import target_platform
 from jaxis.kernels.sampling import logsumexp
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import TrainingBatch
@@ -87,7 +88,6 @@ class Distillation:
         return logits[:, : self.size] / self.temperature
 
 
-TILE = 4096
 _NEAR = 0.125
 
 
@@ -106,44 +106,22 @@ def divergence(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[jax
 
 
 def _divergence(student: jax.Array, teacher: jax.Array, beta: float) -> tuple[jax.Array, jax.Array]:
-    """Goes through the vocabulary once, in tiles, and writes what derivatives are made of over the logits."""
-    # A normalizer near 0 rounds little.
-    student, teacher = (logits - jnp.max(logits, axis=1, keepdims=True) for logits in (student, teacher))
-    normalizers = logsumexp(student)[:, None], logsumexp(teacher)[:, None]
-    tile_size = min(TILE, student.shape[1])
-    num_tiles, num_others = divmod(student.shape[1], tile_size)
+    """Goes through the rows, on CPU one by one: what a row is made of stays in a core's cache."""
 
-    def add(start: jax.Array | int, size: int, state: _Sums) -> _Sums:
-        values, mean, ours, theirs = state
-        tiles = [jax.lax.dynamic_slice_in_dim(each, start, size, axis=1) for each in (ours, theirs)]
-        terms = _terms(tiles[0] - normalizers[0], tiles[1] - normalizers[1], beta)
-        ours = jax.lax.dynamic_update_slice_in_dim(ours, terms.slopes, start, axis=1)
-        theirs = jax.lax.dynamic_update_slice_in_dim(theirs, terms.p, start, axis=1)
-        return _Sums(values + jnp.sum(terms.values, axis=1), mean + jnp.sum(terms.slopes, axis=1), ours, theirs)
+    def of_row(logits: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        # A normalizer near 0 rounds little.
+        ours, theirs = (each - jnp.max(each) for each in logits)
+        values, slopes, p = _terms(ours - logsumexp(ours[None]), theirs - logsumexp(theirs[None]), beta)
+        if beta:
+            slopes = (1.0 if beta == 1 else 1 - beta) * (slopes - p * jnp.sum(slopes))
+        return jnp.sum(values), slopes
 
-    zeros = jnp.zeros(len(student), jnp.float32)
-    state = _Sums(zeros, zeros, student, teacher)
-    state = jax.lax.fori_loop(0, num_tiles, lambda number, state: add(number * tile_size, tile_size, state), state)
-    if num_others:
-        state = add(num_tiles * tile_size, num_others, state)
-    values, mean, slopes, p = state
-    return values, slopes if beta == 0 else (1.0 if beta == 1 else 1 - beta) * (slopes - p * mean[:, None])
-
-
-class _Sums(NamedTuple):
-    """Sums [C] over tokens so far, of the divergence and of `_Terms.slopes`; and both models' logits [C, V].
-
-    Tiles that were added have `_Terms.slopes` and `_Terms.p` in place of the logits.
-    """
-
-    values: jax.Array
-    mean: jax.Array
-    student: jax.Array
-    teacher: jax.Array
+    rows_at_once = None if target_platform() == "cpu" else len(student)
+    return jax.lax.map(of_row, (student, teacher), batch_size=rows_at_once)
 
 
 class _Terms(NamedTuple):
-    """Terms of some tokens, all [C, N].
+    """Terms of some tokens, all [N].
 
     Attributes:
       values: Terms of the divergence. None is below 0, so that rounding cancels nothing.
@@ -157,7 +135,7 @@ class _Terms(NamedTuple):
 
 
 def _terms(student: jax.Array, teacher: jax.Array, beta: float) -> _Terms:
-    """Computes the terms of two arrays of log-probabilities [C, N].
+    """Computes the terms of two arrays of log-probabilities [N].
 
     A term of KL(a || b) is a log(a / b) + b - a: sums of b - a are 0.
     """
