@@ -120,8 +120,8 @@ def analyze(
         names = ", ".join(like for like, _ in closest)
         [missing] = construction.findings
         findings = [replace(missing, sentence=f"{missing.sentence}; the closest are {names}"), *closest[0][1].findings]
-        known = {use.key: "used" if use.because == READ_BY_REFERENCE else use.use for use in closest[0][1].uses}
-        keys = [replace(use, use=known.get(use.key.removeprefix("text_config."), use.use)) for use in keys]
+        of_closest = {use.key: use for use in closest[0][1].uses}
+        keys = [_as_in(use, of_closest.get(use.key.removeprefix("text_config."))) for use in keys]
     else:
         findings = construction.findings
     not_checked = source.no_tensors_reason
@@ -140,6 +140,14 @@ def analyze(
         sizes=sizes,
         closest_families=tuple(like for like, _ in closest),
     )
+
+
+def _as_in(use: KeyUse, of_closest: KeyUse | None) -> KeyUse:
+    """Returns a key's use as the closest family has it; what only the reference says that it reads is used."""
+    if of_closest is None:
+        return use
+    is_used = of_closest.because == READ_BY_REFERENCE
+    return replace(use, use="used" if is_used else of_closest.use, because="" if is_used else of_closest.because)
 
 
 def _sizes(source: ModelSource, stored: Width, kv_cache_dtype: str, memory_name: str, memory_bytes: int) -> SizeFigures:
