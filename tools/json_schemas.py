@@ -22,6 +22,8 @@ from jaxis.cli.quantize import QuantizedFiles
 from jaxis.compilation.accelerators import Accelerator
 from jaxis.doctor.examination import SCHEMA as DOCTOR_SCHEMA
 from jaxis.doctor.examination import Examination
+from jaxis.planning.local_plan import SCHEMA as LOCAL_PLAN_SCHEMA
+from jaxis.planning.local_plan import LocalPlan
 from jaxis.planning.plan import PlanOption, Step
 from jaxis.planning.plan_summary import SCHEMA as PLAN_SCHEMA
 from jaxis.planning.roofline import Bound, StepCost
@@ -55,6 +57,7 @@ def schemas() -> dict[str, str]:
     found = {
         "analyze": _schema(ANALYZE_SCHEMA, ("can_run", "cannot_run"), _object(Analysis, can_run=BOOLEAN, fits=BOOLEAN)),
         "plan": _schema(PLAN_SCHEMA, (*fits, "fits_some"), _plan()),
+        "plan-this": _schema(LOCAL_PLAN_SCHEMA, fits, _object(LocalPlan)),
         "plan-train": _schema(PLAN_TRAIN_SCHEMA, fits, _training_plan()),
         "verify": _schema(
             VERIFY_SCHEMA,

@@ -43,6 +43,7 @@ def test_schemas_are_what_the_dataclasses_say():
         ("report", ("report", "missing")),
         ("new-model", ("new-model", "Falcon4", "--like", "lama")),
         ("plan", ("plan", "missing", "--on", "v6e-1")),
+        ("plan-this", ("plan", "missing", "--on", "this")),
         ("plan-train", ("plan", "--train", "missing.yaml")),
         ("quantize", ("quantize", "missing", "there")),
         ("train", ("train", "--check", "-c", "missing.yaml")),
@@ -57,7 +58,7 @@ def test_an_error_is_an_object_and_exit_code_3(name, arguments, tmp_path, monkey
     assert checked(name, *arguments) == (3, "error")
 
 
-@pytest.mark.parametrize("name", sorted({*schemas()} - {"plan-train", "verify-against"}))
+@pytest.mark.parametrize("name", sorted({*schemas()} - {"plan-this", "plan-train", "verify-against"}))
 def test_wrong_usage_is_an_object_too(name):
     assert checked(name, name, "a", "b", "c", "--revision") == (2, "error")
 

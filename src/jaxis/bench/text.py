@@ -117,7 +117,26 @@ def format_latency(report: dict[str, Any]) -> str:
         (row[0], line) for row, result in zip(rows, report["results"], strict=True) if (line := format_drafts(result))
     ]
     lines = "".join(f"\ndrafts of {load}: {line}" for load, line in drafts)
+    if planned := report.get("planned"):
+        lines += f"\n\n{_format_planned(planned, report)}"
     return f"{_format_facts(report)}\n\n{format_table(header, rows)}{lines}"
+
+
+def _format_planned(planned: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    """Pairs what was planned with what was measured; the last column is the planned figure over the measured one."""
+    start = report["start"]
+    pairs = [
+        ("start to first token, s", planned["start_seconds"], start["seconds_to_first_token"]),
+        ("memory at first token, GB", planned["start_bytes"] / 1e9, start["peak_memory_bytes"] / 1e9),
+    ]
+    for load, result in zip(planned["loads"], report["results"], strict=True):
+        name = f"{result['batch_size']} x {result['input_len']} + {result['output_len']}"
+        pairs.append((f"{name}: prefill, s", load["prefill_seconds"], result["prefill_seconds"]))
+        if result["decode_steps_per_second"] is not None:
+            rate = result["batch_size"] * result["decode_steps_per_second"]
+            pairs.append((f"{name}: tok/s, no drafts", load["decode_tokens_per_second"], rate))
+    rows = [(name, format_number(a), format_number(b), f"{a / b:.2f}x") for name, a, b in pairs]
+    return format_table(("", "planned", "measured", ""), rows)
 
 
 def format_throughput(report: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +13,15 @@ import typer
 from typer.models import OptionInfo
 
 from jaxis.cli.command import Command
-from jaxis.cli.console import exit_on_interrupt, report_errors
+from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import OUTPUT_PANEL, Debug, EngineOptions, expand_options
-from jaxis.errors import RequestError
+from jaxis.errors import JaxisError, RequestError
+from jaxis.rooms import has_room
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxis.bench.run import Load
     from jaxis.bench.session import Session
 
 LOAD_PANEL = "Load"
@@ -60,6 +62,7 @@ def latency(
 
     Each input length is run with each batch size, once to compile what it needs, then to measure.
     Limits are what the machine's memory and arithmetic, measured too, allow; KV cache included.
+    After jaxis plan --on this, what it plans stands beside.
 
     \b
     [bold]Examples[/bold]
@@ -83,6 +86,7 @@ def latency(
             limits = limits_of_device()
             results = [measure_latency(session.engine, load, limits, repeats=repeats, rng=rng) for load in loads]
             report = session.report(limits, results)
+        report["planned"] = _planned(model, arguments, loads)
         print(format_latency(report))
         _write_json(json_file, report)
 
@@ -155,6 +159,18 @@ def _open(
                 )
             )
         yield session, rng
+
+
+def _planned(model: str | None, arguments: dict[str, Any], loads: Sequence[Load]) -> dict[str, Any] | None:
+    if not has_room("planning"):
+        return None
+    from jaxis.planning.planned_bench import planned_bench
+
+    try:
+        return planned_bench(model, arguments, loads)
+    except JaxisError as error:  # what was measured is worth more
+        note(f"nothing is planned beside: {error}")
+        return None
 
 
 def _parse_numbers(text: str, option: str) -> list[int]:

@@ -123,10 +123,16 @@ class DeviceModel:
     def _step(self, num_tokens: int, num_all_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
         """Computes a step; `positions` and `num_sampled` are for the device's own data rank."""
         num_expert_tokens = num_all_tokens if self.layout.enable_expert_parallel else num_tokens
+        context_bytes, flops = self.context(positions, is_one_request=num_sampled == 1)
         # States are read and written whole.
-        context_bytes = 2.0 * self.state_bytes * num_sampled
-        flops = self.layer_flops * num_tokens + self.expert_flops * num_expert_tokens + self.head_flops * num_sampled
-        is_one_request = num_sampled == 1
+        context_bytes += 2.0 * self.state_bytes * num_sampled
+        flops += self.layer_flops * num_tokens + self.expert_flops * num_expert_tokens + self.head_flops * num_sampled
+        weight_bytes = self.reads.step_weight_bytes(num_expert_tokens)
+        return StepCost(weight_bytes, context_bytes, flops, tuple(self._exchanges(num_tokens, num_sampled)))
+
+    def context(self, positions: np.ndarray, *, is_one_request: bool) -> tuple[float, float]:
+        """Returns the bytes of caches that tokens at these positions read, and the operations of their attention."""
+        context_bytes = flops = 0.0
         for cache, num_caches in Counter(self.caches).items():
             num_layers = num_caches * cache.num_layers
             first = cache.span.first_visible(positions)
@@ -138,8 +144,7 @@ class DeviceModel:
             num_read = min(num_read, num_keys.sum())
             context_bytes += num_layers * float(num_read) * cache.block_bytes / self.block_size
             flops += num_layers * float(num_keys.sum()) * cache.flops_per_key
-        weight_bytes = self.reads.step_weight_bytes(num_expert_tokens)
-        return StepCost(weight_bytes, context_bytes, flops, tuple(self._exchanges(num_tokens, num_sampled)))
+        return context_bytes, flops
 
     def _exchanges(self, num_tokens: int, num_sampled: int) -> Iterator[Exchange]:
         """Yields the exchanges of a step with so many tokens, and so many sampled ones, on each data rank."""

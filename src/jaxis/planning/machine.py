@@ -1,0 +1,140 @@
+"""A measured machine: the few constants that the time of a step here follows from, and the file that keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxis.engine.execution.programs import default_cache_dir
+from jaxis.errors import ConfigError
+from jaxis.host.machine import cpu_model, host_bytes, usable_cores
+from jaxis.kernels import native
+from jaxis.version import __version__
+
+ROWS = (1, 4, 16, 128, 512)
+"""Tokens of the steps that are measured: of as many requests up to MOST_DECODED, else of one prompt."""
+MOST_DECODED = 16
+WIDTHS = ("bfloat16", "int8", "int4", "float32")
+"""Widths of weights whose products are measured; others count as the one whose elements have about as many bits."""
+
+Curve = tuple[float, ...]
+"""Seconds for each of ROWS."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, as measured with engines of its own.
+
+    Attributes:
+      facts: Facts that the figures depend on; those of another machine or version are measured anew.
+      step: Seconds of a step that has no layers.
+      layer: Seconds that each layer adds, whatever its size.
+      products: Seconds for each element of a matrix, by the width of its weights.
+      state: Seconds for each byte of a request's recurrent states.
+      context_byte: Seconds to read a byte of the cache in a decode.
+      attention_flop: Seconds for an operation of attention in a prefill.
+      start, layer_start: Seconds until the first token without layers, and of each layer, programs being compiled.
+      element_start: Seconds to load an element, by the width in memory.
+      base_bytes: Memory of a process beside weights and caches.
+    """
+
+    facts: Mapping[str, str | int]
+    read_bytes_per_second: float
+    copy_bytes_per_second: float
+    flops_per_second: float
+    disk_bytes_per_second: float
+    step: Curve
+    layer: Curve
+    products: Mapping[str, Curve]
+    state: Curve
+    context_byte: float
+    attention_flop: float
+    start: float
+    layer_start: float
+    element_start: Mapping[str, float]
+    base_bytes: int
+
+
+def at(curve: Curve, rows: float) -> float:
+    """Interpolates a curve; beyond its end, more rows take as long each as the last ones."""
+    if rows > ROWS[-1]:
+        return curve[-1] * rows / ROWS[-1]
+    return float(np.interp(rows, ROWS, curve))
+
+
+def facts() -> dict[str, str | int]:
+    return {
+        "jaxis": __version__,
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": host_bytes(),
+        "kernels": native.status(),
+    }
+
+
+def machine_file() -> Path:
+    return default_cache_dir().parent / "machine.json"
+
+
+def kept_machine() -> Machine | None:
+    """Returns the kept figures of this machine; None if there are none, or those of another one or version.
+
+    Raises ConfigError if the file is not what `keep` wrote.
+    """
+    path = machine_file()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return _parsed(found) if found["facts"] == facts() else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} has no figures of a machine: measure them anew with --on this --again") from None
+
+
+def _parsed(values: dict[str, Any]) -> Machine:
+    """Raises ValueError, KeyError or TypeError for values that `keep` does not write."""
+    read = {
+        "float": _figure,
+        "int": lambda value: int(_figure(value)),
+        "Curve": _curve,
+        "Mapping[str, float]": lambda value: {width: _figure(value[width]) for width in WIDTHS},
+        "Mapping[str, Curve]": lambda value: {width: _curve(value[width]) for width in WIDTHS},
+    }
+    figures = {each.name: read[str(each.type)](values[each.name]) for each in dataclasses.fields(Machine)[1:]}
+    if figures["disk_bytes_per_second"] == 0 or len(values) != len(figures) + 1:
+        raise ValueError
+    return Machine(values["facts"], **figures)
+
+
+def _figure(value: float) -> float:
+    if isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError
+    return value
+
+
+def _curve(values: list[float]) -> Curve:
+    if len(values) != len(ROWS):
+        raise ValueError
+    return tuple(map(_figure, values))
+
+
+def keep(machine: Machine) -> None:
+    """Writes the file, whole or not at all. Raises ConfigError if it cannot be written."""
+    path = machine_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(dataclasses.asdict(machine), indent=2), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

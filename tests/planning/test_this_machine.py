@@ -1,0 +1,242 @@
+"""Plans for a measured machine: their arithmetic, against counts by hand, and the file that keeps the machine."""
+
+import dataclasses
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from jaxis.bench.limits import Limits
+from jaxis.bench.text import format_latency
+from jaxis.bringup.analyze.source import open_source
+from jaxis.cli.main import app
+from jaxis.errors import ConfigError
+from jaxis.planning import machine as machines
+from jaxis.planning.local_plan import LocalWanted, plan_here
+from jaxis.planning.machine import Machine, at, keep, kept_machine, machine_file
+from jaxis.planning.measure import LOADS, MODELS, Engine, solve
+from jaxis.planning.step_time import work_of
+from jaxis.planning.trial import Timing, Trial
+from jaxis.planning.widths import widths
+from tests.support.places import REPOSITORY
+from tests.support.plan_sources import published
+from tools.json_schemas import FOLDER
+
+TINY = str(REPOSITORY / "src" / "jaxis" / "assets" / "tiny")
+GIB = 1 << 30
+# Qwen3-8B with 2 layers, as in test_device_model.
+SMALL = published("qwen3-8b", num_hidden_layers=2)
+EMBEDDING = 151936 * 4096
+LAYER = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 12288
+
+
+def machine(**changes):
+    figures = {
+        "facts": machines.facts(),
+        "read_bytes_per_second": 20e9,
+        "copy_bytes_per_second": 30e9,
+        "flops_per_second": 3e11,
+        "disk_bytes_per_second": 1e9,
+        "step": (1e-4, 2e-4, 4e-4, 1e-3, 2e-3),
+        "layer": (1e-5, 2e-5, 4e-5, 1e-4, 4e-4),
+        "products": {
+            "float32": (2e-10, 2e-10, 2e-10, 1e-9, 4e-9),
+            "bfloat16": (1e-10, 1e-10, 2e-10, 8e-10, 2e-9),
+            "int8": (5e-11, 6e-11, 9e-11, 2e-10, 8e-10),
+            "int4": (3e-11, 4e-11, 9e-11, 2e-10, 8e-10),
+        },
+        "state": (1e-10, 4e-10, 2e-9, 1e-9, 4e-9),
+        "context_byte": 1e-10,
+        "attention_flop": 1e-11,
+        "start": 1.5,
+        "layer_start": 0.02,
+        "element_start": {"float32": 1e-9, "bfloat16": 8e-10, "int8": 9e-10, "int4": 1e-9},
+        "base_bytes": 300 << 20,
+    }
+    return Machine(**(figures | changes))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_steps_of_a_dense_model_are_elements_layers_and_context():
+    [width] = widths(SMALL, "none")
+    work, there = work_of(width), machine()
+    cache_bytes = 2 * 2 * 8 * 128 * 2  # of a token in both layers
+    expected = 4e-4 + 2 * 4e-5 + (2 * LAYER + EMBEDDING) * 2e-10 + 16 * 500 * cache_bytes * 1e-10
+    assert work.decode_seconds(there, 16, 500) == pytest.approx(expected)
+    # A prompt of 640 tokens is a step of 512 and one of 128, of each of which one token meets the head.
+    flops = 2 * (640 * 641 // 2) * 4 * 32 * 128
+    expected = 3e-3 + 2 * 5e-4 + 2 * LAYER * 2.8e-9 + 2 * EMBEDDING * 1e-10 + flops * 1e-11
+    assert work.prefill_seconds(there, 640) == pytest.approx(expected)
+    assert work.start_seconds(there) == pytest.approx(1.5 + 2 * 0.02 + (2 * LAYER + 2 * EMBEDDING) * 8e-10)
+
+
+def test_int4_reads_its_head_as_int8():
+    [width] = widths(SMALL, "int4")
+    work = work_of(width)
+    assert work.layers == {"int4": 2 * LAYER}
+    assert work.head == {"int8": EMBEDDING}
+
+
+def test_experts_are_those_that_tokens_hit_with_the_rows_of_each():
+    sizes = {"num_hidden_layers": 1, "num_experts": 8, "num_experts_per_tok": 2}
+    source = published("qwen3-30b-a3b", **sizes)
+    work, there = work_of(widths(source, "none")[0]), machine()
+    experts = 8 * 3 * source.config["moe_intermediate_size"] * source.config["hidden_size"]
+    assert sum(work.experts.values()) == experts
+    dense = dataclasses.replace(work, experts={})
+    hit = 1 - 0.75**16
+    added = work.decode_seconds(there, 16, 100) - dense.decode_seconds(there, 16, 100)
+    assert added == pytest.approx(hit * experts * at(there.products["bfloat16"], 16 * 0.25 / hit))
+
+
+def test_solving_finds_the_constants_that_times_were_made_of(tmp_path):
+    there, engines = machine(attention_flop=1e-12, base_bytes=1 << 20), {}
+    for name, (config, quantization) in MODELS.items():
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(config))
+        work = work_of(widths(open_source(file), quantization or "none")[0])
+        timings = [
+            Timing(
+                work.prefill_seconds(there, load.input_len),
+                work.decode_seconds(there, load.batch_size, load.input_len + load.output_len // 2 + 1),
+            )
+            for load in (LOADS if name == "many" else LOADS[:-1])
+        ]
+        peak = there.base_bytes + work.part.held_bytes
+        engines[name] = Engine(work, Trial(work.start_seconds(there), peak, tuple(timings)))
+    limits = Limits(2, there.read_bytes_per_second, there.copy_bytes_per_second, there.flops_per_second)
+    found = solve(engines, limits, there.disk_bytes_per_second)
+    for field in dataclasses.fields(Machine):
+        expected, actual = getattr(there, field.name), getattr(found, field.name)
+        if field.name in ("products", "element_start"):
+            expected, actual = list(expected.values()), [actual[name] for name in expected]
+        assert actual == expected if field.name == "facts" else np.allclose(actual, expected, rtol=1e-6, atol=0), field
+
+
+def test_more_rows_than_measured_take_as_long_each():
+    assert at((1.0, 2.0, 3.0, 4.0, 8.0), 1024) == 16.0
+    assert at((1.0, 4.0, 3.0, 4.0, 8.0), 2.5) == 2.5
+
+
+def test_the_widest_weights_that_meet_the_request_are_chosen():
+    there = machine()
+    plan = plan_here(SMALL, there, 64 * GIB, LocalWanted())
+    assert [option.quantization for option in plan.options] == [None, "int8", "int4"]
+    assert plan.chosen == 0
+    rates = [option.tokens_per_second[1] for option in plan.options]
+    assert plan_here(SMALL, there, 64 * GIB, LocalWanted(tokens_per_second=rates[1])).chosen == 1
+    assert plan_here(SMALL, there, 64 * GIB, LocalWanted(tokens_per_second=2 * rates[2])).chosen is None
+    least = plan.options[2].memory_bytes
+    assert plan_here(SMALL, there, 64 * GIB, LocalWanted(memory_bytes=least)).chosen == 2
+    none = plan_here(SMALL, there, GIB, LocalWanted())
+    assert none.chosen is None
+    assert not any(option.fits for option in none.options)
+
+
+def test_a_kept_machine_is_used_until_facts_change(monkeypatch):
+    assert kept_machine() is None
+    keep(machine())
+    assert kept_machine() == machine()
+    monkeypatch.setattr(machines, "__version__", "0.0.0")
+    assert kept_machine() is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "null", "NaN", "\x00"],
+)
+def test_a_broken_file_is_one_line(text):
+    machine_file().parent.mkdir(parents=True)
+    machine_file().write_text(text)
+    with pytest.raises(ConfigError, match="--on this --again"):
+        kept_machine()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": [1.0]},
+        {"layer": [1, 2, 3, 4, -5]},
+        {"products": {}},
+        {"products": {"int8": 3}},
+        {"start": "soon"},
+        {"start": float("nan")},
+        {"odd": 1},
+        {"state": None},
+        {"disk_bytes_per_second": 0},
+    ],
+)
+def test_a_file_with_other_figures_is_one_line(change):
+    keep(machine())
+    machine_file().write_text(json.dumps(json.loads(machine_file().read_text()) | change))
+    with pytest.raises(ConfigError, match="--on this --again"):
+        kept_machine()
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["plan", TINY, "--on", "this", *arguments])
+
+
+def test_the_command_prints_a_table_and_one_object(monkeypatch):
+    monkeypatch.setattr("jaxis.host.machine.free_host_bytes", lambda: 8 * GIB)
+    keep(machine())
+    found = invoke()
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert max(len(line) for line in lines if "jaxis serve" not in line) <= 100
+    assert any(line.startswith("fits: jaxis serve ") for line in lines)
+    answer = json.loads(invoke("--json").stdout)
+    jsonschema.validate(answer, json.loads((FOLDER / "plan-this.json").read_text()))
+    assert answer["status"] == "fits"
+    failed = invoke("--json", "--memory", "1MiB")
+    assert (failed.exit_code, json.loads(failed.stdout)["status"]) == (1, "does_not_fit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--on", "v6e-1"), "leave the other targets out"),
+        (("--dtype", "float32"), "--dtype cannot be honoured with --on this"),
+        (("--memory", "much"), "--memory"),
+        (("--max-model-len", "99999999"), "is more than the model's"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, words):
+    keep(machine())
+    found = invoke(*arguments, "--json")
+    assert found.exit_code == 3
+    assert words in json.loads(found.stdout)["error"]["message"]
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_planned_figures_stand_beside_measured_ones():
+    report = {
+        "model": "m",
+        "dtype": "float32",
+        "machine": {"cpu": "c", "cores": 2, "device": "cpu"},
+        "limits": {"num_threads": 2, "read_bytes_per_second": 1e9, "copy_bytes_per_second": 1e9, "flops_per_second": 1},
+        "start": dict.fromkeys(("seconds_to_first_token", "compile_seconds"), 2.0)
+        | {"peak_memory_bytes": 10**9, "num_programs": 1, "num_programs_from_disk": 1},
+        "peak_memory_bytes": 10**9,
+        "results": [
+            {"batch_size": 4, "input_len": 128, "output_len": 1, "prefill_seconds": 0.5}
+            | dict.fromkeys(("time_to_first_token_seconds", "prefill_tokens_per_second", "prefill_share_of_limit"), 1.0)
+            | dict.fromkeys(("decode_step_seconds", "decode_tokens_per_second", "decode_share_of_limit"))
+            | {"decode_steps_per_second": None}
+        ],
+        "planned": {
+            "start_seconds": 1.0,
+            "start_bytes": 10**9,
+            "loads": [{"prefill_seconds": 0.55, "decode_tokens_per_second": 7.0}],
+        },
+    }
+    lines = format_latency(report).splitlines()
+    assert lines[-1].split() == ["4", "x", "128", "+", "1:", "prefill,", "s", "0.55", "0.50", "1.10x"]
+    assert lines[-3].endswith("0.50x")
