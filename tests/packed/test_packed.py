@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxis import LLM, SamplingParams
+from jaxis.bringup.convert.to_packed import pack_model
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.opened_model import EMBEDDED_MODEL, open_model
 from jaxis.errors import CheckpointError, ConfigError, JaxisError
@@ -20,7 +21,6 @@ from jaxis.loading.packed_name import PACKED
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.packed.digests import seal
 from jaxis.packed.folder import PackedFolder
-from jaxis.packed.pack import pack_model
 from tests.support.gguf_blocks import QUANTIZED, random_rows
 from tests.support.gguf_models import write_gguf
 from tests.support.quantized_models import assert_equal, values

@@ -47,13 +47,13 @@ def pack(
     """
     additional = None if additional_config is None else parse_additional_config(additional_config)
     with report_errors(debug=debug):
+        from jaxis.bringup.convert.to_packed import pack_model
         from jaxis.engine.arguments import EngineArgs
         from jaxis.host.progress import ProgressDisplay
-        from jaxis.packed.pack import pack_model
 
         args = EngineArgs(model=model, quantization=quantization, additional_config=additional, revision=revision)
         nbytes = pack_model(args, destination, ProgressDisplay())
         note(f"{destination}: {nbytes / 1e6:.1f} MB\nto try it: jaxis chat {shlex.quote(str(destination))}")
 
 
-COMMANDS = (Command("pack", pack),)
+COMMANDS = (Command("pack", pack, "bringup"),)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,27 @@ def check_destination(destination: Path, kind: str = "path") -> None:
         raise CheckpointError(f"{destination} already exists: give a {kind} that does not exist, or remove it")
     if not destination.absolute().parent.is_dir():
         raise CheckpointError(f"{destination.absolute().parent} is not a folder: make it first")
+
+
+@contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Yields a hidden folder beside the destination, which becomes it when the block ends; after an error it goes.
+
+    Raises CheckpointError if something cannot be written.
+    """
+    parent = destination.absolute().parent
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=parent))
+    except OSError as error:
+        raise CheckpointError(f"{parent} cannot be written: {error.strerror}") from error
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(destination)
+    except OSError as error:
+        raise CheckpointError(f"{destination} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @dataclass(frozen=True)

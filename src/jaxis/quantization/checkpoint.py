@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from jaxis.loading.checkpoint_files import (
     Shard,
     check_destination,
     copy_other_files,
+    new_folder,
     plan_shards,
     write_index,
 )
@@ -74,11 +73,7 @@ def quantize_checkpoint(
     if not any(scheme for _, scheme in modules.values()):
         raise ConfigError("the quantization rules leave every module as it is: there is nothing to quantize")
     tower = model.tower if isinstance(model, TextPart) else None
-    try:
-        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
-    except OSError as error:
-        raise CheckpointError(f"{destination.parent} cannot be written: {error.strerror}") from error
-    try:
+    with new_folder(destination) as partial:
         with Checkpoint(source) as checkpoint:
             names = _without_redundant(model, checkpoint)
             of_tower = set() if tower is None else set(filter(tower.has_tensor, checkpoint.names()))
@@ -103,12 +98,6 @@ def quantize_checkpoint(
         copy_other_files(source, partial)
         config |= {**export.config, RULES_KEY: rules_to_dict(rules.resolved_rules)}
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        partial.chmod(0o755)
-        partial.rename(destination)
-    except OSError as error:
-        raise CheckpointError(f"{destination} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return sum(spec.nbytes for shard in shards for spec in shard.specs.values())
 
 

@@ -75,9 +75,8 @@ def convert_from_gguf(
     return Conversion(len(checkpoint.names()), tensors.total_bytes, progress.resumed_bytes, num_files)
 
 
-def write_settings(source: Path, folder: Path, tokenizer: Tokenizer | None = None) -> None:
-    """Writes generation_config.json and the tokenizer of a GGUF file; `tokenizer` if it is read already."""
-    tokenizer = tokenizer or Tokenizer.from_path(source)
+def write_settings(source: Path, folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Writes generation_config.json and the tokenizer of a GGUF file, which may have none."""
     _write_json(folder / "generation_config.json", _generation_config(source, tokenizer))
     if tokenizer is not None:
         _write_tokenizer(folder, tokenizer)

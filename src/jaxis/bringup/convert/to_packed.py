@@ -1,26 +1,25 @@
-"""A packed folder as the model of an engine, and a model written as one."""
+"""A model written as a packed folder."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from jaxis.bringup.convert.from_gguf import write_settings
 from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.opened_model import open_model
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
-from jaxis.loading.checkpoint_files import check_destination, copy_other_files
+from jaxis.loading.checkpoint_files import check_destination, copy_other_files, new_folder
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.packed_name import is_packed
 from jaxis.packed.write import write_packed
-from jaxis.rooms import room_module
+from jaxis.tokenizer import Tokenizer
 
 # Keys of config.json that say how the checkpoint's own tensors are quantized.
 _OF_TENSORS = ("quantization_config", "quantization", "jaxis_quantization")
@@ -42,23 +41,15 @@ def pack_model(args: EngineArgs, destination: Path, progress: ProgressDisplay) -
         raise ConfigError(f"jaxis pack is for the native kernels on CPU: {native.status()}")
     loaded = opened.load(args, meshes, progress)
     [model], config = loaded.models, loaded.vllm_config.model_config
-    try:
-        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
-        try:
-            _write_other_files(opened.path, partial, config.hf_config.to_dict())
-            nbytes = write_packed(partial, {type(model).__name__: model}, np.dtype(config.dtype).name)
-            partial.chmod(0o755)
-            partial.rename(destination)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(f"{destination} cannot be written: {error.strerror or error}") from error
+    with new_folder(destination) as partial:
+        _write_other_files(opened.path, partial, config.hf_config.to_dict())
+        nbytes = write_packed(partial, {type(model).__name__: model}, np.dtype(config.dtype).name)
     return nbytes
 
 
 def _write_other_files(source: Path, folder: Path, config: Mapping[str, object]) -> None:
     if (file := gguf_file(source)) is not None:
-        room_module("bringup", "convert.from_gguf", "jaxis pack of a GGUF file").write_settings(file, folder)
+        write_settings(file, folder, Tokenizer.from_path(file))
     else:
         copy_other_files(source, folder)
         for name in QUANTIZATION_FILES:
