@@ -1,6 +1,7 @@
 """Plans for a measured machine: their arithmetic, against counts by hand, and the file that keeps the machine."""
 
 import dataclasses
+import functools
 import json
 
 import jsonschema
@@ -9,14 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxis.bench.limits import Limits
+from jaxis.bench.run import Load
 from jaxis.bench.text import format_latency
 from jaxis.bringup.analyze.source import open_source
 from jaxis.cli.main import app
+from jaxis.cli.options import EngineOptions
 from jaxis.errors import ConfigError
 from jaxis.planning import machine as machines
 from jaxis.planning.local_plan import LocalWanted, plan_here
 from jaxis.planning.machine import Machine, at, keep, kept_machine, machine_file
 from jaxis.planning.measure import LOADS, MODELS, Engine, solve
+from jaxis.planning.planned_bench import planned_bench
 from jaxis.planning.step_time import work_of
 from jaxis.planning.trial import Timing, Trial
 from jaxis.planning.widths import widths
@@ -214,6 +218,14 @@ def test_a_mistake_is_one_line(arguments, words):
     assert found.exit_code == 3
     assert words in json.loads(found.stdout)["error"]["message"]
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_benchmark_is_planned_unless_an_argument_changes_what_an_engine_computes():
+    keep(machine())
+    plan = functools.partial(planned_bench, None, loads=[Load(1, 128, 16)])
+    given = EngineOptions().llm_arguments()  # what the command gives: every argument that has a default
+    assert plan(given) == plan({}) is not None
+    assert plan(given | {"enable_prefix_caching": False}) is None
 
 
 def test_planned_figures_stand_beside_measured_ones():

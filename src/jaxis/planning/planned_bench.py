@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxis.bench.run import Load
 from jaxis.bringup.analyze.source import open_source
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.planning.machine import kept_machine
 from jaxis.planning.step_time import work_of
@@ -18,7 +20,9 @@ _KNOWN = {"quantization", "speculative_config", "kv_cache_memory", "max_num_seqs
 
 def planned_bench(model: str | None, arguments: Mapping[str, Any], loads: Sequence[Load]) -> dict[str, Any] | None:
     """Returns what is planned for an engine with these arguments of `LLM`; None without a measured machine."""
-    if arguments.keys() - _KNOWN or (machine := kept_machine()) is None:
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineArgs)}
+    changed = {name for name, value in arguments.items() if value != defaults[name]}
+    if changed - _KNOWN or (machine := kept_machine()) is None:
         return None
     source = open_source(EMBEDDED_MODEL if model is None else model)
     work = work_of(widths(source, arguments.get("quantization") or "none")[0])
