@@ -9,6 +9,7 @@ import jax
 import psutil
 import pytest
 
+from jaxis.cli.env import _memory_nodes
 from jaxis.version import __version__
 
 
@@ -32,6 +33,14 @@ def test_the_program_cache_is_measured(run_jaxis, cli_environment, monkeypatch, 
     result = run_jaxis("env", "--json")
     assert json.loads(result.stdout)["program_cache"] == {"folder": str(tmp_path), "files": 2, "size_bytes": 1024}
     assert result.stderr == ""
+
+
+def test_memory_nodes_are_named_where_there_are_several(tmp_path):
+    for name, cores in (("node0", "0-31,64-95\n"), ("node1", "\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(cores)
+    assert _memory_nodes(tmp_path) == {"memory_nodes": {"node0": "cores 0-31,64-95", "node1": "cores none"}}
+    assert _memory_nodes(tmp_path / "none") == {}
 
 
 def test_text_has_a_line_a_fact(invoke):

@@ -69,6 +69,7 @@ def collect() -> dict[str, Any]:
         "simd": [flag for flag in cpu_flags() if _SIMD_FLAG.match(flag)],
         "native_kernels": native.status(),
         "memory_bytes": {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available},
+        **_memory_nodes(),
         "devices": _devices(),
         "program_cache": _program_cache(),
     }
@@ -79,6 +80,14 @@ def _version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _memory_nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[str, dict[str, str]]:
+    """Reads the cores of each memory node, by Linux's number of it; empty where all memory is equally near."""
+    nodes = {path.name: (path / "cpulist").read_text().strip() for path in sorted(folder.glob("node[0-9]*"))}
+    return (
+        {"memory_nodes": {name: f"cores {cores or 'none'}" for name, cores in nodes.items()}} if len(nodes) > 1 else {}
+    )
 
 
 def _devices() -> list[dict[str, Any]] | str:
