@@ -11,7 +11,12 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.quantization import without_quantization
-from jaxis.kernels.index_selection import index_cache_layout, select_from_whole_sequences, select_tokens
+from jaxis.kernels.index_selection import (
+    group_cache_layout,
+    index_cache_layout,
+    select_from_whole_sequences,
+    select_tokens,
+)
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -21,6 +26,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.token_groups import RowCacheSpec
 from jaxis.parallel.mesh import devices_of_layer, on_each_device
 
 # Epsilon of the norm of keys: the reference's own, not the config's.
@@ -29,17 +35,23 @@ _NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class IndexCacheSpec:
-    """Cache of one key per token, in the same blocks as the layer's latents, replicated on every device.
+    """Cache of one key per token, or per group of tokens, in the blocks of the layer's other cache, on every device.
 
-    `head_dim` is the elements of a key, `num_heads` the query heads that it is multiplied with.
+    Attributes:
+      head_dim: Elements of a key.
+      num_heads: Query heads that it is multiplied with.
+      group_size: Tokens of a group; 1: each token has a key.
     """
 
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
 
     head_dim: int
     num_heads: int
+    group_size: int = 1
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
+        if self.group_size > 1:
+            return group_cache_layout(block_size, self.group_size, self.head_dim, dtype)
         return index_cache_layout(block_size, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> IndexCacheSpec:
@@ -63,9 +75,9 @@ class IndexerSizes:
 
 
 class IndexKeyCache(JaxModule):
-    """Cache of an indexer's keys: a module of its own, since an indexer that no context is long enough for has none."""
+    """Cache of an indexer: a module of its own, since an indexer that no context is long enough for has none."""
 
-    def __init__(self, kv_cache_spec: IndexCacheSpec) -> None:
+    def __init__(self, kv_cache_spec: IndexCacheSpec | RowCacheSpec) -> None:
         self.kv_cache_spec = kv_cache_spec
 
 

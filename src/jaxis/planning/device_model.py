@@ -28,6 +28,7 @@ from jaxis.layers.mlp import GatedMLP, UngatedMLP
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.layers.token_groups import RowCacheSpec
 from jaxis.layers.weight_bytes import StoredWeight
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.parallel.equal_shares import check_heads
@@ -205,7 +206,9 @@ def device_model(
     share = expert_share(config)
     # An indexer's keys are a cache beside that of its layer, which is counted.
     num_layers = sum(
-        number for spec, number in zip(specs, layers_per_cache, strict=True) if not isinstance(spec, IndexCacheSpec)
+        number
+        for spec, number in zip(specs, layers_per_cache, strict=True)
+        if not isinstance(spec, IndexCacheSpec | RowCacheSpec)
     )
     experts = [weight for weight in weights if EXPERTS in weight.name]
     others = [weight for weight in weights if EXPERTS not in weight.name]
@@ -303,5 +306,5 @@ def _flops_per_key(spec: CacheSpec, num_heads: int) -> int:
     if isinstance(spec, KVCacheSpec):
         return 2 * num_heads * 2 * spec.head_dim
     if isinstance(spec, IndexCacheSpec):
-        return 2 * spec.num_heads * spec.head_dim  # of an indexer, every device has all heads
+        return 2 * spec.num_heads * spec.head_dim // spec.group_size  # of an indexer, every device has all heads
     return 0  # a layer of another kind, whose arithmetic is not known

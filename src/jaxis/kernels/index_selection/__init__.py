@@ -3,21 +3,40 @@
 The score of token s for query t is the sum over heads of `weight[t, h] * max(0, q[t, h] . key[s])`. The tokens with the
 best scores are selected. Among equal scores, which the maximum with 0 makes common, earlier tokens come first: a
 query's selection is a function of its own context alone. `reference.py` is the definition for whole sequences;
-`tiled.py` (any platform) and `cpu.py` select from a cache, with the arguments of `select_tokens`.
+`tiled.py` (any platform) and `cpu.py` select from a cache, with the arguments of `select_tokens`. `groups.py` selects
+groups of tokens that share a key.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxis.errors import ConfigError
 from jaxis.kernels.index_selection import cpu, tiled
+from jaxis.kernels.index_selection.groups import (
+    best_groups,
+    num_selected_tokens,
+    select_groups,
+    select_groups_of_whole_sequences,
+)
 from jaxis.kernels.index_selection.reference import select_from_whole_sequences
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import layout
 
-__all__ = ["index_cache_layout", "select_from_whole_sequences", "select_tokens"]
+__all__ = [
+    "best_groups",
+    "group_cache_layout",
+    "index_cache_layout",
+    "num_selected_tokens",
+    "select_from_whole_sequences",
+    "select_groups",
+    "select_groups_of_whole_sequences",
+    "select_tokens",
+]
 
 
 def index_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
@@ -28,6 +47,20 @@ def index_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> Cach
     kernels = "native" if cpu.supports(head_dim, dtype) else "any"
     shape = (block_size, layout.entry_size(head_dim, dtype))
     return CacheLayout(kernels, block_size, 1, shape, np.dtype(dtype), (None, None))
+
+
+def group_cache_layout(block_size: int, group_size: int, size: int, dtype: DTypeLike) -> CacheLayout:
+    """Returns the layout of a cache of a row of `size` elements for each group of tokens, in blocks of tokens.
+
+    Raises ConfigError if a group would lie in two blocks.
+    """
+    if block_size % group_size:
+        raise ConfigError(
+            f"block_size={block_size} is not a multiple of the {group_size} tokens that share a key in this model: use "
+            f"{-(-block_size // group_size) * group_size}"
+        )
+    layout = index_cache_layout(block_size // group_size, size, dtype)
+    return dataclasses.replace(layout, kernels="any", block_size=block_size)
 
 
 def select_tokens(

@@ -32,13 +32,33 @@ def select_tokens(
     num_selected: int,
 ) -> tuple[jax.Array, jax.Array]:
     del seq_lens
-    num_tokens = q.shape[0]
-    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
     key_cache = _write(key_cache, keys, positions, block_tables[request], valid)
     last = jnp.where(valid, positions, -1)
+    rows = query_start_loc[request_distribution[2]]
+    return key_cache, best_keys(q, weights, key_cache, last, request, block_tables, rows, num_selected=num_selected)
+
+
+def best_keys(
+    q: jax.Array,
+    weights: jax.Array,
+    key_cache: jax.Array,
+    last: jax.Array,
+    request: jax.Array,
+    block_tables: jax.Array,
+    num_rows: jax.Array,
+    *,
+    num_selected: int,
+) -> jax.Array:
+    """Returns the numbers i32 [T, K] of the best keys of each query, ascending, then -1.
+
+    Query t sees the keys up to number `last` i32 [T] of its `request` i32 [T]; none if that is -1, as in rows from
+    `num_rows` i32 [] on.
+    """
+    num_tokens = q.shape[0]
     selected = _all_up_to(last, num_selected)
     if block_tables.shape[1] * key_cache.shape[1] <= num_selected:
-        return key_cache, selected
+        return selected
     padding = -num_tokens % TILE_QUERIES
     q, weights, request, last, selected = (
         jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in (q, weights, request, last, selected)
@@ -60,8 +80,8 @@ def select_tokens(
         tile = lax.cond(jnp.max(positions) < num_selected, lambda: rows(selected), best)
         return lax.dynamic_update_slice_in_dim(selected, tile, begin, axis=0)
 
-    num_tiles = (query_start_loc[request_distribution[2]] + TILE_QUERIES - 1) // TILE_QUERIES
-    return key_cache, lax.fori_loop(0, num_tiles, one_tile, selected)[:num_tokens]
+    num_tiles = (num_rows + TILE_QUERIES - 1) // TILE_QUERIES
+    return lax.fori_loop(0, num_tiles, one_tile, selected)[:num_tokens]
 
 
 def _write(

@@ -1,0 +1,109 @@
+"""Selection of groups of G consecutive tokens, one key for each group (`kernels.token_groups`).
+
+A token sees the groups whose last token is not after it, and selects the best of them. It attends to the tokens of
+these, and to those of its open group: the tokens up to itself that no group it sees has. A token that sees few enough
+groups attends to all tokens up to itself.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.index_selection import tiled
+from jaxis.kernels.index_selection.reference import scores_of_keys
+from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.token_groups import ClosedGroups
+
+
+def num_selected_tokens(num_groups: int, group_size: int) -> int:
+    """Returns K, the most tokens that a token attends to; one at a position below K attends to all before it."""
+    return num_groups * group_size + group_size - 1
+
+
+def best_groups(
+    q: jax.Array,
+    weights: jax.Array,
+    key_cache: PagedCache,
+    positions: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_groups: int,
+    group_size: int,
+) -> jax.Array:
+    """Returns the numbers of the best groups of each token, i32 [T, num_groups], ascending, then -1.
+
+    Takes the arguments of `select_tokens`; `key_cache` has the keys of all closed groups, this step's included. Of
+    equal scores, earlier groups come first.
+    """
+    request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
+    last = jnp.where(valid, (positions + 1) // group_size - 1, -1)
+    rows = query_start_loc[request_distribution[2]]
+    return tiled.best_keys(q, weights, key_cache.array, last, request, block_tables, rows, num_selected=num_groups)
+
+
+def select_groups(
+    q: jax.Array,
+    weights: jax.Array,
+    key_cache: PagedCache,
+    positions: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_groups: int,
+    group_size: int,
+) -> jax.Array:
+    """Returns the positions that each token attends to, i32 [T, K], ascending, then -1, for `best_groups`' arguments.
+
+    K is `num_selected_tokens`.
+    """
+    rest = (positions, block_tables, query_start_loc, request_distribution)
+    groups = best_groups(q, weights, key_cache, *rest, num_groups=num_groups, group_size=group_size)
+    _, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
+    return _tokens_of(groups, jnp.where(valid, positions, -1), group_size)
+
+
+def _tokens_of(groups: jax.Array, positions: jax.Array, group_size: int) -> jax.Array:
+    """Returns i32 [T, K] for the selected groups i32 [T, N] of tokens at `positions` i32 [T]; -1 for padding."""
+    offset = jnp.arange(group_size, dtype=jnp.int32)
+    closed = (groups[..., None] * group_size + offset).reshape(groups.shape[0], -1)
+    position = positions[:, None]
+    opened = (position + 1) // group_size * group_size + offset[:-1]
+    tokens = jnp.concatenate([closed, jnp.where(opened <= position, opened, -1)], axis=1)
+    every = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    return jnp.where(position < tokens.shape[1], jnp.where(every <= position, every, -1), tokens)
+
+
+def select_groups_of_whole_sequences(
+    q: jax.Array,
+    weights: jax.Array,
+    keys: jax.Array,
+    closed: ClosedGroups,
+    positions: jax.Array,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+    *,
+    num_groups: int,
+    group_size: int,
+) -> jax.Array:
+    """Returns bool [T, T], True where a token of a batch of whole sequences attends to another.
+
+    Takes the keys [C, D] of the closed groups.
+    """
+    num_tokens = q.shape[0]
+    request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
+    token = jnp.arange(num_tokens)
+    is_own = (request[:, None] == request) & (token[:, None] >= token) & valid
+    sees = (request[:, None] == closed.request) & (token[:, None] >= closed.row) & closed.valid
+    if keys.shape[0] > num_groups:
+        scores = jnp.where(sees, scores_of_keys(q, weights, keys), -jnp.inf)
+        _, best = jax.lax.top_k(scores, num_groups)
+        sees &= jnp.zeros_like(sees).at[token[:, None], best].set(True)
+    is_member = (request[:, None] == closed.request) & (positions[:, None] // group_size == closed.group) & closed.valid
+    in_open = positions >= ((positions + 1) // group_size * group_size)[:, None]
+    in_best = sees.astype(jnp.float32) @ is_member.astype(jnp.float32).T > 0
+    return is_own & (in_best | in_open)
