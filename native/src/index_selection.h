@@ -11,24 +11,28 @@ namespace jaxis {
 // score of a key is the sum over heads of weight * max(0, q . key); of equal scores the earlier token's counts as
 // better. T tokens of R requests, H heads, keys of D elements; D is a multiple of 16. Requests as in LatentAttention.
 //
+// With a group_size G over 1, G consecutive tokens share a key, which is in the cache already: a token sees the groups
+// whose last token is not after it, and their numbers are selected.
+//
 // The cache is [num_blocks][block_size] keys. An int8 key has its float32 scale after its D elements.
 struct IndexSelection {
   const float* q;        // [T, H, D]
   const float* weights;  // [T, H]
-  const float* keys;     // [T, D]
+  const float* keys;     // [T, D]; null if groups share keys
   void* cache;
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]
   const int32_t* query_start_loc;  // [R + 1]
-  int32_t* selected;               // [T, num_selected]: ascending positions; -1 after the last, and in padding rows
+  int32_t* selected;               // [T, num_selected]: ascending numbers; -1 after the last, and in padding rows
   CacheType type;
   int64_t num_tokens;
   int64_t num_requests;
   int64_t num_heads;
   int64_t head_dim;
-  int64_t block_size;
+  int64_t block_size;  // keys of a block
   int64_t max_blocks;
   int64_t num_selected;
+  int64_t group_size = 1;
 };
 
 }  // namespace jaxis

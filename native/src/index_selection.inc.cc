@@ -16,8 +16,8 @@ namespace indexing {
 
 // Rows of the flat batch that one task writes to the cache.
 constexpr int64_t kRowsPerWrite = 64;
-// Tokens of a context that one task scores.
-constexpr int64_t kTokensPerTask = 1024;
+// Keys of a context that one task scores.
+constexpr int64_t kKeysPerTask = 1024;
 // Keys that are scored together: in float32 they stay in the second-level cache.
 constexpr int64_t kPiece = 48;
 // Scores kept at a time, of as many queries as they suffice for: 16 MiB.
@@ -26,7 +26,7 @@ constexpr int64_t kMaxScores = 4 << 20;
 // A query that cannot see its whole context.
 struct Query {
   int64_t row;  // of the flat batch
-  int64_t context;
+  int64_t context;  // keys that it sees
   const int32_t* block_table;
 };
 
@@ -70,17 +70,19 @@ void write_rows(const IndexSelection& a, int64_t first, int64_t last) {
     if (row < a.query_start_loc[a.num_requests]) {
       while (row >= a.query_start_loc[request + 1]) ++request;
       const int64_t position = a.seq_lens[request] - (a.query_start_loc[request + 1] - row);
-      T* to = find_key<T>(a, a.block_tables + request * a.max_blocks, position);
-      const float scale = encode(a.keys + row * a.head_dim, a.head_dim, to);
-      if (IsQuantized<T>::value) std::memcpy(to + a.head_dim, &scale, sizeof scale);
-      seen = position + 1;
+      if (a.keys != nullptr) {
+        T* to = find_key<T>(a, a.block_tables + request * a.max_blocks, position);
+        const float scale = encode(a.keys + row * a.head_dim, a.head_dim, to);
+        if (IsQuantized<T>::value) std::memcpy(to + a.head_dim, &scale, sizeof scale);
+      }
+      seen = (position + 1) / a.group_size;
     }
     if (seen > a.num_selected) continue;
     for (int64_t i = 0; i < a.num_selected; ++i) selected[i] = i < seen ? static_cast<int32_t>(i) : -1;
   }
 }
 
-// Scores of the query for context tokens [first, last), as ordered bits. Heads lie in lanes, and are summed in one
+// Scores of the query for the context's keys [first, last), as ordered bits. Heads lie in lanes, and are summed in one
 // order for every query.
 template <typename T>
 void score_context(const IndexSelection& a, const Query& query, int64_t first, int64_t last, uint32_t* scores) {
@@ -159,7 +161,7 @@ void run(const IndexSelection& a, const Pool& pool) {
   for (int64_t request = 0; request < a.num_requests; ++request) {
     const int64_t end = a.query_start_loc[request + 1];
     for (int64_t row = a.query_start_loc[request]; row < end; ++row) {
-      const int64_t context = a.seq_lens[request] - (end - row) + 1;
+      const int64_t context = (a.seq_lens[request] - (end - row) + 1) / a.group_size;
       if (context <= a.num_selected) continue;
       queries[num_queries++] = {row, context, a.block_tables + request * a.max_blocks};
       max_context = max_of(max_context, context);
@@ -169,13 +171,13 @@ void run(const IndexSelection& a, const Pool& pool) {
   const int64_t together = min_of(num_queries, max_of(1, kMaxScores / max_context));
   auto* scores = static_cast<uint32_t*>(
       scratch(Scratch::kPartials, together * max_context * static_cast<int64_t>(sizeof(uint32_t))));
-  const int64_t tasks_per_query = ceil_div(max_context, kTokensPerTask);
+  const int64_t tasks_per_query = ceil_div(max_context, kKeysPerTask);
   for (int64_t begin = 0; begin < num_queries; begin += together) {
     const int64_t count = min_of(together, num_queries - begin);
     parallel_for(pool, count * tasks_per_query, [&](int64_t task) {
-      const int64_t i = task / tasks_per_query, first = task % tasks_per_query * kTokensPerTask;
+      const int64_t i = task / tasks_per_query, first = task % tasks_per_query * kKeysPerTask;
       const Query& query = queries[begin + i];
-      score_context<T>(a, query, first, min_of(first + kTokensPerTask, query.context), scores + i * max_context);
+      score_context<T>(a, query, first, min_of(first + kKeysPerTask, query.context), scores + i * max_context);
     });
     parallel_for(pool, count, [&](int64_t i) {
       const Query& query = queries[begin + i];

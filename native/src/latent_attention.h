@@ -12,8 +12,8 @@ namespace jaxis {
 // r's tokens are rows query_start_loc[r] to [r + 1] of the flat batch and the last of its seq_lens[r] positions; rows
 // past the last request's are padding and become 0.
 //
-// With `selected`, a token at position num_selected or later sees num_selected tokens only: those whose positions its
-// row lists, in ascending order. Earlier tokens see all before them, and nothing reads their rows.
+// With `selected`, a token at position num_selected or later sees only the tokens whose positions its row lists, in
+// ascending order, up to the first -1. Earlier tokens see all before them, and nothing reads their rows.
 //
 // The cache is [num_blocks][block_size] entries. An int8 entry has after its D elements two float32 scales: of the
 // first V elements, and of the rest.

@@ -46,6 +46,12 @@ double item_nanoseconds(const LatentAttention& a, const Item& item) {
   return elements * (0.05 + 0.015 * static_cast<double>(item.tile.padded_rows));
 }
 
+// The positions of a list before its -1.
+int64_t count_selected(const int32_t* selected, int64_t count) {
+  while (count > 0 && selected[count - 1] < 0) --count;
+  return count;
+}
+
 // The items of rows [begin, end) of the flat batch, which are one request's; only counted where `items` is null.
 int64_t tiles_of_queries(const LatentAttention& a, int64_t request, int64_t begin, int64_t end, const int32_t* selected,
                          Item* items) {
@@ -55,12 +61,13 @@ int64_t tiles_of_queries(const LatentAttention& a, int64_t request, int64_t begi
     Tile& tile = item.tile;
     tile.block_table = a.block_tables + request * a.max_blocks;
     tile.selected = selected;
+    tile.num_selected = selected == nullptr ? 0 : count_selected(selected, a.num_selected);
     tile.first_row_of_request = begin * a.num_heads;
     tile.first_row = tile.first_row_of_request + i * kTileRows;
     tile.rows = rows - i * kTileRows < kTileRows ? rows - i * kTileRows : kTileRows;
     tile.padded_rows = ceil_div(tile.rows, kLanes) * kLanes;
     tile.first_position = a.seq_lens[request] - (a.query_start_loc[request + 1] - begin);
-    item.context = selected == nullptr ? tile.position(tile.rows - 1, a.num_heads) + 1 : a.num_selected;
+    item.context = selected == nullptr ? tile.position(tile.rows - 1, a.num_heads) + 1 : tile.num_selected;
   }
   return count;
 }

@@ -41,6 +41,7 @@ constexpr int kValueVectors = 1;
 struct Tile {
   const int32_t* block_table;
   const int32_t* selected;  // the positions that the rows see; null: all up to their own
+  int64_t num_selected;
   int64_t first_row;        // of the flat batch's T * H
   int64_t rows;
   int64_t padded_rows;  // a multiple of 16
@@ -133,7 +134,7 @@ JAXIS_INLINE const float* upcast(const LatentAttention& a, const int8_t* entry, 
 void pack_rows(const LatentAttention& a, const Tile& tile, const Workspace& w) {
   const int64_t rows = tile.padded_rows;
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t seen = tile.selected == nullptr ? tile.position(r, a.num_heads) + 1 : a.num_selected;
+    const int64_t seen = tile.selected == nullptr ? tile.position(r, a.num_heads) + 1 : tile.num_selected;
     w.limits[r] = r < tile.rows ? static_cast<float>(seen) : 0.0f;
     const float* q = a.q + (tile.first_row + r) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; ++d) w.q[d * rows + r] = r < tile.rows ? q[d] * a.scale : 0.0f;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxis.kernels import native
 from jaxis.kernels.index_selection import (
     group_cache_layout,
     num_selected_tokens,
@@ -18,8 +20,11 @@ from jaxis.kernels.index_selection import (
 )
 from jaxis.kernels.token_groups import ClosedGroups
 from tests.support.attention_steps import BFLOAT16, quantize
+from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
+needs_native = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 HEADS, DIM, BLOCK_SIZE, NUM_GROUPS = 5, 32, 16, 3
+CACHE_TYPES = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int8], ids=["float32", "bfloat16", "int8"])
 # Tokens in the cache, and tokens of the step.
 MIX = [(70, 1), (0, 13), (300, 1), (40, 31), (3, 1), (7, 2)]
 
@@ -55,10 +60,11 @@ class Step:
                 row += 1
         return result
 
-    def select(self, dtype=np.float32, padding=5):
+    def select(self, dtype=np.float32, padding=5, *, is_native=False):
         """A cache with NaN where no group is, blocks in a scattered order, and two requests of padding."""
         lengths = np.array([sum(request) for request in self.requests], np.int32)
         layout = group_cache_layout(BLOCK_SIZE, self.group_size, DIM, dtype)
+        layout = dataclasses.replace(layout, kernels="native" if is_native else "any")
         per_block, most = BLOCK_SIZE // self.group_size, int(-(-lengths.max() // BLOCK_SIZE)) + 1
         free = np.random.default_rng(1).permutation(len(lengths) * most)
         cache = np.full((len(free), per_block, DIM), np.nan, np.float32)
@@ -76,11 +82,12 @@ class Step:
         positions = np.concatenate([np.arange(h, h + t) for h, t in self.requests] + [np.zeros(padding)])
         rows = [(0, padding), *[(0, 0)] * 2]
         return np.asarray(
-            selector(self.group_size)(
+            selector(self.group_size, native.isa())(
                 np.pad(self.q, rows, constant_values=np.nan),
                 np.pad(self.weights, rows[:2], constant_values=np.nan),
                 layout.cache(jnp.asarray(cache.astype(dtype))),
                 positions.astype(np.int32),
+                np.pad(lengths, (0, 2)),
                 tables,
                 starts,
                 np.array([0, 0, len(counts)], np.int32),
@@ -89,17 +96,29 @@ class Step:
 
 
 @functools.cache
-def selector(group_size):
+def selector(group_size, name):
+    """A program of its own for each instruction set: it names the kernel."""
+    del name
     return jax.jit(functools.partial(select_groups, num_groups=NUM_GROUPS, group_size=group_size))
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int8], ids=["float32", "bfloat16", "int8"])
+@CACHE_TYPES
 @pytest.mark.parametrize("group_size", [2, 4, 16])
 def test_the_tokens_of_the_best_groups_and_of_the_open_one_are_selected(group_size, dtype):
-    step = Step.make(MIX, group_size)
-    selected = step.select(dtype)
-    assert selected.shape[1] == num_selected_tokens(NUM_GROUPS, group_size)
+    check(Step.make(MIX, group_size), dtype, is_native=False)
+
+
+@each_isa
+@CACHE_TYPES
+def test_the_native_kernel_selects_the_same(isa, dtype):  # noqa: F811
+    for group_size in (2, 4, 16):
+        check(Step.make(MIX, group_size), dtype, is_native=True)
+
+
+def check(step, dtype, **options):
+    selected = step.select(dtype, **options)
+    assert selected.shape[1] == num_selected_tokens(NUM_GROUPS, step.group_size)
     for row, expected in zip(selected, step.expected(), strict=False):
         np.testing.assert_array_equal(row, np.pad(expected, (0, len(row) - len(expected)), constant_values=-1))
     assert (selected[len(step.q) :] == -1).all()
@@ -111,14 +130,15 @@ def test_tokens_with_few_groups_see_everything():
     assert [len(row[row >= 0]) for row in selected[: size + 3]] == [*range(1, size + 1), 12, 13, 14]
 
 
-def test_real_scores_select_the_same_regardless_of_the_batch():
+@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=needs_native)])
+def test_real_scores_select_the_same_regardless_of_the_batch(is_native):
     """Numbers whose sums depend on their order."""
     rng = np.random.default_rng(1)
     step = Step.make([(90, 1), (50, 24)], 4)
     step.q = rng.standard_normal(step.q.shape).astype(np.float32)
-    together = step.select()
+    together = step.select(is_native=is_native)
     for keys, request, rows in zip(step.keys, step.requests, (slice(0, 1), slice(1, 25)), strict=True):
-        alone = Step(step.q[rows], step.weights[rows], [keys], [request], 4).select(padding=0)
+        alone = Step(step.q[rows], step.weights[rows], [keys], [request], 4).select(padding=0, is_native=is_native)
         np.testing.assert_array_equal(alone, together[rows])
 
 

@@ -60,7 +60,7 @@ def group_cache_layout(block_size: int, group_size: int, size: int, dtype: DType
             f"{-(-block_size // group_size) * group_size}"
         )
     layout = index_cache_layout(block_size // group_size, size, dtype)
-    return dataclasses.replace(layout, kernels="any", block_size=block_size)
+    return dataclasses.replace(layout, block_size=block_size)
 
 
 def select_tokens(

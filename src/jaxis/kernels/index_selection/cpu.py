@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels import native
@@ -46,3 +47,29 @@ def select_tokens(
         aliases={3: 0},
     )
     return key_cache, selected
+
+
+def best_groups(
+    q: jax.Array,
+    weights: jax.Array,
+    key_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_groups: int,
+    group_size: int,
+) -> jax.Array:
+    return native.call(
+        "group_selection",
+        jax.ShapeDtypeStruct((q.shape[0], num_groups), jnp.int32),
+        q.astype(jnp.float32),
+        weights.astype(jnp.float32),
+        key_cache,
+        seq_lens,
+        block_tables,
+        query_start_loc,
+        request_distribution,
+        group_size=np.int64(group_size),
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.index_selection import tiled
+from jaxis.kernels.index_selection import cpu, tiled
 from jaxis.kernels.index_selection.reference import scores_of_keys
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
@@ -27,6 +27,7 @@ def best_groups(
     weights: jax.Array,
     key_cache: PagedCache,
     positions: jax.Array,
+    seq_lens: jax.Array,
     block_tables: jax.Array,
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
@@ -39,6 +40,9 @@ def best_groups(
     Takes the arguments of `select_tokens`; `key_cache` has the keys of all closed groups, this step's included. Of
     equal scores, earlier groups come first.
     """
+    if key_cache.layout.kernels == "native":
+        rest = (seq_lens, block_tables, query_start_loc, request_distribution)
+        return cpu.best_groups(q, weights, key_cache.array, *rest, num_groups=num_groups, group_size=group_size)
     request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
     last = jnp.where(valid, (positions + 1) // group_size - 1, -1)
     rows = query_start_loc[request_distribution[2]]
@@ -50,6 +54,7 @@ def select_groups(
     weights: jax.Array,
     key_cache: PagedCache,
     positions: jax.Array,
+    seq_lens: jax.Array,
     block_tables: jax.Array,
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
@@ -61,7 +66,7 @@ def select_groups(
 
     K is `num_selected_tokens`.
     """
-    rest = (positions, block_tables, query_start_loc, request_distribution)
+    rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
     groups = best_groups(q, weights, key_cache, *rest, num_groups=num_groups, group_size=group_size)
     _, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
     return _tokens_of(groups, jnp.where(valid, positions, -1), group_size)

@@ -59,7 +59,7 @@ def latent_attention(
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
         up to the third either; the third is the number of requests. Rows and requests past it are padding.
       selection: i32 [T, K], the positions that each token attends to, ascending, then -1: all up to itself for tokens
-        at positions below K, and exactly K for others. None: each token attends to all tokens up to itself.
+        at positions below K. None: each token attends to all tokens up to itself.
       value_dim: Elements of a latent, at most D.
       scale: Multiplies the scores.
 
