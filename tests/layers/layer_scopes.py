@@ -14,10 +14,15 @@ from jaxis.layers.scope import LayerScope
 
 
 def scope_of(
-    config: dict[str, Any], *, dtype: Any = jnp.float32, quant_config: Any = None, prefix: str = ""
+    config: dict[str, Any],
+    *,
+    dtype: Any = jnp.float32,
+    quant_config: Any = None,
+    prefix: str = "",
+    max_model_len: int = 2048,
 ) -> LayerScope:
     """The scope of a layer in a model with this config.json."""
-    vllm_config = VllmConfig(ModelConfig("", HFConfig(config), dtype=dtype))
+    vllm_config = VllmConfig(ModelConfig("", HFConfig(config), dtype=dtype, max_model_len=max_model_len))
     return LayerScope(vllm_config, nnx.Rngs(0), quant_config, prefix)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,23 @@ from jaxis.parallel.mesh import devices_of_layer, on_each_device
 
 # Epsilon of the norm of keys: the reference's own, not the config's.
 _NORM_EPSILON = 1e-6
+
+IndexCaches = tuple[PagedCache, ...]
+"""The caches of an indexer, in the order of its modules that have one; empty without caches."""
+
+
+class TokenIndexer(Protocol):
+    """Module that selects the tokens of a context that each token attends to."""
+
+    def __call__(
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        """Returns the updated caches, and the selection, for x [T, E] and query_input [T, query_size].
+
+        The selection is i32 [T, K], as in `select_tokens`. Without caches, sequences are whole, and it is bool [T, T]:
+        True where a token of the batch attends to another.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,71 +98,75 @@ class IndexKeyCache(JaxModule):
         self.kv_cache_spec = kv_cache_spec
 
 
+def key_norm(scope: LayerScope, head_dim: int) -> JaxLayerNorm:
+    """Creates the norm of an indexer's keys."""
+    return JaxLayerNorm(head_dim, scope.rngs, epsilon=_NORM_EPSILON, dtype=scope.dtype)
+
+
+def head_weights(scope: LayerScope, num_heads: int) -> JaxLinear:
+    """Creates the projection to the weights of an indexer's heads: float32 and never quantized, like a router."""
+    return JaxLinear(
+        scope.config["hidden_size"],
+        num_heads,
+        scope.rngs,
+        use_bias=False,
+        dtype=jnp.float32,
+        kernel_axes=(None, "embed"),
+        quant_config=without_quantization(scope.quant_config),
+        prefix=scope.name_in_checkpoint,
+    )
+
+
 class Indexer(JaxModule):
     """Scores the tokens of a context and selects the best (section 2.1 of the DeepSeek V3.2 report, arXiv:2512.02556).
 
     The score of token s for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[s])`. The published model also
     multiplies queries and keys by a Hadamard matrix, which does not change products, and rounds to fp8, which neither
-    this module nor transformers does. All devices of a mesh compute the same selection.
+    this module nor transformers does. All devices of a mesh compute the same selection. There is no cache where no
+    context is longer than what is selected.
 
     Args:
       query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
       rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
-      has_cache: True if the indexer will select from a cache.
     """
 
-    def __init__(
-        self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, rope: RotaryEmbedding, has_cache: bool = True
-    ) -> None:
+    def __init__(self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, rope: RotaryEmbedding) -> None:
         self.sizes, self.rope = sizes, rope
+        has_cache = scope.max_model_len > sizes.num_selected
         self.key_cache = IndexKeyCache(IndexCacheSpec(sizes.head_dim, sizes.num_heads)) if has_cache else None
         hidden_size: int = scope.config["hidden_size"]
         self.wq_b = linear(scope / "wq_b", query_size, sizes.num_heads * sizes.head_dim, axes=(None, None))
         self.wk = linear(scope / "wk", hidden_size, sizes.head_dim, axes=(None, "embed"))
-        self.k_norm = JaxLayerNorm(sizes.head_dim, scope.rngs, epsilon=_NORM_EPSILON, dtype=scope.dtype)
-        # In float32, and never quantized, like a router.
-        self.weights_proj = JaxLinear(
-            hidden_size,
-            sizes.num_heads,
-            scope.rngs,
-            use_bias=False,
-            dtype=jnp.float32,
-            kernel_axes=(None, "embed"),
-            quant_config=without_quantization(scope.quant_config),
-            prefix=(scope / "weights_proj").name_in_checkpoint,
-        )
+        self.k_norm = key_norm(scope, sizes.head_dim)
+        self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
 
     def __call__(
-        self, key_cache: PagedCache | None, x: jax.Array, query_latent: jax.Array, metadata: AttentionMetadata
-    ) -> tuple[PagedCache | None, jax.Array]:
-        """Returns the updated cache, and the selection, for x [T, E] and query_latent [T, query_size].
-
-        The selection is i32 [T, K], as in `select_tokens`. Without a cache of keys, sequences are whole, and it is bool
-        [T, T]: True where a token of the batch attends to another.
-        """
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
         num_tokens, sizes = x.shape[0], self.sizes
-        q = self.wq_b(query_latent).reshape(num_tokens, sizes.num_heads, sizes.head_dim)
+        q = self.wq_b(query_input).reshape(num_tokens, sizes.num_heads, sizes.head_dim)
         keys = self.k_norm(self.wk(x))[:, None]
         weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
-        if key_cache is None:
+        if not caches:
             request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
             q, keys = self.rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
             token = jnp.arange(num_tokens)
             visible = (request[:, None] == request) & (token[:, None] >= token) & valid
-            return None, select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
+            return (), select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
         q, keys = self.rope(q, keys, metadata.input_positions)
         select = functools.partial(select_tokens, num_selected=sizes.num_selected)
         if devices_of_layer() > 1:
             whole = PartitionSpec()
             select = on_each_device(select, (whole,) * 9, (whole, whole))
-        return select(
+        key_cache, selection = select(
             q,
             weights,
             keys[:, 0],
-            key_cache,
+            *caches,
             metadata.input_positions,
             metadata.seq_lens,
             metadata.block_tables_for(FULL_CONTEXT),
             metadata.query_start_loc,
             metadata.request_distribution,
         )
+        return (key_cache,), selection

@@ -101,6 +101,7 @@ class MultiHeadLatentAttention(JaxModule):
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
       use_bias: True if the projections of hidden states to latents, and of the output, have biases.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
+      latent_norm_epsilon: Epsilon of the norms of latents.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class MultiHeadLatentAttention(JaxModule):
         query_scale: QueryScale | None = None,
         use_bias: bool = False,
         output_gate: OutputGate | None = None,
+        latent_norm_epsilon: float = LATENT_NORM_EPSILON,
     ) -> None:
         self.sizes, self.rope, self.scale, self.query_scale = sizes, rope, scale, query_scale
         self.output_gate = output_gate
@@ -126,13 +128,13 @@ class MultiHeadLatentAttention(JaxModule):
             self.q_a_proj = linear(
                 scope / "q_a_proj", hidden_size, sizes.q_lora_rank, axes=latent_axes, use_bias=use_bias
             )
-            self.q_a_layernorm = rms_norm(scope, sizes.q_lora_rank, epsilon=LATENT_NORM_EPSILON)
+            self.q_a_layernorm = rms_norm(scope, sizes.q_lora_rank, epsilon=latent_norm_epsilon)
             self.q_b_proj = linear(scope / "q_b_proj", sizes.q_lora_rank, q_size, axes=("heads", None))
         kv_size = sizes.kv_lora_rank + sizes.qk_rope_head_dim
         self.kv_a_proj_with_mqa = linear(
             scope / "kv_a_proj_with_mqa", hidden_size, kv_size, axes=latent_axes, use_bias=use_bias
         )
-        self.kv_a_layernorm = rms_norm(scope, sizes.kv_lora_rank, epsilon=LATENT_NORM_EPSILON)
+        self.kv_a_layernorm = rms_norm(scope, sizes.kv_lora_rank, epsilon=latent_norm_epsilon)
         self.kv_b_proj = latent_up_projection(
             scope / "kv_b_proj", sizes.num_heads, sizes.kv_lora_rank, sizes.qk_nope_head_dim, sizes.v_head_dim
         )

@@ -7,8 +7,8 @@ import jax
 
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.indexer import Indexer, IndexerSizes
-from jaxis.layers.mla import LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
+from jaxis.layers.indexer import TokenIndexer
+from jaxis.layers.mla import LATENT_NORM_EPSILON, LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 
@@ -24,13 +24,12 @@ class SparseLatentAttention(MultiHeadLatentAttention):
     caches no keys of indexers.
 
     Args:
-      has_indexer: True if the layer has an indexer.
-      indexer_rope: Rotates the first dimensions of the indexer's queries and keys.
+      indexer: The layer's indexer; None if it uses another layer's selection.
+      num_selected: K.
       hands_on_selection: True if layers share selections.
 
     Raises:
-      ConfigError: Queries are projected without a latent, from which the indexer projects its own; or
-        decode_context_parallel_size would divide the context of selected tokens.
+      ConfigError: decode_context_parallel_size would divide the context of selected tokens.
     """
 
     def __init__(
@@ -38,20 +37,18 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         scope: LayerScope,
         sizes: LatentAttentionSizes,
         *,
-        indexer_sizes: IndexerSizes,
-        has_indexer: bool = True,
-        rope: RotaryEmbedding,
-        indexer_rope: RotaryEmbedding,
+        indexer: TokenIndexer | None,
+        num_selected: int,
+        rope: RotaryEmbedding | None,
         scale: float,
         use_bias: bool = False,
         hands_on_selection: bool = False,
+        latent_norm_epsilon: float = LATENT_NORM_EPSILON,
     ) -> None:
-        super().__init__(scope, sizes, rope=rope, scale=scale, use_bias=use_bias)
-        if sizes.q_lora_rank is None:
-            raise ConfigError(
-                f"{scope.config.source} has no q_lora_rank, from which the indexer's queries are projected"
-            )
-        self.num_selected = indexer_sizes.num_selected
+        super().__init__(
+            scope, sizes, rope=rope, scale=scale, use_bias=use_bias, latent_norm_epsilon=latent_norm_epsilon
+        )
+        self.num_selected = num_selected
         self.serves_short_contexts = scope.max_model_len <= self.num_selected
         self.hands_on_selection = hands_on_selection
         if self.context_devices > 1 and not self.serves_short_contexts:
@@ -59,26 +56,18 @@ class SparseLatentAttention(MultiHeadLatentAttention):
                 f"decode_context_parallel_size={self.context_devices} cannot divide the context of a model that "
                 f"attends to {self.num_selected} selected tokens: use 1, or a max_model_len of at most that"
             )
-        self.indexer = None
-        if has_indexer:
-            self.indexer = Indexer(
-                scope / "indexer",
-                indexer_sizes,
-                query_size=sizes.q_lora_rank,
-                rope=indexer_rope,
-                has_cache=not self.serves_short_contexts,
-            )
+        self.indexer = indexer
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
-        """Specification of the cache of latents; the cache of an indexer's keys follows it."""
+        """Specification of the cache of latents; the caches of an indexer follow it."""
         num_selected = None if self.serves_short_contexts else self.num_selected
         return dataclasses.replace(super().kv_cache_spec, num_selected=num_selected)
 
     def __call__(self, kv_cache: Any, x: jax.Array, metadata: AttentionMetadata) -> tuple[Any, jax.Array]:
         """Returns the updated caches and [T, E] for x [T, E].
 
-        `kv_cache` is the cache of the latents, or a tuple of it, the indexer's cache if there is one, and the last
+        `kv_cache` is the cache of the latents, or a tuple of it, the indexer's caches if there are any, and the last
         selection if layers share them. Without caches, it has None in the place of each, or is None if none are shared.
         """
         caches = list(kv_cache) if isinstance(kv_cache, tuple) else [kv_cache]
@@ -87,10 +76,12 @@ class SparseLatentAttention(MultiHeadLatentAttention):
             selection = None
         elif self.indexer is None:
             selection = caches[-1]
-        elif self.serves_short_contexts or kv_cache is None:
-            _, selection = self.indexer(None, x, query_latent, metadata)
         else:
-            caches[1], selection = self.indexer(caches[1], x, query_latent, metadata)
+            own = slice(1, len(caches) - self.hands_on_selection)
+            of_indexer = () if caches[0] is None else tuple(caches[own])
+            of_indexer, selection = self.indexer(of_indexer, x, query_latent, metadata)
+            if of_indexer:
+                caches[own] = of_indexer
         if self.hands_on_selection:
             caches[-1] = selection
         caches[0], out = self._attend(caches[0], q, latents, rope_key, metadata, selection=selection)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.layers.indexer import IndexerSizes
+from jaxis.errors import ConfigError
+from jaxis.layers.indexer import Indexer, IndexerSizes
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
 from jaxis.models.common.deepseek import (
@@ -39,13 +40,19 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
         )
         if sizes.head_dim < settings.sizes.qk_rope_head_dim:
             raise config.fault("index_head_dim", "qk_rope_head_dim", why="of which the rope cannot rotate the second")
+        query_size = settings.sizes.q_lora_rank
+        if query_size is None:
+            raise ConfigError(f"{config.source} has no q_lora_rank, from which the indexer's queries are projected")
+        indexer = None
+        if has_indexer is None or has_indexer[scope.layer_index]:
+            index_rope = settings.make_rope(interleaved=interleaved_index_rope)
+            indexer = Indexer(scope / "self_attn" / "indexer", sizes, query_size=query_size, rope=index_rope)
         self_attn = SparseLatentAttention(
             scope / "self_attn",
             settings.sizes,
-            indexer_sizes=sizes,
-            has_indexer=has_indexer is None or has_indexer[scope.layer_index],
+            indexer=indexer,
+            num_selected=sizes.num_selected,
             rope=settings.make_rope(interleaved=True),
-            indexer_rope=settings.make_rope(interleaved=interleaved_index_rope),
             scale=settings.scale,
             use_bias=settings.use_bias,
             hands_on_selection=has_indexer is not None and not all(has_indexer),

@@ -1,0 +1,178 @@
+"""Indexers that score groups of consecutive tokens, one key for each group, and select the best groups whole."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jaxis.config.attention_span import FULL_CONTEXT
+from jaxis.kernels.index_selection import num_selected_tokens, select_groups, select_groups_of_whole_sequences
+from jaxis.kernels.token_groups import ordered_softmax_sum, ordered_sum
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.indexer import IndexCaches, IndexCacheSpec, IndexKeyCache, head_weights, key_norm
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scope import LayerScope, never_quantized
+from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
+from jaxis.parallel.mesh import devices_of_layer, on_each_device
+
+
+@dataclass(frozen=True)
+class GroupIndexerSizes:
+    """Dimensions of an indexer of groups.
+
+    Attributes:
+      num_heads: H, heads of queries; all share one key per group.
+      head_dim: D, elements of a query or key.
+      group_size: G, tokens of a group.
+      num_groups: The most closed groups that a token attends to.
+    """
+
+    num_heads: int
+    head_dim: int
+    group_size: int
+    num_groups: int
+
+    @property
+    def num_selected(self) -> int:
+        """K, the most tokens that a token attends to."""
+        return num_selected_tokens(self.num_groups, self.group_size)
+
+
+class GroupIndexer(JaxModule):
+    """Selects the tokens of the groups that score best, and those of the open group.
+
+    The score of group g for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[g])`. A token that sees few
+    enough groups attends to everything. The keys of groups and the rows of their tokens have caches, in this order of
+    `caches`: of rows, of keys. There are none where no context is longer than what is selected.
+
+    Args:
+      row_size: Elements of a token's row, of which `combine` makes keys.
+    """
+
+    def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, row_size: int) -> None:
+        self.sizes = sizes
+        self.groups = TokenGroups(sizes.group_size, sizes.group_size)
+        has_cache = scope.max_model_len > sizes.num_selected
+        key_spec = IndexCacheSpec(sizes.head_dim, sizes.num_heads, sizes.group_size)
+        self.row_cache = IndexKeyCache(RowCacheSpec(row_size, self.groups.span)) if has_cache else None
+        self.key_cache = IndexKeyCache(key_spec) if has_cache else None
+
+    def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
+        """Returns the keys [N, D] of groups; see `Combine` of `kernels.token_groups`."""
+        raise NotImplementedError
+
+    def select(
+        self, caches: IndexCaches, q: jax.Array, weights: jax.Array, rows: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        """Returns the updated caches and the selection, as `TokenIndexer` does.
+
+        Takes q [T, H, D], weights float32 [T, H], and the rows [T, row_size] of the step's tokens.
+        """
+        sizes = {"num_groups": self.sizes.num_groups, "group_size": self.sizes.group_size}
+        of_tokens = (metadata.input_positions, metadata.seq_lens)
+        if not caches:
+            closed, keys = self.groups.combine_whole_sequences(self.combine, rows, metadata)
+            requests = metadata.query_start_loc, metadata.request_distribution[2]
+            return (), select_groups_of_whole_sequences(
+                q, weights, keys, closed, metadata.input_positions, *requests, **sizes
+            )
+        row_cache, key_cache = self.groups.update(self.combine, rows, *caches, metadata)
+        select = functools.partial(select_groups, **sizes)
+        if devices_of_layer() > 1:
+            whole = PartitionSpec()
+            select = on_each_device(select, (whole,) * 8, whole)
+        selection = select(
+            q,
+            weights,
+            key_cache,
+            *of_tokens,
+            metadata.block_tables_for(FULL_CONTEXT),
+            metadata.query_start_loc,
+            metadata.request_distribution,
+        )
+        return (row_cache, key_cache), selection
+
+
+class GatedGroupIndexer(GroupIndexer):
+    """Keys of groups are sums of their tokens' keys, weighted for each dimension by a softmax over the group (GLM-5.3).
+
+    The logits are `compress_gate(x)`, whose weight is `index_kpool_compress_gate` in checkpoints, and a learned part of
+    each place in the group. There is no rope.
+
+    Args:
+      query_size: Elements of attention's normed query latent, from which queries are projected.
+    """
+
+    def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, query_size: int) -> None:
+        super().__init__(scope, sizes, row_size=2 * sizes.head_dim)
+        hidden_size: int = scope.config["hidden_size"]
+        head_dim = sizes.head_dim
+        self.wq_b = linear(scope / "wq_b", query_size, sizes.num_heads * head_dim, axes=(None, None))
+        self.wk = linear(scope / "wk", hidden_size, head_dim, axes=(None, "embed"))
+        self.k_norm = key_norm(scope, head_dim)
+        self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
+        self.compress_gate = linear(
+            never_quantized(scope / "compress_gate"), hidden_size, head_dim, axes=(None, "embed")
+        )
+        shape = (sizes.group_size, head_dim)
+        self.index_kpool_compress_ape = make_parameter(
+            scope.rngs, nnx.initializers.zeros, shape, scope.dtype, axes=(None, None)
+        )
+
+    def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
+        del exists, first_position
+        keys, gates = jnp.split(rows, 2, axis=-1)
+        return ordered_softmax_sum(gates + self.index_kpool_compress_ape[...].astype(jnp.float32), keys)
+
+    def __call__(
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        sizes = self.sizes
+        q = self.wq_b(query_input).reshape(x.shape[0], sizes.num_heads, sizes.head_dim)
+        weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
+        rows = jnp.concatenate([self.k_norm(self.wk(x)), self.compress_gate(x)], axis=-1)
+        return self.select(caches, q, weights, rows, metadata)
+
+
+class MeanGroupIndexer(GroupIndexer):
+    """Keys of groups are means of their tokens' keys, then normed, then rotated by the group's first position (Qwen4).
+
+    Queries and keys come of one projection of x. All heads weigh the same.
+
+    Args:
+      rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
+    """
+
+    def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, rope: RotaryEmbedding) -> None:
+        super().__init__(scope, sizes, row_size=sizes.head_dim)
+        self.rope = rope
+        size_out = (sizes.num_heads + 1) * sizes.head_dim
+        self.index_qk_proj = linear(
+            scope / "index_qk_proj", scope.config["hidden_size"], size_out, axes=(None, "embed")
+        )
+        self.q_layernorm = rms_norm(scope / "q_layernorm", sizes.head_dim, add_unit_offset=True)
+        self.k_layernorm = rms_norm(scope / "k_layernorm", sizes.head_dim, add_unit_offset=True)
+
+    def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
+        del exists
+        mean = ordered_sum(rows) / rows.shape[1]
+        keys = self.k_layernorm(mean.astype(self.k_layernorm.dtype))[:, None]
+        return self.rope(keys, keys, first_position)[1][:, 0].astype(jnp.float32)
+
+    def __call__(
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        del query_input
+        sizes = self.sizes
+        q, rows = jnp.split(self.index_qk_proj(x), [sizes.num_heads * sizes.head_dim], axis=-1)
+        q = self.q_layernorm(q.reshape(x.shape[0], sizes.num_heads, sizes.head_dim))
+        q, _ = self.rope(q, q[:, :1], metadata.input_positions)
+        weights = jnp.full(q.shape[:2], sizes.head_dim**-0.5, jnp.float32)
+        return self.select(caches, q, weights, rows, metadata)
