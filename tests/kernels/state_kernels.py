@@ -195,7 +195,7 @@ def scan_kernel(channels: int, state_size: int) -> StateKernel:
 
 
 def conv_kernel(
-    channels: int, width: int, *, bias: bool, activation: str | None, dtype: Any = np.float32
+    channels: int, width: int, *, bias: bool, activation: str | None, dtype: Any = np.float32, dilation: int = 1
 ) -> StateKernel:
     rng = np.random.default_rng(2)
     weight = rng.normal(size=(channels, width)).astype(np.float32)
@@ -206,7 +206,7 @@ def conv_kernel(
 
     def call(inputs: Arrays, *step: Any) -> tuple[jax.Array | None, jax.Array]:
         b = None if offset is None else jnp.asarray(offset)
-        return causal_conv(*inputs, jnp.asarray(weight), b, *step, activation=activation)
+        return causal_conv(*inputs, jnp.asarray(weight), b, *step, activation=activation, dilation=dilation)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -214,10 +214,14 @@ def conv_kernel(
 
         x, state = inputs[0].mT, state.mT.clone()
         b = None if offset is None else torch.tensor(offset)
+        if dilation > 1:
+            x = torch.cat([state, x], dim=-1)
+            y = torch.nn.functional.conv1d(x, torch.tensor(weight)[:, None], b, dilation=dilation, groups=channels)
+            return y.mT, x[..., -state.shape[-1] :].mT
         y = causal_conv1d_update(x, state, torch.tensor(weight), b, activation)
         return y.mT, state.mT
 
-    return StateKernel((width - 1, channels), make_inputs, call, oracle, dtype)
+    return StateKernel(((width - 1) * dilation, channels), make_inputs, call, oracle, dtype)
 
 
 KERNELS: dict[str, StateKernel] = {
@@ -231,6 +235,7 @@ KERNELS: dict[str, StateKernel] = {
     "conv of 4": conv_kernel(40, 4, bias=True, activation="silu"),
     "conv of 3": conv_kernel(21, 3, bias=False, activation=None),
     "conv of 7, bfloat16": conv_kernel(48, 7, bias=True, activation="silu", dtype=jnp.bfloat16),
+    "conv of 4, dilated": conv_kernel(32, 4, bias=False, activation=None, dilation=3),
 }
 
 OFTEN = ("delta rule, 3 heads a key", "delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4")

@@ -14,9 +14,9 @@ from jaxis.layers.state_cache_spec import StateArray
 
 
 class CausalConv(JaxModule):
-    """`y[t] = activation(sum_j weight[:, 0, j] * x[t - W + 1 + j] + bias)`; x is zero before a sequence begins.
+    """`y[t] = activation(sum_j weight[:, 0, j] * x[t - (W - 1 - j) D] + bias)`; x is zero before a sequence begins.
 
-    The state is the last W - 1 inputs.
+    The state is the last (W - 1) D inputs.
 
     Args:
       num_channels: C.
@@ -24,6 +24,7 @@ class CausalConv(JaxModule):
       use_bias: True for a `bias` [C].
       activation: "silu", or None for none.
       dtype: Type of the weight and the bias; None means the model's.
+      dilation: D.
 
     Raises:
       ConfigError: W is not 2 to MAX_CONV_WIDTH.
@@ -38,10 +39,11 @@ class CausalConv(JaxModule):
         use_bias: bool,
         activation: str | None,
         dtype: DTypeLike | None = None,
+        dilation: int = 1,
     ) -> None:
         if not 2 <= width <= MAX_CONV_WIDTH:
             raise ConfigError(f"a convolution over {width} tokens is not supported: 2 to {MAX_CONV_WIDTH} are")
-        self.num_channels, self.width, self.activation = num_channels, width, activation
+        self.num_channels, self.width, self.activation, self.dilation = num_channels, width, activation, dilation
         init, dtype = nnx.initializers.lecun_normal(), scope.dtype if dtype is None else dtype
         self.weight = make_parameter(scope.rngs, init, (num_channels, 1, width), dtype, axes=("heads", None, None))
         self.bias = None
@@ -50,12 +52,12 @@ class CausalConv(JaxModule):
 
     @property
     def state_array(self) -> StateArray:
-        return StateArray((self.width - 1, self.num_channels), (None, "heads"))
+        return StateArray(((self.width - 1) * self.dilation, self.num_channels), (None, "heads"))
 
     def __call__(
         self, state: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
     ) -> tuple[jax.Array | None, jax.Array]:
-        """Returns the updated state and [T, C], for a state [num_slots, W - 1, C] or None, and x [T, C]."""
+        """Returns the updated state and [T, C], for a state [num_slots, (W - 1) D, C] or None, and x [T, C]."""
         return causal_conv(
             x,
             self.weight[...][:, 0],
@@ -65,4 +67,5 @@ class CausalConv(JaxModule):
             metadata.query_start_loc,
             metadata.request_distribution[2],
             activation=self.activation,
+            dilation=self.dilation,
         )

@@ -29,8 +29,9 @@ def causal_conv(
     num_requests: jax.Array,
     *,
     activation: str | None,
+    dilation: int = 1,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Computes `y[t] = activation(bias + sum(weight[:, j] * x[t - W + 1 + j] for j in range(W)))` within each request.
+    """Computes `y[t] = activation(bias + sum(weight[:, j] * x[t - (W - 1 - j) D] for j in range(W)))` in each request.
 
     A request's bits do not depend on how its tokens are split into steps, because the state holds unchanged inputs.
 
@@ -38,12 +39,13 @@ def causal_conv(
       x: [T, C], a flat batch. The tokens of request r are rows query_start_loc[r] to [r + 1]; later rows are padding.
       weight: [C, W] with W from 2 to 8 taps. The last tap multiplies the token itself.
       bias: [C].
-      state: [num_slots, W - 1, C] in x's type: the last inputs of each request, oldest first. It is updated in place if
-        donated. None: the requests are whole sequences, and the function is differentiable.
+      state: [num_slots, (W - 1) D, C] in x's type: the last inputs of each request, oldest first. It is updated in
+        place if donated. None: the requests are whole sequences, and the function is differentiable.
       slots: State slots that the requests read and write; None without a state.
       query_start_loc: i32 [R + 1].
       num_requests: i32 [], the number of requests that are not padding.
       activation: "silu", or None.
+      dilation: D, the distance of two taps in tokens.
 
     Returns:
       The updated state (None without one), and y [T, C] in x's type, zeros for padding.
@@ -52,7 +54,7 @@ def causal_conv(
       ValueError: The arguments do not fit together.
     """
     _check(x, weight, state, slots, activation)
-    kernel = functools.partial(_causal_conv, activation=activation)
+    kernel = functools.partial(_causal_conv, activation=activation, dilation=dilation)
     operands = (x, weight, bias, state, slots, query_start_loc, num_requests)
     if num_shards(x.shape[1]) == 1:
         return kernel(*operands)
@@ -69,9 +71,12 @@ def _causal_conv(
     num_requests: jax.Array,
     *,
     activation: str | None,
+    dilation: int,
 ) -> tuple[jax.Array | None, jax.Array]:
-    chosen = cpu if cpu.supports(x) else reference
-    return chosen.causal_conv(x, weight, bias, state, slots, query_start_loc, num_requests, activation=activation)
+    operands = (x, weight, bias, state, slots, query_start_loc, num_requests)
+    if dilation == 1 and cpu.supports(x):
+        return cpu.causal_conv(*operands, activation=activation)
+    return reference.causal_conv(*operands, activation=activation, dilation=dilation)
 
 
 def _check(
