@@ -16,6 +16,7 @@ from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import HasState
+from jaxis.layers.streams import StreamConnection
 
 LayerCache = Any
 """A layer's cache: the array of its spec, a tuple of several, or another layer's that it shares; without caches, as in
@@ -153,6 +154,52 @@ class ParallelDecoderLayer(JaxModule):
         if self.post_attention_layernorm is not None:
             normalised = self.post_attention_layernorm(x)
         return kv_cache, x + attended + self.mlp(normalised, metadata)
+
+
+class StreamsDecoderLayer(JaxModule):
+    """Residual streams x [T, S, E]:
+
+    `u, update = attn_hc(x); x = update.into(x, self_attn(norm(u)))`
+    `u, update = ffn_hc(x); x = update.into(x, mlp(norm(u)))`
+
+    Args:
+      make_connection: Function that creates the two blocks' connections from scopes.
+      make_norm: Function that creates a norm from a scope; None if connections norm what they read.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        *,
+        self_attn: SelfAttention,
+        mlp: FeedForward,
+        make_connection: Callable[[LayerScope], StreamConnection],
+        make_norm: Callable[[LayerScope], Norm] | None = rms_norm,
+        mixer_name: str = "self_attn",
+    ) -> None:
+        self._mixer_name = mixer_name
+        setattr(self, mixer_name, self_attn)
+        self.mlp = mlp
+        self.attn_hc = make_connection(scope / "attn_hc")
+        self.ffn_hc = make_connection(scope / "ffn_hc")
+        self.input_layernorm = make_norm and make_norm(scope)
+        self.post_attention_layernorm = make_norm and make_norm(scope)
+
+    @property
+    def mixer(self) -> Any:
+        return getattr(self, self._mixer_name)
+
+    def __call__(
+        self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata, *mlp_inputs: jax.Array
+    ) -> LayerOutput:
+        """x [T, S, E] -> the updated cache and [T, S, E]; `mlp_inputs` are further inputs of `mlp`."""
+        read, update = self.attn_hc(x)
+        normed = read if self.input_layernorm is None else self.input_layernorm(read)
+        kv_cache, attended = self.mixer(kv_cache, normed, metadata)
+        x = update.into(x, attended)
+        read, update = self.ffn_hc(x)
+        normed = read if self.post_attention_layernorm is None else self.post_attention_layernorm(read)
+        return kv_cache, update.into(x, self.mlp(normed, metadata, *mlp_inputs))
 
 
 class MixerLayer(JaxModule):

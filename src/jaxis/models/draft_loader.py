@@ -34,6 +34,11 @@ def load_eagle3(
     tensors do not match the head's parameters.
     """
     target, hf_config = _checked_target(model), head_config.model_config.hf_config
+    if target.decoder.num_streams > 1:
+        raise ConfigError(
+            f"an EAGLE-3 head reads one state of a token, and layers of {type(target).__name__} pass on several: draft "
+            "with another method"
+        )
     _check_architecture(hf_config)
     head: Any = load_model(head_config, mesh, on_progress, model_class=Eagle3Head)
     size, head_size = target.decoder.embed_tokens.input_size, head.midlayer.input_layernorm.num_features

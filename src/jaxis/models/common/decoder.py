@@ -113,7 +113,10 @@ class DecoderModel(JaxModule):
       aux_hidden_state_layers: Layers whose input states [T, E] the model also returns, for speculative decoding and for
         comparison with a reference; none by default. The number of layers means the output of the last layer, before
         the final norm.
+      num_streams: S, the hidden states of a token that layers pass on, as [T, S, E]; 1 for [T, E].
     """
+
+    num_streams = 1
 
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         self.embedding_multiplier = options.embedding_multiplier

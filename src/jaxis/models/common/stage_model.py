@@ -86,6 +86,8 @@ def _check_layers(decoder: DecoderModel, stage: Stage) -> None:
         raise _refusal(stage, "its layers have embeddings of their own")
     if decoder.has_shared_selection:
         raise _refusal(stage, "layers attend to the tokens that an earlier one has selected")
+    if decoder.num_streams > 1:
+        raise _refusal(stage, "its layers pass on several states of a token")
     num_layers = len(decoder.layers)
     for own in (Stage(index, stage.num_stages).layers(num_layers) for index in range(stage.num_stages)):
         for i in own:

@@ -1,0 +1,46 @@
+"""Code shared by families whose tokens have several residual streams."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.checkpoint_names import Rename
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.streams import HyperConnection
+from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
+
+CONNECTION_RENAMES: tuple[Rename, ...] = tuple(
+    (f"hc_{block}_{part}", f"{block}_hc.{here}")
+    for block in ("attn", "ffn")
+    for part, here in (("fn", "fn.weight"), ("base", "base"), ("scale", "scale"))
+)
+"""DeepSeek V4's names of a layer's connections."""
+
+
+class StreamsModel(DecoderModel):
+    """A decoder of S streams, which begin as copies of the embeddings; its final norm mixes them."""
+
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        super().__init__(scope, layer_class, options)
+        self.num_streams = num_streams(scope.config)
+
+    def first_input(self, x: jax.Array) -> jax.Array:
+        return jnp.repeat(x[:, None], self.num_streams, axis=1)
+
+
+def num_streams(config: HFConfig) -> int:
+    """Returns S."""
+    return config.get("hc_count" if "hc_count" in config else "hc_mult", 4)
+
+
+def manifold_connection(scope: LayerScope) -> HyperConnection:
+    """Creates DeepSeek V4's connection, with config.json's `hc_eps` and `hc_sinkhorn_iters`."""
+    config = scope.config
+    return HyperConnection(
+        scope,
+        num_streams(config),
+        epsilon=config.get("hc_eps", 1e-6),
+        sinkhorn_iterations=config.get("hc_sinkhorn_iters", 20),
+    )
