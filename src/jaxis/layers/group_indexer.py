@@ -50,7 +50,7 @@ class GroupIndexer(JaxModule):
 
     The score of group g for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[g])`. A token that sees few
     enough groups attends to everything. The keys of groups and the rows of their tokens have caches, in this order of
-    `caches`: of rows, of keys. There are none where no context is longer than what is selected.
+    `caches`: of keys, of rows. There are none where no context is longer than what is selected.
 
     Args:
       row_size: Elements of a token's row, of which `combine` makes keys.
@@ -61,8 +61,9 @@ class GroupIndexer(JaxModule):
         self.groups = TokenGroups(sizes.group_size, sizes.group_size)
         has_cache = scope.max_model_len > sizes.num_selected
         key_spec = IndexCacheSpec(sizes.head_dim, sizes.num_heads, sizes.group_size)
-        self.row_cache = IndexKeyCache(RowCacheSpec(row_size, self.groups.span)) if has_cache else None
+        # Their names are in the order of the caches: flax sorts the modules of a model that it puts together.
         self.key_cache = IndexKeyCache(key_spec) if has_cache else None
+        self.row_cache = IndexKeyCache(RowCacheSpec(row_size, self.groups.span)) if has_cache else None
 
     def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
         """Returns the keys [N, D] of groups; see `Combine` of `kernels.token_groups`."""
@@ -83,7 +84,8 @@ class GroupIndexer(JaxModule):
             return (), select_groups_of_whole_sequences(
                 q, weights, keys, closed, metadata.input_positions, *requests, **sizes
             )
-        row_cache, key_cache = self.groups.update(self.combine, rows, *caches, metadata)
+        key_cache, row_cache = caches
+        row_cache, key_cache = self.groups.update(self.combine, rows, row_cache, key_cache, metadata)
         select = functools.partial(select_groups, **sizes)
         if devices_of_layer() > 1:
             whole = PartitionSpec()
@@ -97,7 +99,7 @@ class GroupIndexer(JaxModule):
             metadata.query_start_loc,
             metadata.request_distribution,
         )
-        return (row_cache, key_cache), selection
+        return (key_cache, row_cache), selection
 
 
 class GatedGroupIndexer(GroupIndexer):
