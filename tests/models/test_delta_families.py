@@ -1,23 +1,27 @@
-"""Kimi Linear, Ling 3 and OLMo Hybrid: their states, Ling's bounded units, kinds of layers, and what is refused."""
+"""Kimi Linear and K3, Ling 3, OLMo Hybrid: states, Ling's bounded units, kinds of layers, names, what is refused."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from jaxis.bringup.verify.compare import relative_error
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.delta_attention import DeltaAttention
-from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.parallel.mesh import make_mesh
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence
 from tests.support.places import TESTS
@@ -125,8 +129,8 @@ def test_olmo_hybrid_has_a_rope_where_its_base_is_named(rope, has_rope):
         ("kimi-linear-48b-a3b", {"mla_use_nope": False}, "mla_use_nope=False, of which only True"),
         (
             "kimi-linear-48b-a3b",
-            {"num_hidden_layers": 1, "linear_attn_config": {"kda_layers": [1], "gate_lower_bound": -5.0}},
-            "linear_attn_config.gate_lower_bound",
+            {"num_hidden_layers": 1, "linear_attn_config": {"kda_layers": [1], "gate_upper_bound": -5.0}},
+            "linear_attn_config.gate_upper_bound",
         ),
         (
             "ling-3.0-flash",
@@ -141,3 +145,21 @@ def test_olmo_hybrid_has_a_rope_where_its_base_is_named(rope, has_rope):
 def test_what_no_published_model_has_is_refused(name, changes, said):
     with pytest.raises(ConfigError, match=said):
         construct(published(name, **changes))
+
+
+def test_kimi_k3_as_published_has_the_text_of_its_text_model(tmp_path):
+    """Inside a checkpoint that also sees, with the older names of what mixes residuals."""
+    family = FAMILIES["Kimi K3"]
+    source = Path(parity.checkpoint_folder(family))
+    values = json.loads((source / "config.json").read_text())
+    published = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": values}
+    (tmp_path / "config.json").write_text(json.dumps(published | {"vision_config": {"hidden_size": 32}}))
+    tensors = {"vision_tower.patch_embed.weight": np.zeros(3, np.float32)}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        name = re.sub(r"_res_(norm|proj)\.weight$", r"_res.\1_weight", name)
+        tensors[f"language_model.{name}"] = tensor
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = ModelConfig(str(tmp_path), HFConfig.from_folder(tmp_path), dtype=jnp.float32, max_model_len=1024)
+    model = load_model(VllmConfig(config), make_mesh())
+    logits, expected = (parity.run_model(each, (17,))[17][0] for each in (model, parity.loaded_model(family)))
+    assert np.array_equal(logits, expected)

@@ -34,6 +34,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
+from tests.support.kimi_k3_reference import KimiK3Reference
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.places import TESTS
 
@@ -74,6 +75,8 @@ class Family:
     gguf: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
+# References of models that transformers does not have.
+RESTATED = {"KimiK3ForCausalLM": KimiK3Reference}
 # By name: to import the classes takes seconds, in each worker.
 MODEL_TYPES = {config_class: model_type for model_type, config_class in CONFIG_MAPPING_NAMES.items()}
 
@@ -126,7 +129,8 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
     auto_class = transformers.AutoModelForCausalLM
     if family.other_parts is not None or family.config_class == "Mistral4Config":  # listed with models that see
         auto_class = transformers.AutoModelForMultimodalLM
-    model = auto_class.from_config(config).float().eval()
+    restated = RESTATED.get(family.architecture or "")
+    model = (auto_class.from_config(config) if restated is None else restated(config)).float().eval()
     for name, _ in list(model.model.named_children()) if family.other_parts is not None else ():
         # Qwen2-Audio's reference asks its encoder for its type even without sound.
         if name not in ("language_model", "text_model") and family.config_class != "Qwen2AudioConfig":

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.activations import KERNEL_NAMES, relu_squared
+from jaxis.kernels.materialize import in_whole_vectors
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,32 @@ class CappedGLU:
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
         return {"activation": "capped_swiglu", "limit": self.limit} if self.activation is jax.nn.silu else None
+
+
+@dataclass(frozen=True)
+class SiTU:
+    """`beta * tanh(gate / beta) * sigmoid(gate) * u`, in float32 (Kimi K3).
+
+    u is `linear_beta * tanh(up / linear_beta)`, or `up` without a `linear_beta`.
+    """
+
+    beta: float
+    linear_beta: float | None = None
+
+    @property
+    def has_gate(self) -> bool:
+        return True
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        u, g = up.astype(jnp.float32), gate.astype(jnp.float32)
+        if self.linear_beta is not None:
+            u = self.linear_beta * in_whole_vectors(jnp.tanh, u / self.linear_beta)
+        unit = in_whole_vectors(lambda x: self.beta * jnp.tanh(x / self.beta) * jax.nn.sigmoid(x), g)
+        return (unit * u).astype(up.dtype)
+
+    @property
+    def kernel_arguments(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)

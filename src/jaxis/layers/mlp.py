@@ -16,6 +16,7 @@ from jaxis.kernels.materialize import materialize
 from jaxis.kernels.weights import GatedUnit, gated_matmul
 from jaxis.layers.addition import changes_of
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.glu import GLU
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import apply_together, can_be_fused
 from jaxis.layers.module import JaxModule
@@ -98,8 +99,8 @@ class GatedMLP(JaxModule):
             self.up_proj = linear(scope / "up_proj", size_in, size, axes=column, use_bias=use_bias)
         down_bias = use_bias if down_bias is None else down_bias
         self.down_proj = linear(scope / "down_proj", size, size_in, axes=row, use_bias=down_bias)
-        self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
-        self.gated_unit = gated_unit
+        name: str = activation or scope.config.get("hidden_act", "silu")
+        self.gated_unit: GatedUnit = gated_unit or GLU(activation_function(name))
         self.gate_multiplier, self.output_multiplier = multipliers
 
     def __call__(self, x: jax.Array, _metadata: AttentionMetadata | None = None) -> jax.Array:
@@ -108,8 +109,7 @@ class GatedMLP(JaxModule):
             gate, up = self._gate_and_up(x)
             # Rounded, so that no product is fused with the activation.
             gate = gate if self.gate_multiplier == 1 else materialize(scaled(gate, self.gate_multiplier))
-            gated = self.activation(gate) * up if self.gated_unit is None else self.gated_unit(gate, up)
-            gated = gated.reshape(*x.shape[:-1], -1)
+            gated = self.gated_unit(gate, up).reshape(*x.shape[:-1], -1)
         return scaled(self.down_proj(gated), self.output_multiplier)
 
     def _gate_and_up(self, x: jax.Array) -> list[jax.Array]:
@@ -130,13 +130,14 @@ class GatedMLP(JaxModule):
             self.num_parts = num_devices
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
-        if self.gate_up_proj is not None or self.gate_multiplier != 1 or self.gated_unit is not None:
+        unit = self.gated_unit
+        if self.gate_up_proj is not None or self.gate_multiplier != 1 or not isinstance(unit, GLU):
             return None
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):
             return None
         weights = gate.weight.get_value(), up.weight.get_value()
-        return gated_matmul(x, *weights, self.activation, *changes_of(x, [gate, up]))
+        return gated_matmul(x, *weights, unit.activation, *changes_of(x, [gate, up]))
 
 
 class UngatedMLP(JaxModule):

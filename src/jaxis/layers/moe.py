@@ -28,6 +28,7 @@ class SparseMoE(JaxModule):
         output.
       latent_size: Features of the experts' input and output: `fc1_latent_proj` maps x to them, and `fc2_latent_proj`
         maps the experts' sum back. None means the features of x, without such layers.
+      use_latent_norm: True for an RMS norm `latent_norm` of the experts' sum before it is mapped back.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -46,6 +47,7 @@ class SparseMoE(JaxModule):
         shared_experts: FeedForward | None = None,
         use_shared_gate: bool = False,
         latent_size: int | None = None,
+        use_latent_norm: bool = False,
     ) -> None:
         unit = gated_unit or GLU(activation_function(scope.config.get("hidden_act", "silu")))
         self.gate = leaves.router(scope / "gate", routing, use_bias=use_bias, use_selection_bias=use_selection_bias)
@@ -58,12 +60,13 @@ class SparseMoE(JaxModule):
             use_bias=use_bias,
             stack_layout=stack_layout,
         )
-        self.fc1_latent_proj = self.fc2_latent_proj = None
+        self.fc1_latent_proj = self.fc2_latent_proj = self.latent_norm = None
         if latent_size is not None:
             size: int = scope.config["hidden_size"]
             into, out_of = scope / "fc1_latent_proj", scope / "fc2_latent_proj"
             self.fc1_latent_proj = leaves.linear(into, size, latent_size, axes=(None, "embed"))
             self.fc2_latent_proj = leaves.linear(out_of, latent_size, size, axes=("embed", None))
+            self.latent_norm = leaves.rms_norm(scope / "latent_norm", latent_size) if use_latent_norm else None
         self.shared_experts = shared_experts
         self.shared_expert_gate = _gate(scope / "shared_expert_gate") if use_shared_gate else None
 
@@ -71,6 +74,8 @@ class SparseMoE(JaxModule):
         expert_ids, expert_weights = self.gate(x)
         hidden = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
         y = self.experts(hidden, expert_ids, expert_weights, metadata)
+        if self.latent_norm is not None:
+            y = self.latent_norm(y)
         if self.fc2_latent_proj is not None:
             y = self.fc2_latent_proj(y)
         if self.shared_experts is None:

@@ -77,10 +77,13 @@ def hybrid_moe(
     routing: Routing,
     gated_unit: GatedUnit | None = None,
     shared_gated_unit: GatedUnit | None = None,
+    latent_size: int | None = None,
+    use_latent_norm: bool = False,
 ) -> SparseMoE:
     """Experts of `moe_intermediate_size`, and one block as wide as `num_shared_experts` of them.
 
-    `gated_unit` is that of the experts, as in `SparseMoE`, and `shared_gated_unit` that of the block, as in `GatedMLP`.
+    `gated_unit`, `latent_size` and `use_latent_norm` are those of the experts, as in `SparseMoE`, and
+    `shared_gated_unit` is that of the block, as in `GatedMLP`.
     """
     size: int = scope.config["moe_intermediate_size"]
     shared_size = size * scope.config["num_shared_experts"]
@@ -90,6 +93,8 @@ def hybrid_moe(
         intermediate_size=size,
         gated_unit=gated_unit,
         use_selection_bias=True,
+        latent_size=latent_size,
+        use_latent_norm=use_latent_norm,
         shared_experts=GatedMLP(scope / "shared_experts", intermediate_size=shared_size, gated_unit=shared_gated_unit),
     )
 

@@ -1,0 +1,141 @@
+"""Kimi K3: Kimi Linear's layers with gates, attention residuals over blocks of layers, experts in a latent space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.attention_residual import BlockMixture
+from jaxis.layers.checkpoint_names import Rename
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.glu import SiTU
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.family import Family
+from jaxis.models.common.kda_hybrid import hybrid_moe, hybrid_routing
+from jaxis.models.common.kimi import KimiCausalLM, kimi_mixer
+from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.text_part import TextPart
+
+_MIXTURES = ("self_attention_res", "mlp_res", "output_attn_res")
+
+
+class KimiK3DecoderLayer(JaxModule):
+    """Layer whose two blocks read a mixture of the stored residuals and the current one.
+
+    The residual starts anew every `attn_res_block_size` layers, where the one before is stored.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config, index = scope.config, scope.layer_index
+        block_size: int = config["attn_res_block_size"]
+        self.num_stored, self.starts_block = -(-index // block_size), index % block_size == 0
+        self.input_layernorm = rms_norm(scope)
+        self.post_attention_layernorm = rms_norm(scope)
+        self.self_attention_res = BlockMixture(scope / "self_attention_res")
+        self.mlp_res = BlockMixture(scope / "mlp_res")
+        self.self_attn = kimi_mixer(scope / "self_attn")
+        self.mlp: FeedForward = _feed_forward(scope / "mlp", is_sparse_layer(config, index, default_first_sparse=1))
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, N, E], the stored residuals and the current one as the last -> the updated cache and [T, N, E]."""
+        stored, current = x[:, : self.num_stored], x[:, -1:]
+        mixed = self.self_attention_res(jnp.concatenate([stored, current], axis=1))
+        kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(mixed), metadata)
+        if self.starts_block:
+            x = x.at[:, self.num_stored].set(x[:, -1])
+            stored, current = x[:, : self.num_stored + 1], attended[:, None]
+        else:
+            current = current + attended[:, None]
+        mixed = self.mlp_res(jnp.concatenate([stored, current], axis=1))
+        fed = self.mlp(self.post_attention_layernorm(mixed), metadata)
+        return kv_cache, x.at[:, -1].set(current[:, 0] + fed)
+
+
+def _feed_forward(scope: LayerScope, is_sparse: bool) -> FeedForward:
+    config = scope.config
+    unit = SiTU(config.get("activation_situ_beta") or 1.0, config.get("activation_situ_linear_beta"))
+    if not is_sparse:
+        return GatedMLP(scope, gated_unit=unit)
+    return hybrid_moe(
+        scope,
+        routing=hybrid_routing(config),
+        gated_unit=unit,
+        shared_gated_unit=unit,
+        latent_size=config.get("routed_expert_hidden_size"),
+        use_latent_norm=config.get("latent_moe_use_norm", False),
+    )
+
+
+class KimiK3Model(DecoderModel):
+    """The decoder, whose layers pass on [T, N, E]: the residuals that the blocks of layers store, and the current."""
+
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        super().__init__(scope, layer_class, options)
+        self.num_streams = -(-len(self.layers) // scope.config["attn_res_block_size"]) + 1
+        self.output_attn_res = BlockMixture(scope / "output_attn_res")
+
+    def first_input(self, x: jax.Array) -> jax.Array:
+        return jnp.pad(x[:, None], ((0, 0), (self.num_streams - 1, 0), (0, 0)))
+
+    def last_output(self, x: jax.Array) -> jax.Array:
+        return self.output_attn_res(x)
+
+
+class KimiK3ForCausalLM(KimiCausalLM):
+    layer_class = KimiK3DecoderLayer
+    model_class = KimiK3Model
+    renames = (
+        *((f"{name}_{part}", f"{name}.{part}") for name in _MIXTURES for part in ("norm", "proj")),
+        ("routed_expert_down_proj", "fc1_latent_proj"),
+        ("routed_expert_up_proj", "fc2_latent_proj"),
+        ("routed_expert_norm", "latent_norm"),
+    )
+    other_names = tuple(
+        (f"{name}.{part}_weight", f"{name}.{part}.weight") for name in _MIXTURES for part in ("norm", "proj")
+    )
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        return *cls.renames, *super().all_renames(config)
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
+        config.expect("hidden_act", "situ")
+        if config["attn_res_block_size"] < 1:
+            raise config.fault(
+                "attn_res_block_size", why="expected the layers of a block, at least 1: correct the file"
+            )
+
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        """Also cuts off the rates of decay that have no head: published files have 128 of them."""
+        rates = {name: param.get_value().size for name, param in named_parameters(self) if name.endswith(".A_log")}
+        for name, tensor in super().without_redundant_tensors(weights):
+            yield name, tensor.reshape(-1)[: rates[name]] if name in rates else tensor
+
+
+class KimiK3ForConditionalGeneration(TextPart, KimiK3ForCausalLM):
+    other_names = (*TextPart.other_names, *KimiK3ForCausalLM.other_names)
+    text_model_types = ("kimi_linear", "kimi_k3_text")
+    other_parts = ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector")
+    other_keys = (
+        *("vision_config", "ignore_index", "media_placeholder_token_id", "video_placeholder"),
+        *("use_unified_vision_chunk", "image_token_id", "video_token_id"),
+    )
+
+
+FAMILY = Family(
+    "Kimi K3 (text)",
+    (KimiK3ForConditionalGeneration, KimiK3ForCausalLM),
+    "Kimi Linear with gates after latent attention, bounded decays, SiTU units and experts in a latent space; "
+    "each block of layers reads a mixture of the residuals before it",
+)
