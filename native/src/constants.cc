@@ -42,6 +42,7 @@ constexpr Constant kConstants[] = {
     {"activation.clamped_swiglu", number(Activation::kClampedSwiglu)},
     {"activation.relu2", number(Activation::kReluSquared)},
     {"activation.capped_swiglu", number(Activation::kCappedSwiglu)},
+    {"activation.limited_swiglu", number(Activation::kLimitedSwiglu)},
     {"gate.sigmoid", number(Gate::kSigmoid)},
     {"gate.silu", number(Gate::kSilu)},
     {"gate.normal_cdf", number(Gate::kNormalCdf)},

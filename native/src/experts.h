@@ -34,7 +34,7 @@ struct Experts {
   bool quantize_activations;      // to int8, in groups
   Activation activation;          // not kNone
   float alpha;                    // of kClampedSwiglu
-  float limit;                    // of kClampedSwiglu and kCappedSwiglu
+  float limit;                    // of kClampedSwiglu, kCappedSwiglu and kLimitedSwiglu
   const float* gate_addend;       // [tokens, slots, gate.n], as up_addend; null: nothing is added
   const float* up_addend;
   float* out;     // [tokens, down.n]

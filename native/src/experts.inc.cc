@@ -80,6 +80,11 @@ F32x16 capped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
   return min(limit, apply_activation(Activation::kSilu, gate)) * max(zero() - limit, min(limit, up));
 }
 
+F32x16 limited_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
+  const F32x16 limit = broadcast(a.limit);
+  return apply_activation(Activation::kSilu, min(limit, gate)) * max(zero() - limit, min(limit, up));
+}
+
 F32x16 relu_squared(F32x16 x) {
   const F32x16 positive = max(zero(), x);
   return positive * positive;
@@ -89,6 +94,7 @@ F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
   if (a.activation == Activation::kReluSquared) return relu_squared(up);
   if (a.activation == Activation::kClampedSwiglu) return clamped_swiglu(a, gate, up);
   if (a.activation == Activation::kCappedSwiglu) return capped_swiglu(a, gate, up);
+  if (a.activation == Activation::kLimitedSwiglu) return limited_swiglu(a, gate, up);
   return apply_activation(a.activation, gate) * up;
 }
 

@@ -125,6 +125,7 @@ inline Activation make_activation(int32_t number) {
     case Activation::kClampedSwiglu:
     case Activation::kReluSquared:
     case Activation::kCappedSwiglu:
+    case Activation::kLimitedSwiglu:
       return activation;
   }
   throw std::invalid_argument("unknown activation " + std::to_string(number));

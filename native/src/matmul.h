@@ -85,6 +85,7 @@ enum class Activation : int32_t {
   kClampedSwiglu = 3,  // g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1), g = min(gate, limit); of experts only
   kReluSquared = 4,    // max(up, 0) ** 2, without a gate; of experts only
   kCappedSwiglu = 5,   // min(silu(gate), limit) * clip(up, -limit, limit); of experts only
+  kLimitedSwiglu = 6,  // silu(min(gate, limit)) * clip(up, -limit, limit); of experts only
 };
 
 struct WeightFormat {

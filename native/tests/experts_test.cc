@@ -229,7 +229,8 @@ TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
     block.quantize = quantize;
     const std::vector<float> x = normal(kTokens * block.size, 2);
     const Routed routed = route(kTokens, kSlots, 5, 3);
-    for (const Activation activation : {Activation::kClampedSwiglu, Activation::kCappedSwiglu}) {
+    for (const Activation activation :
+         {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kLimitedSwiglu}) {
       block.activation = activation;
       const std::vector<float> together = run(block, x, routed, threads.pool());
       for (const int64_t some : {1, 7, 30}) {
@@ -266,6 +267,13 @@ TEST(experts, have_biases_and_a_clamped_activation) {
 TEST(experts, have_biases_and_a_capped_activation) {
   check_biases_and(Activation::kCappedSwiglu, [](double gate, double up) {
     return std::min<double>(gate / (1.0 + std::exp(-gate)), kLimit) * std::clamp<double>(up, -kLimit, kLimit);
+  });
+}
+
+TEST(experts, have_biases_and_a_limited_activation) {
+  check_biases_and(Activation::kLimitedSwiglu, [](double gate, double up) {
+    const double g = std::min<double>(gate, kLimit);
+    return g / (1.0 + std::exp(-g)) * std::clamp<double>(up, -kLimit, kLimit);
   });
 }
 
@@ -318,7 +326,7 @@ TEST(experts, let_nan_through_limits) {
   constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kNan = 2;
   const Routed routed = route(kTokens, kSlots, kNum, 2);
   for (const Activation activation :
-       {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kReluSquared}) {
+       {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kLimitedSwiglu, Activation::kReluSquared}) {
     for (const bool in_gate : {true, false}) {
       if (in_gate && activation == Activation::kReluSquared) continue;  // which has no gate
       Block block = make_block(plain_format(WeightType::kF32, 0), kNum, 37, 45, true);

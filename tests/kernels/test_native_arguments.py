@@ -182,6 +182,10 @@ def test_matmul_takes_what_fits():
             {"type_number": WEIGHT_TYPES["float32"], "activation": "capped_swiglu", "num_matrices": 2},
             "capped_swiglu is an activation of experts only",
         ),
+        (
+            {"type_number": WEIGHT_TYPES["float32"], "activation": "limited_swiglu", "num_matrices": 2},
+            "limited_swiglu is an activation of experts only",
+        ),
         ({"type_number": WEIGHT_TYPES["float32"], "activation": "silu"}, "an activation takes two matrices"),
         ({"type_number": WEIGHT_TYPES["float32"], "panels": 2}, "the packed weight's size does not fit"),
         ({"type_number": WEIGHT_TYPES["float32"], "quantize": True}, "quantized for integer weights only"),

@@ -1,6 +1,7 @@
 """The native kernel of a layer of experts, on every instruction set, against a loop in numpy in float64."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,9 @@ UNITS = {
         np.minimum(gate, LIMIT) * sigmoid(ALPHA * np.minimum(gate, LIMIT)) * (np.clip(up, -LIMIT, LIMIT) + 1)
     ),
     "capped_swiglu": lambda gate, up: np.minimum(gate * sigmoid(gate), LIMIT) * np.clip(up, -LIMIT, LIMIT),
+    "limited_swiglu": lambda gate, up: (
+        np.minimum(gate, LIMIT) * sigmoid(np.minimum(gate, LIMIT)) * np.clip(up, -LIMIT, LIMIT)
+    ),
     "relu2": lambda gate, up: np.maximum(up, 0) ** 2,
 }
 
@@ -186,7 +190,7 @@ def test_a_token_is_the_same_in_any_batch(scheme):
 
 @pytest.mark.parametrize(
     ("activation", "projection"),
-    [("capped_swiglu", 0), ("capped_swiglu", 1), ("clamped_swiglu", 0), ("clamped_swiglu", 1), ("relu2", 1)],
+    [*itertools.product(("capped_swiglu", "clamped_swiglu", "limited_swiglu"), (0, 1)), ("relu2", 1)],
 )
 def test_limits_let_nan_through(activation, projection):
     layer, x = Layer.make("float32", has_biases=True), random(3, 64)

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "codes": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
 SCALE_TYPES = {"none": 0, "float32": 1, "bfloat16": 2, "float16": 3, "uint8": 4, "int8": 5, "float8_e4m3fn": 6}
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3, "relu2": 4, "capped_swiglu": 5}
+ACTIVATIONS = {
+    "none": 0,
+    "silu": 1,
+    "gelu_tanh": 2,
+    "clamped_swiglu": 3,
+    "relu2": 4,
+    "capped_swiglu": 5,
+    "limited_swiglu": 6,
+}
 GATES = {"sigmoid": 0, "silu": 1, "softplus": 2, "normal_cdf": 3}
 FLOAT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 CALIBRATIONS = {

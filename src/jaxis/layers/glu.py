@@ -73,6 +73,24 @@ class CappedGLU:
 
 
 @dataclass(frozen=True)
+class LimitedGLU:
+    """`silu(min(gate, limit)) * clip(up, -limit, limit)` (DeepSeek V4)."""
+
+    limit: float
+
+    @property
+    def has_gate(self) -> bool:
+        return True
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return jax.nn.silu(jnp.minimum(gate, self.limit)) * jnp.clip(up, -self.limit, self.limit)
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        return {"activation": "limited_swiglu", "limit": self.limit}
+
+
+@dataclass(frozen=True)
 class SiTU:
     """`beta * tanh(gate / beta) * sigmoid(gate) * u`, in float32 (Kimi K3).
 
