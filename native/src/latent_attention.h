@@ -24,6 +24,7 @@ struct LatentAttention {
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]
   const int32_t* query_start_loc;  // [R + 1]
+  const float* sinks;              // [H], or null; exp(sink) is added to the sum that the softmax divides by
   float* out;                      // [T, H, V]
   CacheType type;
   int64_t num_tokens;

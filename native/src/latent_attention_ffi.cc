@@ -8,8 +8,8 @@ namespace {
 
 // `selected` is null where every token sees all before it.
 ffi::Error run(const char* name, ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache, I32 seq_lens,
-               I32 block_tables, I32 query_start_loc, I32 request_distribution, const I32* selected, int64_t block_size,
-               float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+               I32 block_tables, I32 query_start_loc, I32 request_distribution, F32 sinks, const I32* selected,
+               int64_t block_size, float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
   return run_kernel(name, threads, [&](const Pool& pool) {
     require_shape("q", q, {kAnySize, kAnySize, kAnySize});
     const int64_t num_tokens = q.dimensions()[0], num_heads = q.dimensions()[1], head_dim = q.dimensions()[2];
@@ -31,6 +31,8 @@ ffi::Error run(const char* name, ffi::ThreadPool threads, F32 q, F32 entries, ff
     a.q = q.typed_data();
     a.entries = entries.typed_data();
     a.cache = cache.untyped_data();
+    if (sinks.element_count() != 0) require_shape("sinks", sinks, {num_heads});
+    a.sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
     a.out = out->typed_data();
     a.type = type;
     a.num_tokens = num_tokens;
@@ -50,18 +52,18 @@ ffi::Error run(const char* name, ffi::ThreadPool threads, F32 q, F32 entries, ff
 }
 
 ffi::Error run_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache, I32 seq_lens,
-                                I32 block_tables, I32 query_start_loc, I32 request_distribution, int64_t block_size,
-                                float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+                                I32 block_tables, I32 query_start_loc, I32 request_distribution, F32 sinks,
+                                int64_t block_size, float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
   return run("latent_attention", threads, q, entries, cache, seq_lens, block_tables, query_start_loc,
-             request_distribution, nullptr, block_size, scale, new_cache, out);
+             request_distribution, sinks, nullptr, block_size, scale, new_cache, out);
 }
 
 ffi::Error run_selected_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache,
                                          I32 seq_lens, I32 block_tables, I32 query_start_loc, I32 request_distribution,
-                                         I32 selected, int64_t block_size, float scale,
+                                         F32 sinks, I32 selected, int64_t block_size, float scale,
                                          ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
   return run("selected_latent_attention", threads, q, entries, cache, seq_lens, block_tables, query_start_loc,
-             request_distribution, &selected, block_size, scale, new_cache, out);
+             request_distribution, sinks, &selected, block_size, scale, new_cache, out);
 }
 
 }  // namespace
@@ -79,6 +81,7 @@ JAXIS_HANDLER(jaxis_latent_attention, run_latent_attention,
                   .Arg<I32>()
                   .Arg<I32>()
                   .Arg<I32>()
+                  .Arg<F32>()
                   .Attr<int64_t>("block_size")
                   .Attr<float>("scale")
                   .Ret<ffi::AnyBuffer>()
@@ -94,6 +97,7 @@ JAXIS_HANDLER(jaxis_selected_latent_attention, run_selected_latent_attention,
                   .Arg<I32>()
                   .Arg<I32>()
                   .Arg<I32>()
+                  .Arg<F32>()
                   .Arg<I32>()
                   .Attr<int64_t>("block_size")
                   .Attr<float>("scale")

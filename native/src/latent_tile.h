@@ -42,7 +42,7 @@ struct Tile {
   const int32_t* block_table;
   const int32_t* selected;  // the positions that the rows see; null: all up to their own
   int64_t num_selected;
-  int64_t first_row;        // of the flat batch's T * H
+  int64_t first_row;  // of the flat batch's T * H
   int64_t rows;
   int64_t padded_rows;  // a multiple of 16
   int64_t first_row_of_request;
@@ -319,12 +319,20 @@ void merge(const Sums& sum, const Sums& chunk, int64_t rows, int64_t value_dim) 
   }
 }
 
+// Divides by the sums of weights, sinks among them, and writes the tile's rows of the output.
 void write_output(const LatentAttention& a, const Tile& tile, const Sums& sum) {
   for (int64_t r = 0; r < tile.rows; ++r) {
+    float total = sum.total[r], factor = 1.0f;
+    if (a.sinks != nullptr) {
+      const float sink = a.sinks[(tile.first_row + r) % a.num_heads];
+      const float peak = sum.peak[r] > sink ? sum.peak[r] : sink;
+      factor = exp_of(sum.peak[r] - peak);
+      total = total * factor + exp_of(sink - peak);
+    }
     float* out = a.out + (tile.first_row + r) * a.value_dim;
-    const F32x16 factor = broadcast(1.0f / sum.total[r]);
+    const F32x16 factors = broadcast(factor / total);
     const float* values = sum.values + r * a.value_dim;
-    for (int64_t d = 0; d < a.value_dim; d += kLanes) store(out + d, load(values + d) * factor);
+    for (int64_t d = 0; d < a.value_dim; d += kLanes) store(out + d, load(values + d) * factors);
   }
 }
 

@@ -28,12 +28,12 @@ def jitted(name):
     return jax.jit(functools.partial(latent_attention, value_dim=VALUE_DIM, scale=SCALE))
 
 
-def run(operands, selection, *, is_native):
+def run(operands, selection, *, is_native, sinks=None):
     """The output; with the layout of the native kernel's cache or the standard one."""
     q, entries, kv_cache, *rest = map(jnp.asarray, operands.all)
     cache = paged(kv_cache.reshape(len(kv_cache), 1, -1), "native") if is_native else paged(kv_cache)
     selection = None if selection is None else jnp.asarray(selection)
-    return np.asarray(jitted(native.isa())(q, entries, cache, *rest, selection)[1])
+    return np.asarray(jitted(native.isa())(q, entries, cache, *rest, selection, sinks=sinks)[1])
 
 
 def select_at_random(step, num_selected):
@@ -50,15 +50,16 @@ def select_at_random(step, num_selected):
     return selection
 
 
-def masked(step, selection):
+def masked(step, selection, sinks=None):
     """Dense attention in float64 of each query to its selected entries alone: [num_tokens, H, V]."""
+    sinks = np.full(step.q.shape[1], -np.inf) if sinks is None else sinks
     rows = []
     for r, keys in enumerate(step.keys):
         for row in range(step.query_start_loc[r], step.query_start_loc[r + 1]):
             entries = keys[selection[row][selection[row] >= 0], 0].astype(np.float64)
             scores = step.q[row].astype(np.float64) @ entries.T * SCALE
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            rows.append(weights / weights.sum(-1, keepdims=True) @ entries[:, :VALUE_DIM])
+            weights = np.exp(scores)
+            rows.append(weights / (weights.sum(-1) + np.exp(sinks))[:, None] @ entries[:, :VALUE_DIM])
     return np.stack(rows)
 
 
@@ -71,6 +72,18 @@ def test_only_selected_tokens_are_seen(is_native, num_heads):
     out = run(Operands.of(step, VALUE_DIM), selection, is_native=is_native)
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[: step.num_tokens], masked(step, selection), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=needs_native)])
+@pytest.mark.parametrize("selects", [False, True])
+def test_sinks_take_part_in_the_softmax(is_native, selects):
+    step = make_latent_step(REQUESTS, num_heads=5, pad_tokens=5, pad_requests=2)
+    selection = select_at_random(step, NUM_SELECTED if selects else 701)
+    sinks = np.array([-40, -1, 0, 2, 50], np.float32)
+    operands = Operands.of(step, VALUE_DIM)
+    out = run(operands, selection if selects else None, is_native=is_native, sinks=sinks)
+    wanted = masked(step, selection, sinks.astype(np.float64))
+    np.testing.assert_allclose(out[: step.num_tokens], wanted, rtol=0, atol=2e-5)
 
 
 @needs_native

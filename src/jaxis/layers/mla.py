@@ -10,18 +10,21 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.errors import ConfigError
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_layout, layout
+from jaxis.kernels.latent_attention.reference import softmax_with_sinks
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata, consecutive_blocks
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
 from jaxis.layers.linear import apply_together
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
@@ -102,6 +105,10 @@ class MultiHeadLatentAttention(JaxModule):
       use_bias: True if the projections of hidden states to latents, and of the output, have biases.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
       latent_norm_epsilon: Epsilon of the norms of latents.
+      use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
+
+    Raises:
+      ConfigError: decode_context_parallel_size would divide the context of attention with sinks.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class MultiHeadLatentAttention(JaxModule):
         use_bias: bool = False,
         output_gate: OutputGate | None = None,
         latent_norm_epsilon: float = LATENT_NORM_EPSILON,
+        use_sinks: bool = False,
     ) -> None:
         self.sizes, self.rope, self.scale, self.query_scale = sizes, rope, scale, query_scale
         self.output_gate = output_gate
@@ -144,6 +152,15 @@ class MultiHeadLatentAttention(JaxModule):
             gate_size = sizes.num_heads if output_gate.per_head else v_size
             gate_proj = linear(scope / self._gate_name, hidden_size, gate_size, axes=("heads", "embed"))
             setattr(self, self._gate_name, gate_proj)
+        self.sinks = None
+        if use_sinks:
+            if self.context_devices > 1:
+                raise ConfigError(
+                    f"decode_context_parallel_size={self.context_devices} cannot divide the context of a model with "
+                    "attention sinks: use 1"
+                )
+            zeros = nnx.initializers.zeros
+            self.sinks = make_parameter(scope.rngs, zeros, (sizes.num_heads,), jnp.float32, axes=("heads",))
         self.o_proj = linear(scope / "o_proj", v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
 
     @property
@@ -213,8 +230,10 @@ class MultiHeadLatentAttention(JaxModule):
         q = jnp.concatenate([self.kv_b_proj.absorb_into_queries(q_nope), q_rope], axis=-1)
         entries = jnp.concatenate([latents, rope_key[:, 0]], axis=-1)
         options = {"value_dim": self.sizes.kv_lora_rank, "scale": self.scale}
+        sinks = None if self.sinks is None else self.sinks[...]
         if kv_cache is None:
-            return None, self.kv_b_proj.values_of(_attention_through_scratch(q, entries, metadata, **options))
+            attended = _attention_through_scratch(q, entries, sinks, metadata, **options)
+            return None, self.kv_b_proj.values_of(attended)
         operands = (
             q,
             entries,
@@ -231,7 +250,7 @@ class MultiHeadLatentAttention(JaxModule):
         else:
             kernel = functools.partial(latent_attention, **options)
             kernel = _on_each_devices_heads(kernel, self.sizes.num_heads, len(operands))
-            kv_cache, attended = kernel(*operands)
+            kv_cache, attended = kernel(sinks, *operands)
         return kv_cache, self.kv_b_proj.values_of(attended)
 
     def _attend_to_whole_sequences(
@@ -256,12 +275,19 @@ class MultiHeadLatentAttention(JaxModule):
         visible |= (token[:, None] == token) & ~valid
         scores = jnp.einsum("thd,shd->hts", q_nope, k_nope, preferred_element_type=jnp.float32)
         scores += jnp.einsum("thd,sd->hts", q_rope, rope_key[:, 0], preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(jnp.where(visible, scores * self.scale, -jnp.inf), axis=-1)
+        scores = jnp.where(visible, scores * self.scale, -jnp.inf)
+        weights = softmax_with_sinks(scores, None if self.sinks is None else self.sinks[:, None, None])
         return jnp.einsum("hts,shv->thv", weights.astype(v.dtype), v)
 
 
 def _attention_through_scratch(
-    q: jax.Array, entries: jax.Array, metadata: AttentionMetadata, *, value_dim: int, scale: float
+    q: jax.Array,
+    entries: jax.Array,
+    sinks: jax.Array | None,
+    metadata: AttentionMetadata,
+    *,
+    value_dim: int,
+    scale: float,
 ) -> jax.Array:
     """Returns attention [T, H, value_dim] of q [T, H, D] to entries [T, D] by the paged kernel, within each sequence.
 
@@ -271,7 +297,7 @@ def _attention_through_scratch(
     scratch = metadata.scratch
     assert scratch is not None
 
-    def paged(q: jax.Array, entries: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+    def paged(q: jax.Array, entries: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata) -> jax.Array:
         cache_layout = latent_cache_layout(scratch.block_size, value_dim, entries.shape[1] - value_dim, scratch.dtype)
         block_tables, num_blocks = consecutive_blocks(metadata, scratch.block_size)
         return latent_attention(
@@ -285,27 +311,36 @@ def _attention_through_scratch(
             metadata.request_distribution,
             value_dim=value_dim,
             scale=scale,
+            sinks=sinks,
         )[1]
 
-    def definition(q: jax.Array, entries: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+    def definition(q: jax.Array, entries: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata) -> jax.Array:
         entries = entries.astype(scratch.dtype).astype(jnp.float32)
         request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], len(q))
         token = jnp.arange(len(q))
         visible = (request[:, None] == request) & (token[:, None] >= token) & valid
         visible |= (token[:, None] == token) & ~valid
-        scores = jnp.einsum("thd,sd->hts", q.astype(jnp.float32), entries) * scale
-        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        scores = jnp.where(visible, jnp.einsum("thd,sd->hts", q.astype(jnp.float32), entries) * scale, -jnp.inf)
+        weights = softmax_with_sinks(scores, None if sinks is None else sinks[:, None, None])
         return jnp.einsum("hts,sd->thd", weights, entries[:, :value_dim]).astype(q.dtype)
 
     described = dataclasses.replace(metadata, block_tables=None, state_slots=None, scratch=None)
-    return native.transformable(paged, definition)(q, entries, described)
+    return native.transformable(paged, definition)(q, entries, sinks, described)
 
 
 def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int, num_operands: int) -> Callable[..., Any]:
-    """Returns `latent_attention` with the heads of q split over the mesh, if possible, and the cache replicated."""
+    """Returns `latent_attention` with the heads of q split over the mesh, if possible, and the cache replicated.
+
+    Its first argument is `sinks`, which are split likewise.
+    """
+
+    def with_sinks(sinks: jax.Array | None, *operands: Any) -> Any:
+        return kernel(*operands, sinks=sinks)
+
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1:
-        return kernel
+        return with_sinks
     whole = PartitionSpec()
-    heads = PartitionSpec(None, "model", None) if num_heads % mesh.shape["model"] == 0 else whole
-    return on_each_device(kernel, (heads, *[whole] * (num_operands - 1)), (whole, heads))
+    is_split = num_heads % mesh.shape["model"] == 0
+    heads, of_sinks = (PartitionSpec(None, "model", None), PartitionSpec("model")) if is_split else (whole, whole)
+    return on_each_device(with_sinks, (of_sinks, heads, *[whole] * (num_operands - 1)), (whole, heads))

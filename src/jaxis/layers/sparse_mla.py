@@ -9,6 +9,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import TokenIndexer
 from jaxis.layers.mla import LATENT_NORM_EPSILON, LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
+from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 
@@ -44,9 +45,18 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         use_bias: bool = False,
         hands_on_selection: bool = False,
         latent_norm_epsilon: float = LATENT_NORM_EPSILON,
+        output_gate: OutputGate | None = None,
+        use_sinks: bool = False,
     ) -> None:
         super().__init__(
-            scope, sizes, rope=rope, scale=scale, use_bias=use_bias, latent_norm_epsilon=latent_norm_epsilon
+            scope,
+            sizes,
+            rope=rope,
+            scale=scale,
+            use_bias=use_bias,
+            output_gate=output_gate,
+            latent_norm_epsilon=latent_norm_epsilon,
+            use_sinks=use_sinks,
         )
         self.num_selected = num_selected
         self.serves_short_contexts = scope.max_model_len <= self.num_selected
@@ -71,7 +81,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         selection if layers share them. Without caches, it has None in the place of each, or is None if none are shared.
         """
         caches = list(kv_cache) if isinstance(kv_cache, tuple) else [kv_cache]
-        q, latents, rope_key, query_latent = self._project(x)
+        q, latents, rope_key, query_latent, *gate = self._project(x)
         if self.serves_short_contexts and caches[0] is not None:
             selection = None
         elif self.indexer is None:
@@ -84,5 +94,5 @@ class SparseLatentAttention(MultiHeadLatentAttention):
                 caches[own] = of_indexer
         if self.hands_on_selection:
             caches[-1] = selection
-        caches[0], out = self._attend(caches[0], q, latents, rope_key, metadata, selection=selection)
+        caches[0], out = self._attend(caches[0], q, latents, rope_key, metadata, selection=selection, gate=gate)
         return tuple(caches) if isinstance(kv_cache, tuple) else caches[0], out

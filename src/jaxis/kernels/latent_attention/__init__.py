@@ -43,6 +43,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
+    sinks: jax.Array | None = None,
 ) -> tuple[PagedCache, jax.Array]:
     """Writes this step's entries into the cache, then attends to it.
 
@@ -62,12 +63,13 @@ def latent_attention(
         at positions below K. None: each token attends to all tokens up to itself.
       value_dim: Elements of a latent, at most D.
       scale: Multiplies the scores.
+      sinks: [H], one extra score per head that has no value but takes part in the softmax.
 
     Returns:
       The updated cache, and [T, H, value_dim] in q's type (padding rows are finite and meaningless).
     """
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
-    options: Any = {"value_dim": value_dim, "scale": scale}
+    options: Any = {"value_dim": value_dim, "scale": scale, "sinks": sinks}
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
         array, out = cpu.latent_attention(q, entries, array, *operands, selection, **options)

@@ -29,13 +29,14 @@ def latent_attention(
     value_dim: int,
     scale: float,
     part: ContextPart | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attends with each query to its request's cached entries up to its own position.
 
     With a `part`, the cache holds only these tokens of each block, and the result is float32 [T, H, value_dim + 2]: the
     sum of weighted values, the largest score, and the sum of weights relative to it.
     """
-    attention = _Attention(q, kv_cache, block_tables, value_dim, scale, part)
+    attention = _Attention(q, kv_cache, block_tables, value_dim, scale, part, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
@@ -54,6 +55,7 @@ class _Attention:
     value_dim: int
     scale: float
     part: ContextPart | None
+    sinks: jax.Array | None
 
     def decode(self, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
         """Returns [T, H, results], 0 but in the first `num_decodes` rows; request r's only query is row r."""
@@ -126,5 +128,6 @@ class _Attention:
         num_chunks = jnp.max(last_positions) // (chunk_tokens // part.size * part.block_size) + 1
         result = lax.fori_loop(0, num_chunks, one_chunk, empty)
         if self.part is None:
-            return result.output(None).astype(queries.dtype)
+            sinks = None if self.sinks is None else jnp.tile(self.sinks, num_queries // len(self.sinks))
+            return result.output(sinks).astype(queries.dtype)
         return jnp.concatenate([result.values, result.peak[..., None], result.total[..., None]], axis=-1)

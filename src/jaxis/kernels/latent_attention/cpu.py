@@ -38,6 +38,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     block_size = kv_cache.shape[2] // layout.entry_size(q.shape[-1], kv_cache.dtype)
     kv_cache, out = native.call(
@@ -53,6 +54,7 @@ def latent_attention(
         block_tables,
         query_start_loc,
         request_distribution,
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         *([] if selection is None else [selection]),
         aliases={2: 0},
         block_size=np.int64(block_size),

@@ -38,6 +38,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
+    sinks: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Attends with each query to its request's cached entries; padding rows are 0.
@@ -59,8 +60,8 @@ def latent_attention(
     batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     out = jnp.zeros((num_tokens, num_heads, value_dim), q.dtype)
     if num_tokens > 1:
-        out = attend_prefills(attention, q, kv_cache, batch, None, out, prefill_tile(attention), interpret=interpret)
-    return attend_decodes(attention, q, kv_cache, batch, None, out, decode_tile(attention), interpret=interpret)
+        out = attend_prefills(attention, q, kv_cache, batch, sinks, out, prefill_tile(attention), interpret=interpret)
+    return attend_decodes(attention, q, kv_cache, batch, sinks, out, decode_tile(attention), interpret=interpret)
 
 
 def prefill_tile(attention: PagedAttention) -> TileSize:

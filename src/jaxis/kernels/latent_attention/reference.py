@@ -22,6 +22,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     num_tokens = q.shape[0]
     context_len = block_tables.shape[1] * kv_cache.shape[1]
@@ -34,5 +35,13 @@ def latent_attention(
     context = jnp.where(visible[..., None], context, 0)
     scores = jnp.einsum("thd,tsd->ths", q, context, preferred_element_type=jnp.float32) * scale
     scores = jnp.where(visible[:, None], scores, -jnp.inf)
-    weights = jnp.where(valid[:, None, None], jax.nn.softmax(scores, axis=-1), 0)
+    weights = jnp.where(valid[:, None, None], softmax_with_sinks(scores, None if sinks is None else sinks[:, None]), 0)
     return jnp.einsum("ths,tsd->thd", weights, context[..., :value_dim].astype(jnp.float32)).astype(q.dtype)
+
+
+def softmax_with_sinks(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Softmax of scores [..., S] and a sink, broadcast to [..., 1], that gets no weight; None: no sinks."""
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    sink = jnp.broadcast_to(sinks.astype(scores.dtype), (*scores.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1]

@@ -27,6 +27,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attends with each query to its request's cached entries at the positions in `selection`; padding rows are 0."""
     num_tokens = q.shape[0]
@@ -39,7 +40,7 @@ def latent_attention(
         q_tile, tables, positions = (
             lax.dynamic_slice_in_dim(x, i * TILE_QUERIES, TILE_QUERIES) for x in (q, block_tables[request], selection)
         )
-        attended = _attend(q_tile, kv_cache, tables, positions, value_dim, scale)
+        attended = _attend(q_tile, kv_cache, tables, positions, value_dim, scale, sinks)
         return lax.dynamic_update_slice_in_dim(out, attended.astype(out.dtype), i * TILE_QUERIES, axis=0)
 
     num_tiles = (query_start_loc[request_distribution[2]] + TILE_QUERIES - 1) // TILE_QUERIES
@@ -48,7 +49,13 @@ def latent_attention(
 
 
 def _attend(
-    q: jax.Array, kv_cache: jax.Array, block_tables: jax.Array, positions: jax.Array, value_dim: int, scale: float
+    q: jax.Array,
+    kv_cache: jax.Array,
+    block_tables: jax.Array,
+    positions: jax.Array,
+    value_dim: int,
+    scale: float,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """Attention of a tile's queries [N, H, D] to the entries at `positions` i32 [N, S] of their tables -> [N, H, V]."""
     block_size = kv_cache.shape[1]
@@ -69,4 +76,4 @@ def _attend(
         )
 
     num_chunks = (jnp.max(jnp.sum(positions >= 0, axis=1)) + CHUNK_TOKENS - 1) // CHUNK_TOKENS
-    return lax.fori_loop(0, num_chunks, one_chunk, OnlineSoftmax.empty(q.shape[:2], value_dim)).output(None)
+    return lax.fori_loop(0, num_chunks, one_chunk, OnlineSoftmax.empty(q.shape[:2], value_dim)).output(sinks)
