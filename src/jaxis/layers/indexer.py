@@ -98,9 +98,9 @@ class IndexKeyCache(JaxModule):
         self.kv_cache_spec = kv_cache_spec
 
 
-def key_norm(scope: LayerScope, head_dim: int) -> JaxLayerNorm:
+def key_norm(scope: LayerScope, head_dim: int, *, epsilon: float = _NORM_EPSILON) -> JaxLayerNorm:
     """Creates the norm of an indexer's keys."""
-    return JaxLayerNorm(head_dim, scope.rngs, epsilon=_NORM_EPSILON, dtype=scope.dtype)
+    return JaxLayerNorm(head_dim, scope.rngs, epsilon=epsilon, dtype=scope.dtype)
 
 
 def head_weights(scope: LayerScope, num_heads: int) -> JaxLinear:
@@ -128,16 +128,27 @@ class Indexer(JaxModule):
     Args:
       query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
       rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
+      rotates_last: True if it rotates the last ones instead.
+      norm_epsilon: Epsilon of the norm of keys.
     """
 
-    def __init__(self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, rope: RotaryEmbedding) -> None:
-        self.sizes, self.rope = sizes, rope
+    def __init__(
+        self,
+        scope: LayerScope,
+        sizes: IndexerSizes,
+        *,
+        query_size: int,
+        rope: RotaryEmbedding,
+        rotates_last: bool = False,
+        norm_epsilon: float = _NORM_EPSILON,
+    ) -> None:
+        self.sizes, self.rope, self.rotates_last = sizes, rope, rotates_last
         has_cache = scope.max_model_len > sizes.num_selected
         self.key_cache = IndexKeyCache(IndexCacheSpec(sizes.head_dim, sizes.num_heads)) if has_cache else None
         hidden_size: int = scope.config["hidden_size"]
         self.wq_b = linear(scope / "wq_b", query_size, sizes.num_heads * sizes.head_dim, axes=(None, None))
         self.wk = linear(scope / "wk", hidden_size, sizes.head_dim, axes=(None, "embed"))
-        self.k_norm = key_norm(scope, sizes.head_dim)
+        self.k_norm = key_norm(scope, sizes.head_dim, epsilon=norm_epsilon)
         self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
 
     def __call__(
@@ -146,6 +157,8 @@ class Indexer(JaxModule):
         num_tokens, sizes = x.shape[0], self.sizes
         q = self.wq_b(query_input).reshape(num_tokens, sizes.num_heads, sizes.head_dim)
         keys = self.k_norm(self.wk(x))[:, None]
+        if self.rotates_last:  # Products do not depend on the order of the elements.
+            q, keys = (jnp.roll(each, self.rope.rotary_dim, axis=-1) for each in (q, keys))
         weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
         if not caches:
             request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)

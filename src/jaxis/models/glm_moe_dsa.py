@@ -8,10 +8,12 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.sparse_latent import TINY_INDEXER, SparseLatentCausalLM, SparseLatentDecoderLayer
-
-_SCHEDULE_KEYS = ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
-_HAS_INDEXER = {"full": True, "shared": False, "F": True, "S": False}
+from jaxis.models.common.sparse_latent import (
+    TINY_INDEXER,
+    SparseLatentCausalLM,
+    SparseLatentDecoderLayer,
+    layers_with_indexer,
+)
 
 
 class GlmMoeDsaDecoderLayer(SparseLatentDecoderLayer):
@@ -19,7 +21,7 @@ class GlmMoeDsaDecoderLayer(SparseLatentDecoderLayer):
         super().__init__(
             scope,
             interleaved_index_rope=scope.config.get("indexer_rope_interleave", True),
-            has_indexer=_has_indexer(scope.config),
+            has_indexer=layers_with_indexer(scope.config),
         )
 
 
@@ -46,25 +48,6 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
             return options
         prediction = dataclasses.replace(options.prediction, layer_class=GlmMoeDsaPredictionLayer)
         return dataclasses.replace(options, prediction=prediction)
-
-
-def _has_indexer(config: HFConfig) -> list[bool]:
-    """Returns for each layer whether it has an indexer: by a list, a pattern of letters, or a period.
-
-    Raises ConfigError if the list or the pattern lacks a layer, or the first layer has no indexer.
-    """
-    num_layers: int = config["num_hidden_layers"]
-    key = "indexer_types" if config.get("indexer_types") is not None else "index_topk_pattern"
-    kinds = config.get(key)
-    if kinds is None:
-        frequency, offset = config.get("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
-        return [max(i - offset + 1, 0) % max(frequency, 1) == 0 for i in range(num_layers)]
-    for other in _SCHEDULE_KEYS:
-        config.ignore(other, because=f"{key} says it of each layer")
-    found = [_HAS_INDEXER.get(kind) for kind in kinds]
-    if len(found) != num_layers or None in found or not found[0]:
-        raise config.fault(key, why=f"expected 'full' or 'shared' for each of {num_layers} layers, and 'full' first")
-    return [bool(each) for each in found]
 
 
 FAMILY = Family(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
@@ -18,6 +19,8 @@ from jaxis.models.common.deepseek import (
 from jaxis.models.common.family import TinySizes
 from jaxis.models.common.sparse_layers import is_sparse_layer
 
+_SCHEDULE_KEYS = ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
+_HAS_INDEXER = {"full": True, "shared": False, "F": True, "S": False}
 _LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
 
 
@@ -35,23 +38,14 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
     ) -> None:
         config = scope.config
         settings = LatentAttentionSettings.of(scope)
-        sizes = IndexerSizes(
-            num_heads=config["index_n_heads"], head_dim=config["index_head_dim"], num_selected=config["index_topk"]
-        )
-        if sizes.head_dim < settings.sizes.qk_rope_head_dim:
-            raise config.fault("index_head_dim", "qk_rope_head_dim", why="of which the rope cannot rotate the second")
-        query_size = settings.sizes.q_lora_rank
-        if query_size is None:
-            raise ConfigError(f"{config.source} has no q_lora_rank, from which the indexer's queries are projected")
         indexer = None
         if has_indexer is None or has_indexer[scope.layer_index]:
-            index_rope = settings.make_rope(interleaved=interleaved_index_rope)
-            indexer = Indexer(scope / "self_attn" / "indexer", sizes, query_size=query_size, rope=index_rope)
+            indexer = token_indexer(scope / "self_attn" / "indexer", settings, interleaved=interleaved_index_rope)
         self_attn = SparseLatentAttention(
             scope / "self_attn",
             settings.sizes,
             indexer=indexer,
-            num_selected=sizes.num_selected,
+            num_selected=config["index_topk"],
             rope=settings.make_rope(interleaved=True),
             scale=settings.scale,
             use_bias=settings.use_bias,
@@ -64,6 +58,50 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
             use_selection_bias=True,
             self_attn=self_attn,
         )
+
+
+def token_indexer(
+    scope: LayerScope, settings: LatentAttentionSettings, *, interleaved: bool, **options: Any
+) -> Indexer:
+    """An indexer with config.json's sizes, whose rope pairs neighbouring dimensions if `interleaved`.
+
+    `options` are further arguments of `Indexer`. Raises ConfigError if the sizes are inconsistent.
+    """
+    config = scope.config
+    sizes = IndexerSizes(
+        num_heads=config["index_n_heads"], head_dim=config["index_head_dim"], num_selected=config["index_topk"]
+    )
+    if sizes.head_dim < settings.sizes.qk_rope_head_dim:
+        raise config.fault("index_head_dim", "qk_rope_head_dim", why="of which the rope cannot rotate the second")
+    rope = settings.make_rope(interleaved=interleaved)
+    return Indexer(scope, sizes, query_size=index_query_size(settings, config), rope=rope, **options)
+
+
+def index_query_size(settings: LatentAttentionSettings, config: HFConfig) -> int:
+    """Returns the size of the latent that an indexer's queries are projected from. Raises ConfigError without one."""
+    size = settings.sizes.q_lora_rank
+    if size is None:
+        raise ConfigError(f"{config.source} has no q_lora_rank, from which the indexer's queries are projected")
+    return size
+
+
+def layers_with_indexer(config: HFConfig) -> list[bool]:
+    """Returns for each layer whether it has an indexer: by a list, a pattern of letters, or a period.
+
+    Raises ConfigError if the list or the pattern lacks a layer, or the first layer has no indexer.
+    """
+    num_layers: int = config["num_hidden_layers"]
+    key = "indexer_types" if config.get("indexer_types") is not None else "index_topk_pattern"
+    kinds = config.get(key)
+    if kinds is None:
+        frequency, offset = config.get("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
+        return [max(i - offset + 1, 0) % max(frequency, 1) == 0 for i in range(num_layers)]
+    for other in _SCHEDULE_KEYS:
+        config.ignore(other, because=f"{key} says it of each layer")
+    found = [_HAS_INDEXER.get(kind) for kind in kinds]
+    if len(found) != num_layers or None in found or not found[0]:
+        raise config.fault(key, why=f"expected 'full' or 'shared' for each of {num_layers} layers, and 'full' first")
+    return [bool(each) for each in found]
 
 
 class SparseLatentCausalLM(DeepseekCausalLM):

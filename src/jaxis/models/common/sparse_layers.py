@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
@@ -52,25 +53,30 @@ def dense_or_sparse(
     use_bias: bool = False,
     stack_layout: StackLayout | None = None,
     use_selection_bias: bool = True,
+    expert_unit: GatedUnit | None = None,
+    block_unit: GatedUnit | None = None,
 ) -> FeedForward:
     """A layer's `mlp` as in DeepSeek: a dense block, or experts and one shared block.
 
     The dense block has `intermediate_size`, each expert `moe_intermediate_size`. The shared block is as wide as all
-    shared experts together; there may be 0. `use_bias` gives the dense and the shared block biases. Other arguments are
-    those of `SparseMoE`.
+    shared experts together; there may be 0. `use_bias` gives the dense and the shared block biases, and `block_unit` a
+    gated unit; `expert_unit` is that of the experts. Other arguments are those of `SparseMoE`.
     """
     mlp = scope / "mlp"
     if not is_sparse:
-        return GatedMLP(mlp, use_bias=use_bias)
+        return GatedMLP(mlp, gated_unit=block_unit, use_bias=use_bias)
     expert_size: int = scope.config["moe_intermediate_size"]
     shared = None
     if num_shared_experts:
         shared_size = num_shared_experts * expert_size
-        shared = GatedMLP(mlp / "shared_experts", intermediate_size=shared_size, use_bias=use_bias)
+        shared = GatedMLP(
+            mlp / "shared_experts", intermediate_size=shared_size, gated_unit=block_unit, use_bias=use_bias
+        )
     return SparseMoE(
         mlp,
         routing=routing,
         intermediate_size=expert_size,
+        gated_unit=expert_unit,
         stack_layout=stack_layout,
         shared_experts=shared,
         use_selection_bias=use_selection_bias,

@@ -1,0 +1,133 @@
+"""Hy4: four residual streams, gated latent attention with sinks to selected tokens, experts with a limited unit."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import StreamsDecoderLayer
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.glu import LimitedGLU
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.sparse_mla import SparseLatentAttention
+from jaxis.layers.streams import HyperConnection, HyperMixer, StreamsNorm
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.deepseek import LatentAttentionSettings
+from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_latent import TINY_INDEXER, layers_with_indexer, token_indexer
+from jaxis.models.common.sparse_layers import (
+    dense_or_sparse,
+    ignore_sizes_of_other_layers,
+    is_sparse_layer,
+    sigmoid_routing,
+)
+from jaxis.models.common.streams import StreamsModel, num_streams
+
+
+class HYV4DecoderLayer(StreamsDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        limit = config.get("swiglu_limit", 10.0)
+        super().__init__(
+            scope,
+            self_attn=_attention(scope / "self_attn"),
+            mlp=dense_or_sparse(
+                scope,
+                sigmoid_routing(
+                    config,
+                    config["n_routed_experts"],
+                    renormalize=config.get("norm_topk_prob", True),
+                    scaling_factor=config.get("routed_scaling_factor", 2.827),
+                ),
+                is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=1),
+                num_shared_experts=config.get("n_shared_experts", 1),
+                expert_unit=LimitedGLU(limit) if limit > 0 else None,
+                stack_layout=StackLayout(transposed=False),
+            ),
+            make_connection=_connection,
+        )
+
+
+def _attention(scope: LayerScope) -> SparseLatentAttention:
+    config = scope.config
+    settings, has_indexer = LatentAttentionSettings.of(scope), _layers_with_indexer(config)
+    indexer = None
+    if has_indexer[scope.layer_index]:
+        indexer = token_indexer(
+            scope / "indexer", settings, interleaved=False, rotates_last=True, norm_epsilon=config["rms_norm_eps"]
+        )
+    return SparseLatentAttention(
+        scope,
+        settings.sizes,
+        indexer=indexer,
+        num_selected=config["index_topk"],
+        rope=settings.make_rope(interleaved=False),
+        scale=settings.scale,
+        use_bias=settings.use_bias,
+        hands_on_selection=not all(has_indexer),
+        output_gate=OutputGate("gate_proj"),
+        use_sinks=True,
+    )
+
+
+def _layers_with_indexer(config: HFConfig) -> list[bool]:
+    if config.get("indexer_types") is not None:
+        return layers_with_indexer(config)
+    return [i == 0 or i % 4 == 1 for i in range(config["num_hidden_layers"])]
+
+
+def _connection(scope: LayerScope) -> HyperConnection:
+    config = scope.config
+    epsilon = config.get("hc_eps", 1e-6)
+    return HyperConnection(
+        scope,
+        num_streams(config),
+        epsilon=epsilon,
+        sinkhorn_iterations=None,
+        magnitude=config.get("hc_magnitude", 2.0),
+        write_epsilon=epsilon,
+    )
+
+
+_PARTS = (("fn", "fn.weight"), ("base", "base"), ("scale", "scale"))
+
+
+class HYV4ForCausalLM(CausalLM):
+    layer_class = HYV4DecoderLayer
+    model_class = StreamsModel
+    renames = (
+        *((f"hc_attn_layer.hc_pre.hc_{name}", f"attn_hc.{here}") for name, here in _PARTS),
+        *((f"hc_mlp_layer.hc_pre.hc_{name}", f"ffn_hc.{here}") for name, here in _PARTS),
+        *((f"hc_head.hc_head_{name}", f"norm.mixer.{here}") for name, here in _PARTS),
+        ("self_attn.linear_gate", "self_attn.gate_proj"),
+        ("self_attn.learnable_sink_param", "self_attn.sinks"),
+    )
+    # In files that transformers saves, of which it renames too much.
+    other_names = (
+        ("mlp.linear_gate", "mlp.gate_proj"),
+        ("shared_experts.linear_gate", "shared_experts.gate_proj"),
+        ("hc_pre.hc_attn_layer", "hc_attn_layer.hc_pre"),
+        ("hc_pre.hc_mlp_layer", "hc_mlp_layer.hc_pre"),
+        ("hc_pre.hc_head", "hc_head"),
+    )
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        ignore_sizes_of_other_layers(config)
+        config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
+        config.ignore("learnable_sink_init", because="it is for training")
+        if unknown := set(config.get("layer_types", ())) - {"indexed_attention"}:
+            raise config.fault("layer_types", why=f"with {min(map(repr, unknown))}, of which none is supported")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        mixer = HyperMixer(scope, num_streams(scope.config), epsilon=scope.config.get("hc_eps", 1e-6))
+        return DecoderOptions(norm=StreamsNorm(scope, mixer), prediction_modules=("model.mtp_layers",))
+
+
+FAMILY = Family(
+    "Hy4 preview",
+    (HYV4ForCausalLM,),
+    "four residual streams whose reads and writes depend on the token; latent attention with a gate and sinks to the "
+    "tokens that an indexer selects; experts by sigmoid with a selection bias and a limited unit",
+    tiny=TINY_INDEXER,
+)
