@@ -189,6 +189,7 @@ inline CacheType make_cache_type(const ffi::AnyBuffer& cache) {
     case ffi::F32:
       return CacheType::kFloat32;
     case ffi::BF16:
+    case ffi::U16:  // its bits: see stored_dtype of kernels/paged_cache.py
       return CacheType::kBfloat16;
     case ffi::S8:
       return CacheType::kInt8;

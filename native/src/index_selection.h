@@ -12,7 +12,7 @@ namespace jaxis {
 // better. T tokens of R requests, H heads, keys of D elements; D is a multiple of 16. Requests as in LatentAttention.
 //
 // With a group_size G over 1, G consecutive tokens share a key, which is in the cache already: a token sees the groups
-// whose last token is not after it, and their numbers are selected.
+// whose last token is `delay` tokens before it or more, and their numbers are selected.
 //
 // The cache is [num_blocks][block_size] keys. An int8 key has its float32 scale after its D elements.
 struct IndexSelection {
@@ -33,6 +33,7 @@ struct IndexSelection {
   int64_t max_blocks;
   int64_t num_selected;
   int64_t group_size = 1;
+  int64_t delay = 0;
 };
 
 }  // namespace jaxis

@@ -75,7 +75,7 @@ void write_rows(const IndexSelection& a, int64_t first, int64_t last) {
         const float scale = encode(a.keys + row * a.head_dim, a.head_dim, to);
         if (IsQuantized<T>::value) std::memcpy(to + a.head_dim, &scale, sizeof scale);
       }
-      seen = (position + 1) / a.group_size;
+      seen = (position + 1 - a.delay) / a.group_size;
     }
     if (seen > a.num_selected) continue;
     for (int64_t i = 0; i < a.num_selected; ++i) selected[i] = i < seen ? static_cast<int32_t>(i) : -1;
@@ -161,7 +161,7 @@ void run(const IndexSelection& a, const Pool& pool) {
   for (int64_t request = 0; request < a.num_requests; ++request) {
     const int64_t end = a.query_start_loc[request + 1];
     for (int64_t row = a.query_start_loc[request]; row < end; ++row) {
-      const int64_t context = (a.seq_lens[request] - (end - row) + 1) / a.group_size;
+      const int64_t context = (a.seq_lens[request] - (end - row) + 1 - a.delay) / a.group_size;
       if (context <= a.num_selected) continue;
       queries[num_queries++] = {row, context, a.block_tables + request * a.max_blocks};
       max_context = max_of(max_context, context);

@@ -53,12 +53,13 @@ ffi::Error run_index_selection(ffi::ThreadPool threads, F32 q, F32 weights, F32 
 
 ffi::Error run_group_selection(ffi::ThreadPool threads, F32 q, F32 weights, ffi::AnyBuffer cache, I32 seq_lens,
                                I32 block_tables, I32 query_start_loc, I32 request_distribution, int64_t group_size,
-                               I32Result selected) {
+                               int64_t delay, I32Result selected) {
   return run_kernel("group_selection", threads, [&](const Pool& pool) {
     IndexSelection a = make_arguments(q, weights, nullptr, cache, seq_lens, block_tables, query_start_loc,
                                       request_distribution, selected);
-    require(group_size > 0, "a group has no tokens");
+    require(group_size > 0 && delay >= 0 && delay <= 1, "a group has no tokens, or is seen too late");
     a.group_size = group_size;
+    a.delay = delay;
     kernels().index_selection(a, pool);
   });
 }
@@ -93,4 +94,5 @@ JAXIS_HANDLER(jaxis_group_selection, run_group_selection,
                   .Arg<I32>()
                   .Arg<I32>()
                   .Attr<int64_t>("group_size")
+                  .Attr<int64_t>("delay")
                   .Ret<I32>());

@@ -38,21 +38,22 @@ class Step:
     keys: list[np.ndarray]
     requests: list[tuple[int, int]]
     group_size: int
+    delay: int = 0
 
     @classmethod
-    def make(cls, requests, group_size):
+    def make(cls, requests, group_size, delay=0):
         rng = np.random.default_rng(0)
         num_tokens = sum(tokens for _, tokens in requests)
         q = rng.integers(-1, 2, size=(num_tokens, HEADS, DIM)).astype(np.float32)
         weights = rng.integers(-2, 3, size=(num_tokens, HEADS)).astype(np.float32)
         keys = [rng.integers(-1, 2, size=(sum(r) // group_size, DIM)).astype(np.float32) for r in requests]
-        return cls(q, weights, keys, requests, group_size)
+        return cls(q, weights, keys, requests, group_size, delay)
 
     def expected(self):
         row, result = 0, []
         for keys, (history, tokens) in zip(self.keys, self.requests, strict=True):
             for position in range(history, history + tokens):
-                closed = (position + 1) // self.group_size
+                closed = (position + 1 - self.delay) // self.group_size
                 scores = self.weights[row] @ np.maximum(self.q[row] @ keys[:closed].T, 0)
                 best = np.sort(np.argsort(-scores, kind="stable")[:NUM_GROUPS])
                 selected = [g * self.group_size + i for g in best for i in range(self.group_size)]
@@ -82,10 +83,10 @@ class Step:
         positions = np.concatenate([np.arange(h, h + t) for h, t in self.requests] + [np.zeros(padding)])
         rows = [(0, padding), *[(0, 0)] * 2]
         return np.asarray(
-            selector(self.group_size, native.isa())(
+            selector(self.group_size, self.delay, native.isa())(
                 np.pad(self.q, rows, constant_values=np.nan),
                 np.pad(self.weights, rows[:2], constant_values=np.nan),
-                layout.cache(jnp.asarray(cache.astype(dtype))),
+                layout.cache(jnp.asarray(cache.astype(dtype).view(layout.dtype))),
                 positions.astype(np.int32),
                 np.pad(lengths, (0, 2)),
                 tables,
@@ -96,29 +97,29 @@ class Step:
 
 
 @functools.cache
-def selector(group_size, name):
+def selector(group_size, delay, name):
     """A program of its own for each instruction set: it names the kernel."""
     del name
-    return jax.jit(functools.partial(select_groups, num_groups=NUM_GROUPS, group_size=group_size))
+    return jax.jit(functools.partial(select_groups, num_groups=NUM_GROUPS, group_size=group_size, delay=delay))
 
 
 @pytest.mark.sampled(3)
 @CACHE_TYPES
-@pytest.mark.parametrize("group_size", [2, 4, 16])
-def test_the_tokens_of_the_best_groups_and_of_the_open_one_are_selected(group_size, dtype):
-    check(Step.make(MIX, group_size), dtype, is_native=False)
+@pytest.mark.parametrize(("group_size", "delay"), [(2, 0), (4, 0), (16, 0), (4, 1)])
+def test_the_tokens_of_the_best_groups_and_of_the_open_one_are_selected(group_size, delay, dtype):
+    check(Step.make(MIX, group_size, delay), dtype, is_native=False)
 
 
 @each_isa
 @CACHE_TYPES
 def test_the_native_kernel_selects_the_same(isa, dtype):  # noqa: F811
-    for group_size in (2, 4, 16):
-        check(Step.make(MIX, group_size), dtype, is_native=True)
+    for group_size, delay in ((2, 0), (4, 0), (16, 0), (4, 1)):
+        check(Step.make(MIX, group_size, delay), dtype, is_native=True)
 
 
 def check(step, dtype, **options):
     selected = step.select(dtype, **options)
-    assert selected.shape[1] == num_selected_tokens(NUM_GROUPS, step.group_size)
+    assert selected.shape[1] == num_selected_tokens(NUM_GROUPS, step.group_size, step.delay)
     for row, expected in zip(selected, step.expected(), strict=False):
         np.testing.assert_array_equal(row, np.pad(expected, (0, len(row) - len(expected)), constant_values=-1))
     assert (selected[len(step.q) :] == -1).all()
@@ -142,8 +143,9 @@ def test_real_scores_select_the_same_regardless_of_the_batch(is_native):
         np.testing.assert_array_equal(alone, together[rows])
 
 
-def test_whole_sequences_select_as_the_cache_does():
-    step = Step.make([(0, 40), (0, 3), (0, 23)], 4)
+@pytest.mark.parametrize("delay", [0, 1])
+def test_whole_sequences_select_as_the_cache_does(delay):
+    step = Step.make([(0, 40), (0, 3), (0, 23)], 4, delay)
     lengths, starts = np.array([40, 3, 23]), np.array([0, 40, 43, 66])
     closed = ClosedGroups.of(jnp.asarray(lengths), jnp.asarray(starts), jnp.int32(3), 66, 4)
     keys = np.full((len(closed.group), DIM), np.nan, np.float32)
@@ -159,6 +161,7 @@ def test_whole_sequences_select_as_the_cache_does():
         jnp.int32(3),
         num_groups=NUM_GROUPS,
         group_size=4,
+        delay=delay,
     )
     for row, expected in enumerate(step.expected()):
         np.testing.assert_array_equal(np.flatnonzero(chosen[row]), row - positions[row] + np.array(expected))

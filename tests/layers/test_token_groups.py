@@ -12,10 +12,12 @@ import pytest
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
+from jaxis.kernels.paged_cache import from_stored, to_stored
 from jaxis.kernels.token_groups import ordered_softmax_sum
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
+from tests.support.attention_steps import BFLOAT16
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS, DIM = 8, 40, 6, 16
 GROUPS = {"chunks": TokenGroups(4, 4), "whole blocks": TokenGroups(8, 8), "overlapping": TokenGroups(4, 8)}
@@ -62,8 +64,7 @@ class Caches:
         self.arrays = []
         for spec in specs:
             layout = spec.layout(BLOCK_SIZE, dtype)
-            garbage = 7 if dtype == np.int8 else jnp.nan
-            self.arrays.append(layout.cache(jnp.full((NUM_BLOCKS, *layout.shape), garbage, layout.dtype)))
+            self.arrays.append(layout.cache(to_stored(jnp.full((NUM_BLOCKS, *layout.shape), jnp.nan), layout.dtype)))
         self.free = {span: list(np.random.default_rng(0).permutation(NUM_BLOCKS)) for span in self.spans}
 
     def step(self, work, pad_tokens=64, pad_requests=4):
@@ -133,13 +134,16 @@ def test_groups_of_ragged_steps_have_the_rows_of_a_plain_loop_and_the_bits_of_wh
             np.testing.assert_array_equal(mine, whole)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-def test_chunks_of_every_size_give_the_same_bits(groups):
+def test_chunks_of_every_size_give_the_same_bits(groups, dtype):
     rows = make_rows(21, 0)
-    whole = run(groups, [Sequence(rows)], [[21]])[0]
+    whole = run(groups, [Sequence(rows)], [[21]], dtype=dtype)[0]
+    found = from_stored(jnp.asarray(whole)).astype(np.float32)
+    np.testing.assert_allclose(found, expected(rows, groups), rtol=0.02, atol=0.02)
     for size in (1, 2, 3, 4, 5, 7, 8, 9):
         steps = [[min(size, 21 - done)] for done in range(0, 21, size)]
-        np.testing.assert_array_equal(run(groups, [Sequence(rows)], steps)[0], whole)
+        np.testing.assert_array_equal(run(groups, [Sequence(rows)], steps, dtype=dtype)[0], whole)
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)

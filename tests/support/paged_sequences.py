@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.engine.execution.state_cache import state_structs
-from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.paged_cache import PagedCache, to_stored
 from jaxis.kernels.state_slots import StateSlots
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import HasCache, KVCacheSpec
@@ -84,7 +84,7 @@ class PagedSequences:
             layout = spec.on_devices(self.mesh.shape["model"]).layout(self.block_size, dtype)
         shape = (num_blocks, *layout.shape)
         sharding = logical_sharding(self.mesh, (None, *layout.axes), shape)
-        return layout.cache(jnp.full(shape, jnp.nan, dtype, device=sharding))
+        return layout.cache(jax.device_put(to_stored(jnp.full(shape, jnp.nan), layout.dtype), sharding))
 
     def _empty_state(self, spec: StateCacheSpec, num_slots: int, dtype: Any) -> tuple[jax.Array, ...]:
         structs = state_structs(spec, num_slots, dtype, self.mesh)

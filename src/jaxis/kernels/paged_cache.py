@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.kernels import native
 
@@ -22,6 +23,7 @@ class CacheLayout:
       block_size: B, tokens per block.
       num_heads: K of the cached heads; 1 for an entry that all heads share.
       shape: Shape of a block. The cache is an array [num_blocks, *shape].
+      dtype: Type of the array.
       axes: Logical name of each axis of a block; None for an axis that is not split over devices.
     """
 
@@ -56,6 +58,26 @@ class PagedCache:
 
     array: jax.Array
     layout: CacheLayout = field(metadata={"static": True})
+
+
+def stored_dtype(dtype: DTypeLike) -> np.dtype:
+    """Returns the type of the array of a cache that plain JAX reads and writes: uint16 for the bits of bfloat16.
+
+    To index bfloat16, XLA for CPUs converts the whole array to float32, and back after a write.
+    """
+    return np.dtype(np.uint16 if dtype == jnp.bfloat16 else dtype)
+
+
+def to_stored(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Returns floats x as a cache of the type `dtype`, of `stored_dtype`, has them."""
+    if dtype != np.uint16:
+        return x.astype(dtype)
+    return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+
+
+def from_stored(x: jax.Array) -> jax.Array:
+    """Returns entries of a cache of `stored_dtype` in its own type."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == np.uint16 else x
 
 
 def make_cache_array(struct: jax.ShapeDtypeStruct, *, reads_only_written: bool) -> jax.Array:

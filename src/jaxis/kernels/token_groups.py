@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxis.kernels.paged_cache import CacheLayout, PagedCache
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache, from_stored, stored_dtype, to_stored
 from jaxis.kernels.ragged_paged_attention.layout import encode, places_of_tokens
 
 Combine = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -28,7 +27,6 @@ first token. A sum over W needs an order of its own: see `ordered_sum`. Some gro
 """
 
 TILE_GROUPS = 8
-_FLOAT32_BYTES = 4
 
 
 class ClosedGroups(NamedTuple):
@@ -78,9 +76,9 @@ class ClosedGroups(NamedTuple):
 
 
 def row_cache_layout(block_size: int, size: int, dtype: DTypeLike) -> CacheLayout:
-    """Returns the layout of a cache of tokens' rows of `size` elements; in an int8 cache they are float32."""
-    elements = size * (_FLOAT32_BYTES if dtype == jnp.int8 else 1)
-    return CacheLayout("any", block_size, 1, (block_size, elements), np.dtype(dtype), (None, None))
+    """Returns the layout of a cache of tokens' rows of `size` elements; beside int8 caches they are float32."""
+    own = stored_dtype(jnp.float32 if dtype == jnp.int8 else dtype)
+    return CacheLayout("any", block_size, 1, (block_size, size), own, (None, None))
 
 
 def write_rows(
@@ -96,9 +94,7 @@ def write_rows(
     places = places_of_tokens(
         positions, block_tables, query_start_loc, request_distribution, array.shape[1], array.shape[0]
     )
-    if array.dtype == jnp.int8:
-        rows = lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.int8).reshape(rows.shape[0], -1)
-    written = array.at[places.block, places.offset].set(rows.astype(array.dtype), mode="drop")
+    written = array.at[places.block, places.offset].set(to_stored(rows, array.dtype), mode="drop")
     return row_cache.layout.cache(written)
 
 
@@ -121,10 +117,7 @@ def combine_cached(
         del row
         block_size = array.shape[1]
         block = jnp.take_along_axis(block_tables[request], position // block_size, axis=1)
-        found = array[block, position % block_size]
-        if array.dtype != jnp.int8:
-            return found.astype(jnp.float32)
-        return lax.bitcast_convert_type(found.reshape(*found.shape[:-1], -1, _FLOAT32_BYTES), jnp.float32)
+        return from_stored(array[block, position % block_size]).astype(jnp.float32)
 
     return _combine(combine, read, closed, group_size, window)
 
@@ -182,7 +175,8 @@ def write_groups(
     per_block = array.shape[1]
     index = jnp.minimum(closed.group // per_block, block_tables.shape[1] - 1)
     block = jnp.where(closed.valid, block_tables[closed.request, index], array.shape[0])
-    written = array.at[block, closed.group % per_block].set(encode(values, array.dtype), mode="drop")
+    entries = encode(values, array.dtype) if array.dtype == jnp.int8 else to_stored(values, array.dtype)
+    written = array.at[block, closed.group % per_block].set(entries, mode="drop")
     return group_cache.layout.cache(written)
 
 

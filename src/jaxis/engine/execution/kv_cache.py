@@ -357,7 +357,7 @@ def _kv_cache_struct(spec: CacheSpec, num_blocks: int, block_size: int, dtype: D
         layout = spec.layout(block_size, dtype)
     shape = (mesh.shape[DATA_AXIS] * num_blocks, *layout.shape)
     sharding = logical_sharding(mesh, ("blocks", *layout.axes), shape)
-    return layout.cache(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+    return layout.cache(jax.ShapeDtypeStruct(shape, layout.dtype, sharding=sharding))
 
 
 def make_kv_caches(structs: Sequence[CacheStruct]) -> list[Any]:

@@ -24,7 +24,7 @@ from jaxis.kernels.index_selection.groups import (
     select_groups_of_whole_sequences,
 )
 from jaxis.kernels.index_selection.reference import select_from_whole_sequences
-from jaxis.kernels.paged_cache import CacheLayout, PagedCache
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache, stored_dtype
 from jaxis.kernels.ragged_paged_attention import layout
 
 __all__ = [
@@ -60,7 +60,7 @@ def group_cache_layout(block_size: int, group_size: int, size: int, dtype: DType
             f"{-(-block_size // group_size) * group_size}"
         )
     layout = index_cache_layout(block_size // group_size, size, dtype)
-    return dataclasses.replace(layout, block_size=block_size)
+    return dataclasses.replace(layout, block_size=block_size, dtype=stored_dtype(dtype))
 
 
 def select_tokens(

@@ -60,6 +60,7 @@ def best_groups(
     *,
     num_groups: int,
     group_size: int,
+    delay: int,
 ) -> jax.Array:
     return native.call(
         "group_selection",
@@ -72,4 +73,5 @@ def best_groups(
         query_start_loc,
         request_distribution,
         group_size=np.int64(group_size),
+        delay=np.int64(delay),
     )

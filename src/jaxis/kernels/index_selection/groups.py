@@ -1,8 +1,8 @@
 """Selection of groups of G consecutive tokens, one key for each group (`kernels.token_groups`).
 
-A token sees the groups whose last token is not after it, and selects the best of them. It attends to the tokens of
-these, and to those of its open group: the tokens up to itself that no group it sees has. A token that sees few enough
-groups attends to all tokens up to itself.
+A token sees the groups whose last token is not after it, or with a `delay` of 1 is before it, and selects the best of
+them. It attends to the tokens of these, and to its open tokens: those up to itself that no group it sees has. A token
+that sees few enough groups attends to all tokens up to itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.token_groups import ClosedGroups
 
 
-def num_selected_tokens(num_groups: int, group_size: int) -> int:
+def num_selected_tokens(num_groups: int, group_size: int, delay: int = 0) -> int:
     """Returns K, the most tokens that a token attends to; one at a position below K attends to all before it."""
-    return num_groups * group_size + group_size - 1
+    return num_groups * group_size + group_size - 1 + delay
 
 
 def best_groups(
@@ -34,6 +34,7 @@ def best_groups(
     *,
     num_groups: int,
     group_size: int,
+    delay: int = 0,
 ) -> jax.Array:
     """Returns the numbers of the best groups of each token, i32 [T, num_groups], ascending, then -1.
 
@@ -42,9 +43,10 @@ def best_groups(
     """
     if key_cache.layout.kernels == "native":
         rest = (seq_lens, block_tables, query_start_loc, request_distribution)
-        return cpu.best_groups(q, weights, key_cache.array, *rest, num_groups=num_groups, group_size=group_size)
+        options = {"num_groups": num_groups, "group_size": group_size, "delay": delay}
+        return cpu.best_groups(q, weights, key_cache.array, *rest, **options)
     request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
-    last = jnp.where(valid, (positions + 1) // group_size - 1, -1)
+    last = jnp.where(valid, (positions + 1 - delay) // group_size - 1, -1)
     rows = query_start_loc[request_distribution[2]]
     return tiled.best_keys(q, weights, key_cache.array, last, request, block_tables, rows, num_selected=num_groups)
 
@@ -61,23 +63,24 @@ def select_groups(
     *,
     num_groups: int,
     group_size: int,
+    delay: int = 0,
 ) -> jax.Array:
     """Returns the positions that each token attends to, i32 [T, K], ascending, then -1, for `best_groups`' arguments.
 
     K is `num_selected_tokens`.
     """
     rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
-    groups = best_groups(q, weights, key_cache, *rest, num_groups=num_groups, group_size=group_size)
+    groups = best_groups(q, weights, key_cache, *rest, num_groups=num_groups, group_size=group_size, delay=delay)
     _, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
-    return _tokens_of(groups, jnp.where(valid, positions, -1), group_size)
+    return _tokens_of(groups, jnp.where(valid, positions, -1), group_size, delay)
 
 
-def _tokens_of(groups: jax.Array, positions: jax.Array, group_size: int) -> jax.Array:
+def _tokens_of(groups: jax.Array, positions: jax.Array, group_size: int, delay: int) -> jax.Array:
     """Returns i32 [T, K] for the selected groups i32 [T, N] of tokens at `positions` i32 [T]; -1 for padding."""
     offset = jnp.arange(group_size, dtype=jnp.int32)
     closed = (groups[..., None] * group_size + offset).reshape(groups.shape[0], -1)
     position = positions[:, None]
-    opened = (position + 1) // group_size * group_size + offset[:-1]
+    opened = (position + 1 - delay) // group_size * group_size + jnp.arange(group_size - 1 + delay, dtype=jnp.int32)
     tokens = jnp.concatenate([closed, jnp.where(opened <= position, opened, -1)], axis=1)
     every = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     return jnp.where(position < tokens.shape[1], jnp.where(every <= position, every, -1), tokens)
@@ -94,6 +97,7 @@ def select_groups_of_whole_sequences(
     *,
     num_groups: int,
     group_size: int,
+    delay: int = 0,
 ) -> jax.Array:
     """Returns bool [T, T], True where a token of a batch of whole sequences attends to another.
 
@@ -103,12 +107,12 @@ def select_groups_of_whole_sequences(
     request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
     token = jnp.arange(num_tokens)
     is_own = (request[:, None] == request) & (token[:, None] >= token) & valid
-    sees = (request[:, None] == closed.request) & (token[:, None] >= closed.row) & closed.valid
+    sees = (request[:, None] == closed.request) & (token[:, None] >= closed.row + delay) & closed.valid
     if keys.shape[0] > num_groups:
         scores = jnp.where(sees, scores_of_keys(q, weights, keys), -jnp.inf)
         _, best = jax.lax.top_k(scores, num_groups)
         sees &= jnp.zeros_like(sees).at[token[:, None], best].set(True)
     is_member = (request[:, None] == closed.request) & (positions[:, None] // group_size == closed.group) & closed.valid
-    in_open = positions >= ((positions + 1) // group_size * group_size)[:, None]
+    in_open = positions >= ((positions + 1 - delay) // group_size * group_size)[:, None]
     in_best = sees.astype(jnp.float32) @ is_member.astype(jnp.float32).T > 0
     return is_own & (in_best | in_open)
