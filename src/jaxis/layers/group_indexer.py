@@ -69,6 +69,12 @@ class GroupIndexer(JaxModule):
         """Returns the keys [N, D] of groups; see `Combine` of `kernels.token_groups`."""
         raise NotImplementedError
 
+    def __call__(
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        """Returns the updated caches and the selection, as a `TokenIndexer` does."""
+        raise NotImplementedError
+
     def select(
         self, caches: IndexCaches, q: jax.Array, weights: jax.Array, rows: jax.Array, metadata: AttentionMetadata
     ) -> tuple[IndexCaches, jax.Array]:

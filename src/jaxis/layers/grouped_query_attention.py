@@ -200,6 +200,28 @@ class GroupedQueryAttention(JaxModule):
             _repeat_heads(weight, self.head_dim, copies)
 
     def __call__(self, kv_cache: KVCache, x: jax.Array, metadata: AttentionMetadata) -> tuple[KVCache, jax.Array]:
+        q, k, v, gate = self.heads(x, metadata, is_paged=is_cache(kv_cache))
+        kv_cache, out = attention(
+            kv_cache,
+            q,
+            k,
+            v,
+            metadata,
+            rope=None,
+            scale=self.scale,
+            span=self.span,
+            soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
+        )
+        return kv_cache, self.output(out, gate)
+
+    def heads(
+        self, x: jax.Array, metadata: AttentionMetadata, *, is_paged: bool
+    ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """Returns queries [T, H, D], keys and values [T, K, D] with copies, as they are attended to, and gate logits.
+
+        `is_paged` is True if the keys go into a cache.
+        """
         num_tokens = x.shape[0]
         q, k, v, *gate = self.project(x)
         if self.qkv_clip is not None:
@@ -213,29 +235,21 @@ class GroupedQueryAttention(JaxModule):
         v = self.values(v.reshape(num_tokens, -1, self.value_dim))
         if self.value_dim < self.cached_dim:
             v = jnp.pad(v, ((0, 0), (0, 0), (0, self.cached_dim - self.value_dim)))
-        q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=is_cache(kv_cache))
+        q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=is_paged)
         if self.norm_after_rope:
             q, k = self._normed(q, k)
         if self.query_scale is not None:
             q = self.query_scale(q, metadata.input_positions)
         if self.alibi is not None:
             q, k = self.alibi.extend(q, k, metadata.input_positions, scale=self.scale)
-        kv_cache, out = attention(
-            kv_cache,
-            q,
-            k,
-            v,
-            metadata,
-            rope=None,
-            scale=self.scale,
-            span=self.span,
-            soft_cap=self.soft_cap,
-            sinks=None if self.sinks is None else self.sinks[...],
-        )
+        return q, k, v, gate
+
+    def output(self, out: jax.Array, gate: list[jax.Array]) -> jax.Array:
+        """Returns [T, E] for attention [T, H, D] and the gate's logits."""
         out = out[..., : self.value_dim]
         if self.output_gate is not None:
             out = self.output_gate(out, *gate)
-        return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.value_dim))
+        return self.o_proj(out.reshape(out.shape[0], self.num_heads * self.value_dim))
 
     def values(self, v: jax.Array) -> jax.Array:
         """Projected values [T, K, V] -> the values attended to; overridden by families that scale or norm them."""

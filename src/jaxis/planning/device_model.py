@@ -27,6 +27,7 @@ from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.mlp import GatedMLP, UngatedMLP
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.moe import SparseMoE
+from jaxis.layers.selected_attention import SelectedKVCacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.token_groups import RowCacheSpec
 from jaxis.layers.weight_bytes import StoredWeight
@@ -233,7 +234,7 @@ def device_model(
                 device_block_bytes(spec, block_size, cache_dtype, mesh),
                 _flops_per_key(spec, num_heads // num_devices),
                 number,
-                spec.num_selected if isinstance(spec, LatentCacheSpec) else None,
+                spec.num_selected if isinstance(spec, LatentCacheSpec | SelectedKVCacheSpec) else None,
             )
             for spec, number in paged
         ),
