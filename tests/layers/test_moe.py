@@ -8,11 +8,14 @@ import torch
 import transformers
 from flax import nnx
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.deepseek_v4 import modeling_deepseek_v4
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU
+from jaxis.layers.leaves import hash_router
+from jaxis.layers.leaves import router as leaf_router
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import JaxRouter, Routing
@@ -74,6 +77,40 @@ def test_choice_is_by_biased_scores_and_weights_are_the_scores():
     ids, weights = routing.choose(logits, jnp.asarray([0.0, 0.0, 0.0, 5.0]))
     assert ids.tolist() == [[3, 0]]
     np.testing.assert_allclose(weights, [[1 / (1 + np.e), 1 / (1 + np.exp(-2.0))]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("by_token_ids", [False, True])
+def test_routers_with_the_root_of_softplus_equal_transformers(by_token_ids):
+    config = transformers.DeepseekV4Config(
+        vocab_size=40, hidden_size=E, n_routed_experts=X, num_experts_per_tok=3, routed_scaling_factor=1.5
+    )
+    router_class = (
+        modeling_deepseek_v4.DeepseekV4HashRouter if by_token_ids else modeling_deepseek_v4.DeepseekV4TopKRouter
+    )
+    reference, generator = router_class(config), torch.Generator().manual_seed(0)
+    tensors = {"weight": torch.randn(X, E, generator=generator)}
+    if by_token_ids:
+        tensors["tid2eid"] = torch.rand(40, X, generator=generator).argsort(dim=1)[:, :3]
+    else:
+        tensors["e_score_correction_bias"] = torch.randn(X, generator=generator)
+    reference.load_state_dict(tensors)
+    routing = Routing(
+        num_experts=X, num_experts_per_token=3, score_function="sqrtsoftplus", renormalize=True, scaling_factor=1.5
+    )
+    scope = scope_of({"hidden_size": E, "vocab_size": 40})
+    router = hash_router(scope, routing) if by_token_ids else leaf_router(scope, routing, use_selection_bias=True)
+    JaxAutoWeightsLoader(router).load_weights((name, tensor.numpy()) for name, tensor in tensors.items())
+    x, ids = random(T, E, seed=1), np.random.default_rng(2).integers(0, 40, T)
+    of_tokens = [torch.tensor(ids)] if by_token_ids else []
+    _, weights, experts = reference(torch.tensor(x), *of_tokens)
+    found = router(jnp.asarray(x), *(jnp.asarray(each.numpy()) for each in of_tokens))
+    order, expected = np.argsort(found[0], axis=1), np.argsort(experts.numpy(), axis=1)
+    np.testing.assert_array_equal(
+        np.take_along_axis(found[0], order, 1), np.take_along_axis(experts.numpy(), expected, 1)
+    )
+    np.testing.assert_allclose(
+        np.take_along_axis(found[1], order, 1), np.take_along_axis(weights.detach().numpy(), expected, 1), rtol=1e-5
+    )
 
 
 def test_logits_whose_scores_round_to_one_are_still_told_apart():

@@ -12,7 +12,7 @@ from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
-from jaxis.layers.routing import JaxRouter, Routing
+from jaxis.layers.routing import HashRouter, JaxRouter, Routing
 from jaxis.layers.scope import LayerScope
 
 
@@ -105,6 +105,20 @@ def router(
         scope.rngs,
         use_bias=use_bias,
         use_selection_bias=use_selection_bias,
+        dtype=scope.dtype,
+        quant_config=scope.quant_config,
+        prefix=scope.name_in_checkpoint,
+    )
+
+
+def hash_router(scope: LayerScope, routing: Routing) -> HashRouter:
+    """Creates a router by token ids, of config.json's `vocab_size`."""
+    config = scope.config
+    return HashRouter(
+        config["hidden_size"],
+        routing,
+        scope.rngs,
+        vocab_size=config["vocab_size"],
         dtype=scope.dtype,
         quant_config=scope.quant_config,
         prefix=scope.name_in_checkpoint,

@@ -23,6 +23,7 @@ class SparseMoE(JaxModule):
       gated_unit: Gated unit of the experts; None means the plain GLU with config.json's `hidden_act`.
       use_bias: True if router and experts have biases.
       use_selection_bias: True if the router has a bias for choosing only, as in `JaxRouter`.
+      use_token_ids: True if experts are chosen by token ids, as in `HashRouter`; calls then take them, too.
       stack_layout: Layout of tensors that hold all experts, as in `JaxExperts`.
       use_shared_gate: True for a linear layer `shared_expert_gate` [1, E] whose sigmoid multiplies the shared block's
         output.
@@ -43,6 +44,7 @@ class SparseMoE(JaxModule):
         gated_unit: GatedUnit | None = None,
         use_bias: bool = False,
         use_selection_bias: bool = False,
+        use_token_ids: bool = False,
         stack_layout: StackLayout | None = None,
         shared_experts: FeedForward | None = None,
         use_shared_gate: bool = False,
@@ -50,7 +52,10 @@ class SparseMoE(JaxModule):
         use_latent_norm: bool = False,
     ) -> None:
         unit = gated_unit or GLU(activation_function(scope.config.get("hidden_act", "silu")))
-        self.gate = leaves.router(scope / "gate", routing, use_bias=use_bias, use_selection_bias=use_selection_bias)
+        if use_token_ids:
+            self.gate = leaves.hash_router(scope / "gate", routing)
+        else:
+            self.gate = leaves.router(scope / "gate", routing, use_bias=use_bias, use_selection_bias=use_selection_bias)
         self.experts = leaves.experts(
             scope / "experts",
             routing,
@@ -70,8 +75,8 @@ class SparseMoE(JaxModule):
         self.shared_experts = shared_experts
         self.shared_expert_gate = _gate(scope / "shared_expert_gate") if use_shared_gate else None
 
-    def __call__(self, x: jax.Array, metadata: AttentionMetadata | None = None) -> jax.Array:
-        expert_ids, expert_weights = self.gate(x)
+    def __call__(self, x: jax.Array, metadata: AttentionMetadata | None = None, *token_ids: jax.Array) -> jax.Array:
+        expert_ids, expert_weights = self.gate(x, *token_ids)
         hidden = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
         y = self.experts(hidden, expert_ids, expert_weights, metadata)
         if self.latent_norm is not None:

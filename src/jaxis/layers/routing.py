@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter, named_modules
 from jaxis.layers.weight_loader import default_weight_loader
 
-ScoreFunction = Literal["softmax", "sigmoid"]
+ScoreFunction = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 GroupScore = Literal["max", "top2_sum"]
 
 
@@ -26,13 +27,13 @@ GroupScore = Literal["max", "top2_sum"]
 class Routing:
     """Map from a router's logits to k of X experts per token and their weights.
 
-    An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
-    are chosen, by score plus selection bias if there is one; their weights are their scores, without the bias. A
-    softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with `renormalize`. Families that
-    route otherwise override a method.
+    An expert's score is the softmax over all experts, the sigmoid, or the square root of the softplus of its logit. The
+    k best of the allowed experts are chosen, by score plus selection bias if there is one; their weights are their
+    scores, without the bias. A softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with
+    `renormalize`. Families that route otherwise override a method.
 
     Attributes:
-      score_function: "softmax" or "sigmoid".
+      score_function: "softmax", "sigmoid" or "sqrtsoftplus".
       renormalize: True to divide a token's k weights by `divisor`.
       scaling_factor: Multiplies the weights, last.
       num_groups: Number of equally sized groups of consecutive experts.
@@ -86,7 +87,7 @@ class Routing:
 
         `selection_bias` float32 [X] changes the choice only; None for none.
         """
-        scores = softmax(logits) if self.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
+        scores = self.scores(logits)
         if selection_bias is not None:
             choice = self.biased(logits, scores, selection_bias)
         elif self.num_groups == 1:
@@ -97,10 +98,20 @@ class Routing:
         if self.num_allowed_groups < self.num_groups:
             choice = jnp.where(self._in_allowed_groups(choice), choice, -jnp.inf)
         _, expert_ids = jax.lax.top_k(choice, self.num_experts_per_token)
+        return expert_ids, self.weights_of(scores, expert_ids)
+
+    def scores(self, logits: jax.Array) -> jax.Array:
+        """Returns the experts' scores [T, X]."""
+        if self.score_function == "softmax":
+            return softmax(logits)
+        return in_whole_vectors(jax.nn.sigmoid if self.score_function == "sigmoid" else _sqrt_softplus, logits)
+
+    def weights_of(self, scores: jax.Array, expert_ids: jax.Array) -> jax.Array:
+        """Returns the weights [T, k] of chosen experts."""
         weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
         if self.renormalize:
             weights = weights / self.divisor(weights)
-        return expert_ids, weights * self.scaling_factor
+        return weights * self.scaling_factor
 
     def biased(self, logits: jax.Array, scores: jax.Array, selection_bias: jax.Array) -> jax.Array:
         """Returns what the best are chosen of, [T, X]."""
@@ -118,6 +129,10 @@ class Routing:
         _, allowed = jax.lax.top_k(best, self.num_allowed_groups)
         is_allowed = (allowed[:, :, None] == jnp.arange(self.num_groups)).any(1)
         return jnp.repeat(is_allowed, groups.shape[-1], axis=-1)
+
+
+def _sqrt_softplus(logits: jax.Array) -> jax.Array:
+    return jnp.sqrt(jax.nn.softplus(logits))
 
 
 RouterObserver = Callable[[Routing, jax.Array, jax.Array], None]
@@ -179,16 +194,47 @@ class JaxRouter(JaxLinear):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns expert_ids i32 [T, k], best first, and weights float32 [T, k] for x [T, E]."""
+        logits, bias = self.logits(x), self.e_score_correction_bias
+        return self._observed(logits, *self.routing.choose(logits, None if bias is None else bias[...]))
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Returns float32 [T, X]."""
         logits_type = jnp.float32 if self.routing.float32_logits else x.dtype
         logits = self.product(x, preferred_element_type=logits_type)
         if self.bias is not None:
             logits = logits + self.bias[...]
-        bias = self.e_score_correction_bias
-        logits = self.routing.bounded(logits.astype(jnp.float32))
-        expert_ids, expert_weights = self.routing.choose(logits, None if bias is None else bias[...])
+        return self.routing.bounded(logits.astype(jnp.float32))
+
+    def _observed(
+        self, logits: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         if self.observe is not None:
             self.observe(self.routing, logits, expert_ids)
         return expert_ids, expert_weights
+
+
+class HashRouter(JaxRouter):
+    """Router to the experts that a table has for a token's id (DeepSeek V4); their weights are those of a `JaxRouter`.
+
+    `tid2eid` i32 [V, k] is the table. Its arguments are a scope's; see `leaves.hash_router`.
+    """
+
+    def __init__(self, hidden_size: int, routing: Routing, rngs: nnx.Rngs, *, vocab_size: int, **options: Any) -> None:
+        super().__init__(hidden_size, routing, rngs, **options)
+        shape = (vocab_size, routing.num_experts_per_token)
+        self.tid2eid = make_parameter(rngs, functools.partial(_hashed, routing), shape, jnp.int32, axes=(None, None))
+
+    def __call__(self, x: jax.Array, token_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns expert_ids i32 [T, k] and weights float32 [T, k] for x [T, E] and token_ids [T]."""
+        logits = self.logits(x)
+        expert_ids = self.tid2eid[...][token_ids.astype(jnp.int32)]
+        return self._observed(logits, expert_ids, self.routing.weights_of(self.routing.scores(logits), expert_ids))
+
+
+def _hashed(routing: Routing, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Returns k different experts of each token, in turns: an initializer."""
+    del key
+    return (jnp.arange(shape[0] * shape[1], dtype=dtype) % routing.num_experts).reshape(shape)
 
 
 def observe_routers(module: nnx.Module, observe: RouterObserver) -> None:
