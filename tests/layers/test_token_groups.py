@@ -20,7 +20,10 @@ from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
 from tests.support.attention_steps import BFLOAT16
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS, DIM = 8, 40, 6, 16
-GROUPS = {"chunks": TokenGroups(4, 4), "whole blocks": TokenGroups(8, 8), "overlapping": TokenGroups(4, 8)}
+GROUPS = {
+    **{"chunks": TokenGroups(4, 4), "whole blocks": TokenGroups(8, 8), "several blocks": TokenGroups(16, 16)},
+    "overlapping": TokenGroups(4, 8),
+}
 
 
 def combine(rows, exists, first_position):
@@ -101,7 +104,8 @@ class Caches:
     def rows_of(self, sequence):
         """The cached rows of the sequence's closed groups."""
         array = np.asarray(self.arrays[0].array)
-        blocks = array[sequence.tables[FULL_CONTEXT]] if sequence.length else array[:0]
+        apart = max(1, self.groups.size // BLOCK_SIZE)
+        blocks = array[sequence.tables[FULL_CONTEXT]][apart - 1 :: apart] if sequence.length else array[:0]
         return blocks.reshape(-1, array.shape[-1])[: sequence.length // self.groups.size]
 
 

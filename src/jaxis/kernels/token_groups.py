@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache, from_stored, stored_dtype, to_stored
-from jaxis.kernels.ragged_paged_attention.layout import encode, places_of_tokens
+from jaxis.kernels.ragged_paged_attention.layout import decode, encode, places_of_tokens
 
 Combine = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """Maps float32 [N, W, D], the rows of the last W tokens up to the end of each of N groups, to the groups' rows [N, E].
@@ -111,15 +111,27 @@ def combine_cached(
 
     `block_tables` i32 [R, max_blocks] are those of the cache of rows; padding's rows are meaningless.
     """
-    array = row_cache.array
 
     def read(request: jax.Array, position: jax.Array, row: jax.Array) -> jax.Array:
         del row
-        block_size = array.shape[1]
-        block = jnp.take_along_axis(block_tables[request], position // block_size, axis=1)
-        return from_stored(array[block, position % block_size]).astype(jnp.float32)
+        return read_rows(row_cache, block_tables[request], position)
 
     return _combine(combine, read, closed, group_size, window)
+
+
+def read_rows(row_cache: PagedCache, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns float32 rows [N, W, D] of positions [N, W], each of its own table [N, max_blocks]."""
+    array = row_cache.array
+    block = jnp.take_along_axis(block_tables, positions // array.shape[1], axis=1)
+    return from_stored(array[block, positions % array.shape[1]]).astype(jnp.float32)
+
+
+def read_groups(group_cache: PagedCache, block_tables: jax.Array, groups: jax.Array, *, group_size: int) -> jax.Array:
+    """Returns float32 rows [N, W, E] of closed groups [N, W], each of its own table [N, max_blocks]."""
+    array = group_cache.array
+    index = ((groups + 1) * group_size - 1) // group_cache.layout.block_size
+    block = jnp.take_along_axis(block_tables, index, axis=1)
+    return decode(from_stored(array[block, groups % array.shape[1]])).astype(jnp.float32)
 
 
 def combine_whole_sequences(
@@ -168,15 +180,15 @@ def _combine(
 
 
 def write_groups(
-    values: jax.Array, group_cache: PagedCache, block_tables: jax.Array, closed: ClosedGroups
+    values: jax.Array, group_cache: PagedCache, block_tables: jax.Array, closed: ClosedGroups, *, group_size: int
 ) -> PagedCache:
     """Writes the rows [C, E] of closed groups into a cache [num_blocks, groups of a block, E], or E + 4 in int8."""
     array = group_cache.array
-    per_block = array.shape[1]
-    index = jnp.minimum(closed.group // per_block, block_tables.shape[1] - 1)
+    index = ((closed.group + 1) * group_size - 1) // group_cache.layout.block_size
+    index = jnp.minimum(index, block_tables.shape[1] - 1)
     block = jnp.where(closed.valid, block_tables[closed.request, index], array.shape[0])
     entries = encode(values, array.dtype) if array.dtype == jnp.int8 else to_stored(values, array.dtype)
-    written = array.at[block, closed.group % per_block].set(entries, mode="drop")
+    written = array.at[block, closed.group % array.shape[1]].set(entries, mode="drop")
     return group_cache.layout.cache(written)
 
 

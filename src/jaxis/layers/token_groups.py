@@ -105,4 +105,5 @@ class TokenGroups:
         )
         closed = self.closed_in(metadata)
         values = combine_cached(combine, row_cache, tables, closed, group_size=self.size, window=self.window)
-        return row_cache, write_groups(values, group_cache, metadata.block_tables_for(FULL_CONTEXT), closed)
+        tables = metadata.block_tables_for(FULL_CONTEXT)
+        return row_cache, write_groups(values, group_cache, tables, closed, group_size=self.size)

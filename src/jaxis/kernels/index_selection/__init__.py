@@ -52,14 +52,15 @@ def index_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> Cach
 def group_cache_layout(block_size: int, group_size: int, size: int, dtype: DTypeLike) -> CacheLayout:
     """Returns the layout of a cache of a row of `size` elements for each group of tokens, in blocks of tokens.
 
-    Raises ConfigError if a group would lie in two blocks.
+    The row is in the block of the group's last token; a group may have several blocks, of which the others have no row.
+    Raises ConfigError if groups and blocks begin at different tokens.
     """
-    if block_size % group_size:
+    if block_size % group_size and group_size % block_size:
         raise ConfigError(
             f"block_size={block_size} is not a multiple of the {group_size} tokens that share a key in this model: use "
             f"{-(-block_size // group_size) * group_size}"
         )
-    layout = index_cache_layout(block_size // group_size, size, dtype)
+    layout = index_cache_layout(max(1, block_size // group_size), size, dtype)
     return dataclasses.replace(layout, block_size=block_size, dtype=stored_dtype(dtype))
 
 
