@@ -12,6 +12,7 @@ FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 CHUNKED_ATTENTION = "chunked_attention"
 LINEAR_ATTENTION = "linear_attention"
+INDEXED_ATTENTION = "indexed_attention"
 CONVOLUTION = "conv"
 
 

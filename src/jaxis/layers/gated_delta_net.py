@@ -49,8 +49,13 @@ class GatedDeltaNet(JaxModule):
     `linear_value_head_dim` dv, `linear_conv_kernel_dim` W. Hv / Hk consecutive value heads share a key head. A family
     whose checkpoints lay the projections out differently overrides `make_projections` and `project`.
 
+    Attributes:
+      gate_activation: Activation of the output's gate.
+
     Raises ConfigError if the key heads do not divide the value heads, or W is not supported.
     """
+
+    gate_activation: str = "silu"
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
@@ -117,6 +122,6 @@ class GatedDeltaNet(JaxModule):
             l2_norm_epsilon=_L2_NORM_EPSILON,
             scale=self.key_dim**-0.5,
         )
-        out = gated(self.norm(out).reshape(num_tokens, self.values_size), z, "silu")
+        out = gated(self.norm(out).reshape(num_tokens, self.values_size), z, self.gate_activation)
         state = None if inputs is None or recurrent is None else (inputs, recurrent)
         return state, self.out_proj(out)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.errors import CheckpointError
+from jaxis.layers.mapped_table import MappedTable
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.loading.packed_name import PACKED
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.packed.digests import arithmetic, digests, file_digest, seal
@@ -17,7 +19,16 @@ _PAGE = 4096
 
 
 def write_packed(folder: Path, models: Mapping[str, JaxModule], dtype: str) -> int:
-    """Writes loaded models, by the names of their classes, beside the other files of a folder; returns the bytes."""
+    """Writes loaded models, by the names of their classes, beside the other files of a folder; returns the bytes.
+
+    Raises CheckpointError if a model has a table that stays in the checkpoint's files.
+    """
+    for model in models.values():
+        for path, module in named_modules(model):
+            if isinstance(module, MappedTable):
+                raise CheckpointError(
+                    f"{path} is a table that stays in its own files, and a packed folder has none: run the checkpoint"
+                )
     arrays: dict[str, np.ndarray] = {}
     names: dict[tuple[int, int], str] = {}
 

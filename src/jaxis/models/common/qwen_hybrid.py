@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
@@ -30,23 +32,26 @@ class QwenHybridLayer(PreNormDecoderLayer):
 
     def __init__(self, scope: LayerScope, *, mlp: FeedForward, delta_net: type[GatedDeltaNet]) -> None:
         config = scope.config
-        if _kind_of_layer(config, scope.layer_index) == LINEAR_ATTENTION:
+        if kind_of_layer(config, scope.layer_index) == LINEAR_ATTENTION:
             name, mixer = "linear_attn", delta_net(scope / "linear_attn")
         else:
-            name, mixer = "self_attn", _attention(scope / "self_attn")
+            name, mixer = "self_attn", gated_attention(scope / "self_attn")
         super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=_norm, mixer_name=name)
 
 
-def _kind_of_layer(config: HFConfig, index: int) -> str:
-    kind = listed_layer_type(config, index, LINEAR_ATTENTION, FULL_ATTENTION)
+def kind_of_layer(config: HFConfig, index: int, *others: str) -> str:
+    """Returns LINEAR_ATTENTION, FULL_ATTENTION, or another type that the family's `layer_types` may have."""
+    kind = listed_layer_type(config, index, LINEAR_ATTENTION, FULL_ATTENTION, *others)
     if kind is not None:
         return kind
     return FULL_ATTENTION if (index + 1) % config.get("full_attention_interval", 4) == 0 else LINEAR_ATTENTION
 
 
-def _attention(scope: LayerScope) -> GroupedQueryAttention:
+def gated_attention(
+    scope: LayerScope, make: Callable[..., GroupedQueryAttention] = GroupedQueryAttention
+) -> GroupedQueryAttention:
     use_bias = scope.config.get("attention_bias", False)
-    return GroupedQueryAttention(
+    return make(
         scope,
         head_dim=256,
         rope_settings=rope_config(scope.config, default_partial_rotary_factor=0.25),
@@ -58,12 +63,19 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 
 class QwenHybridCausalLM(CausalLM):
+    """The models of these layers.
+
+    Attributes:
+      gate_types: Accepted values of `output_gate_type`.
+    """
+
     renames = QWEN_MOE_RENAMES
+    gate_types: ClassVar[tuple[str, ...]] = ("swish", "silu")
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("attn_output_gate", True)
-        config.expect("output_gate_type", "swish", "silu")
+        config.expect("output_gate_type", *cls.gate_types)
         config.ignore("mamba_ssm_dtype", because="states are float32")
         config.ignore("full_attention_interval", because="layer_types names each layer's type")
         for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
@@ -77,7 +89,7 @@ class QwenHybridCausalLM(CausalLM):
 def _prediction(config: HFConfig) -> PredictionNames | None:
     """Returns the prediction layer, which is like the model's first full-attention layer; None without one."""
     layers = range(config["num_hidden_layers"])
-    full = next((i for i in layers if _kind_of_layer(config, i) == FULL_ATTENTION), None)
+    full = next((i for i in layers if kind_of_layer(config, i) == FULL_ATTENTION), None)
     return None if full is None else PredictionNames.separate(full, make_norm=_norm)
 
 

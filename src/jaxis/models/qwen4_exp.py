@@ -1,0 +1,199 @@
+"""Qwen3.8-Flash-Next: the layers of Qwen3.5 between four residual streams, and a table of n-grams in one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, count, islice
+
+import jax
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import INDEXED_ATTENTION, LINEAR_ATTENTION
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, StreamsDecoderLayer
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.gated_delta_net import GatedDeltaNet
+from jaxis.layers.group_indexer import GroupIndexerSizes, MeanGroupIndexer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.ngram_embedding import NgramEmbedding
+from jaxis.layers.ngram_hash import NgramHash, TokenWindow
+from jaxis.layers.ngram_injection import NgramInjection
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.selected_attention import SelectedAttention
+from jaxis.layers.streams import GatedConnection, GatedMixer
+from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.family import Family
+from jaxis.models.common.qwen_hybrid import (
+    TINY_DELTA_NET,
+    QwenHybridCausalLM,
+    gated_attention,
+    kind_of_layer,
+    qwen_hybrid_moe,
+)
+from jaxis.models.common.streams import StreamsModel, num_streams
+from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.qwen import Qwen3_5Vision
+
+_MASK = 2**64 - 1
+
+
+class Qwen4ExpDecoderLayer(StreamsDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        is_linear = kind_of_layer(config, scope.layer_index, INDEXED_ATTENTION) == LINEAR_ATTENTION
+        super().__init__(
+            scope,
+            self_attn=_delta_net(scope / "linear_attn") if is_linear else _attention(scope / "self_attn"),
+            mlp=qwen_hybrid_moe(scope, renormalize=True, stack_layout=StackLayout(transposed=False)),
+            make_connection=lambda scope: GatedConnection(scope, num_streams(config), config.get("hc_lowrank", 320)),
+            make_norm=None,
+            mixer_name="linear_attn" if is_linear else "self_attn",
+        )
+        ngram_layers = _ngram_layers(config)
+        # Its name comes after the mixer's: their caches are in this order.
+        self.ple = None
+        if scope.layer_index + 1 in ngram_layers:
+            self.ple = _ngram_injection(scope / "ple", ngram_layers.index(scope.layer_index + 1))
+
+    def __call__(
+        self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata, *input_ids: jax.Array
+    ) -> LayerOutput:
+        """x [T, S, E] -> the updated cache and [T, S, E]; a layer with n-grams also takes the ids i32 [T]."""
+        if self.ple is None:
+            return super().__call__(kv_cache, x, metadata)
+        of_mixer, of_ngrams = kv_cache
+        of_ngrams, x = self.ple(of_ngrams, x, metadata, *input_ids)
+        of_mixer, x = super().__call__(of_mixer, x, metadata)
+        return (of_mixer, of_ngrams), x
+
+
+def _delta_net(scope: LayerScope) -> GatedDeltaNet:
+    delta_net = GatedDeltaNet(scope)
+    delta_net.gate_activation = scope.config.get("output_gate_type") or scope.config.get("hidden_act", "silu")
+    return delta_net
+
+
+def _attention(scope: LayerScope) -> GroupedQueryAttention:
+    return gated_attention(scope, partial(SelectedAttention, make_indexer=_indexer))
+
+
+def _indexer(scope: LayerScope, rope: RotaryEmbedding) -> MeanGroupIndexer:
+    config = scope.config
+    group_size: int = config["indexer_compress_ratio"]
+    if config["indexer_budget"] % group_size:
+        raise config.fault("indexer_budget", "indexer_compress_ratio", why="expected a multiple of the second")
+    num_groups = config["indexer_budget"] // group_size
+    sizes = GroupIndexerSizes(config["indexer_n_heads"], config["indexer_head_dim"], group_size, num_groups)
+    return MeanGroupIndexer(scope, sizes, rope=rope)
+
+
+class Qwen4ExpModel(StreamsModel):
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        super().__init__(scope, layer_class, options)
+        self.ngram_layers = frozenset(_ngram_layers(scope.config))
+
+    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
+        del embeddings
+        return [(input_ids,) if i + 1 in self.ngram_layers else () for i in range(len(self.layers))]
+
+
+class Qwen4ExpForCausalLM(QwenHybridCausalLM):
+    layer_class = Qwen4ExpDecoderLayer
+    model_class = Qwen4ExpModel
+    renames = (
+        *QwenHybridCausalLM.renames,
+        ("model.hyper_connection_mixer", "model.norm"),
+        ("attn_hyper_connection", "attn_hc"),
+        ("mlp_hyper_connection", "ffn_hc"),
+    )
+    router_aux_loss_coef = 0.001
+    gate_types = (*QwenHybridCausalLM.gate_types, "sigmoid")
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
+        config.expect("norm_topk_prob", True)
+        config.expect("indexer_kv_heads", 1)
+        config.ignore("split_ngram_parts", because="files say how many parts a table has")
+        config.ignore("intermediate_size", because="every layer has experts")
+        config.ignore("number_of_conv_states", because="it follows from the other keys")
+        config.ignore("mtp", because="layers that draft tokens do not change logits")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        config = scope.config
+        mixer = GatedMixer(scope / "model" / "norm", num_streams(config), config.get("hc_lowrank", 320))
+        return DecoderOptions(norm=mixer, prediction_modules=("mtp.",))
+
+
+def _ngram_layers(config: HFConfig) -> list[int]:
+    """Returns the layers, counted from 1, that have a table of n-grams."""
+    return sorted(set(config.get("ple_layer_ids") or ()))
+
+
+def _ngram_injection(scope: LayerScope, number: int) -> NgramInjection:
+    """Creates the n-grams of the layer that is the `number`-th, from 0, to have any."""
+    config = scope.config
+    order, heads_per_order = config.get("ngram_size", 3), config.get("heads_per_ngram", 8)
+    num_heads = (order - 1) * heads_per_order
+    embed_size = config.get("ple_embed_dim") or config["hidden_size"]
+    end = config["eos_token_id"]
+    end = end[0] if isinstance(end, list) else end
+    multipliers = _multipliers(config, order, number)
+    primes = _primes(config.get("ngram_vocab_size_base", 20_000_000), number * num_heads, num_heads)
+    offsets = (0, *accumulate(primes[:-1]))
+    hashes = NgramHash(
+        tuple(
+            (*multipliers[:seen], *[0] * (order - seen)) for seen in range(2, order + 1) for _ in range(heads_per_order)
+        ),
+        primes,
+        offsets,
+    )
+    stored = {"layer_multipliers": multipliers, "ngram_heads_vocab_sizes": primes, "ngram_heads_offsets": offsets}
+    padding = config.get("make_ngram_vocab_size_divisible_by", 128)
+    num_rows = -(-sum(primes) // padding) * padding
+    embedding = NgramEmbedding(scope / "ple_embedding", hashes, num_rows, embed_size // num_heads, stored)
+    window = TokenWindow(order, filler=end, ends=end)
+    return NgramInjection(scope, embedding, window, embed_size=embed_size, num_streams=num_streams(config))
+
+
+def _multipliers(config: HFConfig, order: int, number: int) -> tuple[int, ...]:
+    """Returns odd numbers from a sequence of random ones (SplitMix64), whose products with ids fit in 63 bits."""
+    bound = max(1, (2**63 - 1) // config["vocab_size"] // 2)
+    seed, step = config.get("seed", 1234) + 10_007 * number, 0x9E3779B97F4A7C15
+
+    def draw(value: int) -> int:
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+        return value ^ value >> 31
+
+    return tuple(2 * (draw(seed + step * (i + 2) & _MASK) % bound) + 1 for i in range(order))
+
+
+def _primes(start: int, skipped: int, number: int) -> tuple[int, ...]:
+    """Returns the primes from `start` on, without the first `skipped`."""
+    primes = (n for n in count(max(start, 2)) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))
+    return tuple(islice(primes, skipped, skipped + number))
+
+
+class Qwen4ExpForConditionalGeneration(InnerTextPart, Qwen4ExpForCausalLM):
+    tower = Qwen3_5Vision
+    text_model_types = ("qwen4_exp_text", "qwen3_8_flash_next_text")
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)
+
+
+FAMILY = Family(
+    "Qwen3.8-Flash-Next",
+    (Qwen4ExpForCausalLM, Qwen4ExpForConditionalGeneration),
+    "as Qwen3.5 MoE, with four residual streams a token, a table of hashed n-grams that stays in the file, and "
+    "attention to the best blocks of four tokens; Qwen's tower, M-RoPE",
+    other_names={
+        "Qwen3_8FlashNextForCausalLM": Qwen4ExpForCausalLM,
+        "Qwen3_8FlashNextForConditionalGeneration": Qwen4ExpForConditionalGeneration,
+    },
+    tiny=TINY_DELTA_NET,
+)

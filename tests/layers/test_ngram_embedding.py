@@ -1,0 +1,58 @@
+"""Tables of n-grams as checkpoints have them: with fp8 rows and a factor, and with faults."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxis.errors import CheckpointError
+from jaxis.layers.ngram_embedding import NgramEmbedding
+from jaxis.layers.ngram_hash import NgramHash
+from tests.layers.layer_scopes import in_one_program, scope_of
+
+HASH = NgramHash(((3, 5), (7, 0)), (11, 13), (0, 11))
+STORED = {"layer_multipliers": (3, 5), "ngram_heads_offsets": (0, 11)}
+WINDOW = np.random.default_rng(0).integers(0, 100, (9, 2)).astype(np.int32)
+
+
+def embedding():
+    return NgramEmbedding(scope_of({}), HASH, num_rows=24, width=4, stored=STORED)
+
+
+def tensors(dtype, scale=None):
+    rows = np.random.default_rng(1).normal(size=(24, 4)).astype(dtype)
+    named = {"ngram_embedding.shard_1.weight": rows[12:], "ngram_embedding.shard_0.weight": rows[:12]}
+    named["layer_multipliers"] = np.array([3, 5], np.int64)
+    if scale is not None:
+        named["ngram_embedding.weight_scale"] = np.array(scale, ml_dtypes.bfloat16)
+    return rows.astype(np.float32), named
+
+
+@pytest.mark.parametrize("scale", [0.125, [0.37]])
+def test_rows_of_fp8_are_multiplied_by_the_tables_factor(scale):
+    rows, named = tensors(ml_dtypes.float8_e4m3fn, scale)
+    module = embedding()
+    assert set(module.load_weights(named.items())) == set(named)
+    module.after_loading()
+    ids = np.stack([(WINDOW[:, 0] * 3 ^ WINDOW[:, 1] * 5) % 11, WINDOW[:, 0] * 7 % 13 + 11], axis=1)
+    expected = (rows[ids] * named["ngram_embedding.weight_scale"].astype(np.float32)).reshape(9, 8)
+    np.testing.assert_array_equal(in_one_program(module, WINDOW), expected)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layer_multipliers": np.array([3, 7])}, r"layer_multipliers is \[3, 7\] in the checkpoint, but \[3, 5\] by"),
+        ({"ngram_embedding.shard_0.weight": None}, "the table of n-grams has 12 rows in 1 parts of the checkpoint, 24"),
+        ({"ngram_embedding.shard_0.scale": np.ones(3)}, r"ngram_embedding.shard_0.scale \[3\] is no part of a table"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed, message):
+    named = {name: x for name, x in (tensors(np.float32)[1] | changed).items() if x is not None}
+    module = embedding()
+    with pytest.raises(CheckpointError, match=message):
+        load(module, named)
+
+
+def load(module, named):
+    list(module.load_weights(named.items()))
+    module.after_loading()
