@@ -136,6 +136,8 @@ class LatentAttentionSettings:
         sizes = latent_attention_sizes(scope.config)
         scale = sizes.qk_head_dim**-0.5
         if rope is not None:
+            if not sizes.qk_rope_head_dim:
+                raise scope.config.fault("qk_rope_head_dim", why="but heads have a rope: expected at least 1")
             # The sizes of a head say which share is rotated: all of the rope's own dimensions are.
             rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
             scale *= yarn_mscale(rope) ** 2
