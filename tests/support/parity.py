@@ -37,6 +37,7 @@ from jaxis.parallel.mesh import make_mesh
 from tests.support.kimi_k3_reference import KimiK3Reference
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.places import TESTS
+from tests.support.step5_reference import Step5Reference
 
 # Threads cost more than they gain on models this small.
 torch.set_num_threads(1)
@@ -76,7 +77,7 @@ class Family:
 
 
 # References of models that transformers does not have.
-RESTATED = {"KimiK3ForCausalLM": KimiK3Reference}
+RESTATED = {"KimiK3ForCausalLM": KimiK3Reference, "Step5ForCausalLM": Step5Reference}
 # By name: to import the classes takes seconds, in each worker.
 MODEL_TYPES = {config_class: model_type for model_type, config_class in CONFIG_MAPPING_NAMES.items()}
 

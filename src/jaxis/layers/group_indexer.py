@@ -15,7 +15,7 @@ from jaxis.kernels.index_selection import num_selected_tokens, select_groups, se
 from jaxis.kernels.token_groups import ordered_softmax_sum, ordered_sum
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import IndexCaches, IndexCacheSpec, IndexKeyCache, head_weights, key_norm
-from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope, never_quantized
@@ -32,17 +32,21 @@ class GroupIndexerSizes:
       head_dim: D, elements of a query or key.
       group_size: G, tokens of a group.
       num_groups: The most closed groups that a token attends to.
+      delay: Tokens after its last one until a group is seen: 1 if a token's own group is never among them.
+      num_selections: Selections of a token, each by as many consecutive heads; one, or one of each kv head.
     """
 
     num_heads: int
     head_dim: int
     group_size: int
     num_groups: int
+    delay: int = 0
+    num_selections: int = 1
 
     @property
     def num_selected(self) -> int:
         """K, the most tokens that a token attends to."""
-        return num_selected_tokens(self.num_groups, self.group_size)
+        return num_selected_tokens(self.num_groups, self.group_size, self.delay)
 
 
 class GroupIndexer(JaxModule):
@@ -78,34 +82,36 @@ class GroupIndexer(JaxModule):
     def select(
         self, caches: IndexCaches, q: jax.Array, weights: jax.Array, rows: jax.Array, metadata: AttentionMetadata
     ) -> tuple[IndexCaches, jax.Array]:
-        """Returns the updated caches and the selection, as `TokenIndexer` does.
+        """Returns the updated caches and the selection, as `TokenIndexer` does; with S selections [T, S, ...].
 
         Takes q [T, H, D], weights float32 [T, H], and the rows [T, row_size] of the step's tokens.
         """
-        sizes = {"num_groups": self.sizes.num_groups, "group_size": self.sizes.group_size}
+        sizes = {name: getattr(self.sizes, name) for name in ("num_groups", "group_size", "delay")}
         of_tokens = (metadata.input_positions, metadata.seq_lens)
+        parts = [jnp.split(each, self.sizes.num_selections, axis=1) for each in (q, weights)]
         if not caches:
             closed, keys = self.groups.combine_whole_sequences(self.combine, rows, metadata)
-            requests = metadata.query_start_loc, metadata.request_distribution[2]
-            return (), select_groups_of_whole_sequences(
-                q, weights, keys, closed, metadata.input_positions, *requests, **sizes
-            )
+            rest = (keys, closed, metadata.input_positions, metadata.query_start_loc, metadata.request_distribution[2])
+            select_whole = functools.partial(select_groups_of_whole_sequences, **sizes)
+            return (), _stacked([select_whole(*heads, *rest) for heads in zip(*parts, strict=True)])
         key_cache, row_cache = caches
         row_cache, key_cache = self.groups.update(self.combine, rows, row_cache, key_cache, metadata)
         select = functools.partial(select_groups, **sizes)
         if devices_of_layer() > 1:
             whole = PartitionSpec()
             select = on_each_device(select, (whole,) * 8, whole)
-        selection = select(
-            q,
-            weights,
+        rest = (
             key_cache,
             *of_tokens,
             metadata.block_tables_for(FULL_CONTEXT),
             metadata.query_start_loc,
             metadata.request_distribution,
         )
-        return (key_cache, row_cache), selection
+        return (key_cache, row_cache), _stacked([select(*heads, *rest) for heads in zip(*parts, strict=True)])
+
+
+def _stacked(selections: list[jax.Array]) -> jax.Array:
+    return selections[0] if len(selections) == 1 else jnp.stack(selections, axis=1)
 
 
 class GatedGroupIndexer(GroupIndexer):
@@ -184,3 +190,40 @@ class MeanGroupIndexer(GroupIndexer):
         q, _ = self.rope(q, q[:, :1], metadata.input_positions)
         weights = jnp.full(q.shape[:2], sizes.head_dim**-0.5, jnp.float32)
         return self.select(caches, q, weights, rows, metadata)
+
+
+class RotatedGroupIndexer(GroupIndexer):
+    """Keys of groups are sums of their tokens' normed and rotated keys, weighted by a softmax of `z_proj(x)` (Step 5).
+
+    The softmax is over the group, for each dimension.
+
+    Args:
+      rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
+    """
+
+    def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, rope: RotaryEmbedding) -> None:
+        super().__init__(scope, sizes, row_size=2 * sizes.head_dim)
+        self.rope = rope
+        hidden_size: int = scope.config["hidden_size"]
+        size_out = sizes.num_heads * sizes.head_dim
+        self.q_proj = linear(scope / "q_proj", hidden_size, size_out, axes=(None, "embed"))
+        self.k_proj = linear(scope / "k_proj", hidden_size, sizes.head_dim, axes=(None, "embed"))
+        self.z_proj = linear(scope / "z_proj", hidden_size, sizes.head_dim, axes=(None, "embed"))
+        self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
+        self.q_norm = rms_norm(scope / "q_norm", sizes.head_dim, add_unit_offset=True)
+        self.k_norm = layer_norm(scope / "k_norm", sizes.head_dim, epsilon=scope.config["rms_norm_eps"])
+
+    def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
+        del exists, first_position
+        keys, logits = jnp.split(rows, 2, axis=-1)
+        return ordered_softmax_sum(logits, keys)
+
+    def __call__(
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        del query_input
+        sizes = self.sizes
+        q = self.q_norm(self.q_proj(x).reshape(x.shape[0], sizes.num_heads, sizes.head_dim))
+        q, keys = self.rope(q, self.k_norm(self.k_proj(x))[:, None], metadata.input_positions)
+        rows = jnp.concatenate([keys[:, 0], self.z_proj(x)], axis=-1)
+        return self.select(caches, q, self.weights_proj(x.astype(jnp.float32)), rows, metadata)

@@ -6,7 +6,7 @@ Published config.json files and those that transformers writes have different ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,11 @@ _norm = partial(rms_norm, add_unit_offset=True)
 
 
 class Step3p5DecoderLayer(PreNormDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
+    """Pre-norm layer; `full_attention` creates the attention of layers that see everything."""
+
+    def __init__(
+        self, scope: LayerScope, *, full_attention: Callable[..., GroupedQueryAttention] = GroupedQueryAttention
+    ) -> None:
         config, index = scope.config, scope.layer_index
         block, use_bias = scope / "mlp", config.get("mlp_bias", False)
         unit = _unit(config, "swiglu_limits_shared", index)
@@ -48,7 +52,7 @@ class Step3p5DecoderLayer(PreNormDecoderLayer):
             mlp = _experts(block, routed_unit, expert)
         else:
             mlp = GatedMLP(block, gated_unit=unit, use_bias=use_bias)
-        super().__init__(scope, self_attn=_attention(scope), mlp=mlp, make_norm=_norm)
+        super().__init__(scope, self_attn=_attention(scope, full_attention), mlp=mlp, make_norm=_norm)
 
 
 class Step3p5ForCausalLM(CausalLM):
@@ -125,16 +129,17 @@ def _prediction(config: HFConfig) -> PredictionNames | None:
     )
 
 
-def _attention(scope: LayerScope) -> GroupedQueryAttention:
+def _attention(scope: LayerScope, full_attention: Callable[..., GroupedQueryAttention]) -> GroupedQueryAttention:
     config = scope.config
     kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION) or FULL_ATTENTION
     use_bias, head_dim = config.get("attention_bias", False), config.get("head_dim", 128)
-    return GroupedQueryAttention(
+    make = GroupedQueryAttention if kind == SLIDING_ATTENTION else full_attention
+    return make(
         scope / "self_attn",
         num_heads=_num_heads(config, scope.layer_index, kind),
         num_kv_heads=value_of_either(config, "num_attention_groups", "num_key_value_heads"),
         head_dim=head_dim,
-        rope_settings=_rope(config, scope.layer_index, kind),
+        rope_settings=rope_of_layer(config, scope.layer_index, kind),
         scale=config.get("query_pre_attn_scalar", head_dim) ** -0.5,
         qkv_bias=use_bias,
         o_bias=use_bias,
@@ -160,7 +165,7 @@ def _num_heads(config: HFConfig, layer_index: int, kind: str) -> int:
     return own.get("num_attention_heads", of_windows if kind == SLIDING_ATTENTION else common)
 
 
-def _rope(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
+def rope_of_layer(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
     """Returns the rope of the layer, by `rope_parameters` of its kind or by lists with an entry per layer.
 
     With lists, `rope_scaling` applies to layers with full attention only.
