@@ -33,7 +33,7 @@ LOW_PRECISION = (
 # Matrices of few elements that decide much, or that no vector is multiplied by; they stay as they are.
 FLOATS = re.compile(
     r"\.gate\.|router\.|shared_expert_gate\.|in_proj_(a|b|ba)\.|\.(a|b)_proj\.|dt_proj\.|conv1d\.|conv\.conv\.|A_log$"
-    r"|weights_proj\.|altup\.|_hc\.|compress_|norm\.mixer\.|embed_positions\.|_bias$"
+    r"|weights_proj\.|altup\.|_hc\.(?!input_mix)|compress_|norm\.mixer\.|embed_positions\.|_bias$"
 )
 # This one is split into factors of two steps when loading ends: its floats are those that int8 stands for.
 SPLIT = ".kv_b_proj.weight"

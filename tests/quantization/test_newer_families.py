@@ -35,6 +35,14 @@ def fp8_static(_, weight):
     return {"weight": value, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.02)}, value.float() * scale
 
 
+def fp8_blocks_and_table(name, weight):
+    """Rows of the table of n-grams stand for themselves: their factor is 1."""
+    if ".ngram_embedding." not in name:
+        return fp8_blocks(name, weight)
+    value = weight.to(torch.float8_e4m3fn)
+    return {"weight": value}, value.float()
+
+
 INT4 = scheme_of(
     "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 )
@@ -52,6 +60,19 @@ OWNERS = {
         r"(_proj|in_proj_qkv|in_proj_[zab])\.weight$",
         fp8_blocks,
         FP8 | {"weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"]},
+    ),
+    "Qwen3.8-Flash-Next FP8": (
+        ("Qwen3.8-Flash-Next", {}),
+        r"(_proj|in_proj_qkv|in_proj_z|shard_\d)\.weight$",
+        fp8_blocks_and_table,
+        FP8
+        | {
+            "weight_block_size": [32, 32],
+            "weight_per_tensor": False,
+            "act_per_tensor": False,
+            "modules_to_not_convert": ["lm_head", "in_proj_a", "in_proj_b"],
+            "modules_to_convert": ["ple.ple_embedding.ngram_embedding"],
+        },
     ),
     "MiniMax M2 FP8": (
         ("MiniMax M2", {}),
@@ -95,7 +116,13 @@ OWNERS = {
 
 
 # Others have parts of these.
-SLOW = {"Kimi K2.5 INT4", "MiniMax M2 FP8", "Nemotron 3 FP8", "Qwen3.5 FP8, all of the delta net"}
+SLOW = {
+    "Kimi K2.5 INT4",
+    "MiniMax M2 FP8",
+    "Nemotron 3 FP8",
+    "Qwen3.5 FP8, all of the delta net",
+    "Qwen3.8-Flash-Next FP8",
+}
 
 
 @pytest.mark.sampled(6)

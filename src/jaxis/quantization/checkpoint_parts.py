@@ -13,6 +13,7 @@ from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import STACK_AXES, JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
+from jaxis.layers.ngram_embedding import NgramEmbedding
 from jaxis.layers.weight_method import scheme_of_module
 
 
@@ -37,6 +38,8 @@ class CheckpointParts:
         modules = dict(model.named_modules())
         self._layers = {name: m for name, m in modules.items() if isinstance(m, JaxLinear | JaxEmbed)}
         self._experts = {name: m for name, m in modules.items() if isinstance(m, JaxExperts)}
+        # Tables of n-grams stay as they are; only loading can check them.
+        self._tables = tuple(f"{name}." for name, m in modules.items() if isinstance(m, NgramEmbedding))
         self._parameters = [name for name, _ in model.named_parameters()]
 
     def of(self, name_in_file: str, name: str, tensor: np.ndarray) -> list[Part]:
@@ -62,6 +65,8 @@ class CheckpointParts:
         """Checks that the tensors are those of the model. Raises CheckpointError if a tensor is unknown or missing."""
         expected = {filled: name for name in self._parameters for filled in self._entries(name)}
         for name, tensor in tensors:
+            if name.startswith(self._tables):
+                continue
             prefix, experts = self._experts_of(name)
             if experts is None:
                 entries = [name]

@@ -86,7 +86,9 @@ FP8_BLOCKS = PublishedFormat(
         "fmt": ("e4m3", "float8_e4m3fn", None),
         # How the scales are stored, which their tensors show as well.
         "scale_fmt": ("float", "ue8m0", None),
-        "modules_to_convert": (None, []),
+        # Qwen3.8-Flash-Next's table of n-grams, whose rows have any type.
+        "modules_to_convert": (None, [], ["ple.ple_embedding.ngram_embedding"]),
+        **dict.fromkeys(("weight_per_tensor", "act_per_tensor"), (False,)),
         "expert_dtype": ("fp8",),
         "dequantize": (False,),
     },
