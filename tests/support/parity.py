@@ -212,6 +212,22 @@ def _published_cohere2_vision(tensors: dict[str, np.ndarray]) -> dict[str, np.nd
     return {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
 
 
+def _published_dory(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Attention and feed-forward block of a layer are two layers."""
+
+    def name_of(name: str) -> str:
+        for old, offset, new in (
+            *(("self_attn.", 0, "mixer."), ("mlp.", 1, "mixer.")),
+            *(("lambda_1", 0, "attn_alpha"), ("lambda_2", 1, "mlp_alpha")),
+        ):
+            found = re.fullmatch(rf"backbone\.layers\.(\d+)\.{re.escape(old)}(.*)", name)
+            if found is not None:
+                return f"backbone.layers.{2 * int(found[1]) + offset}.{new}{found[2]}"
+        return name
+
+    return {name_of(name): tensor for name, tensor in tensors.items()}
+
+
 def _published_internlm2(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Llama's tensors as InternLM 2 was published: its names, and a projection of each group of heads after another."""
     names = {
@@ -258,6 +274,7 @@ RENAMED = {
     "InternLM2ForCausalLM": _published_internlm2,
     "Cohere2VisionConfig": _published_cohere2_vision,
     "BailingHybridConfig": _published_bailing_hybrid,
+    "DoryConfig": _published_dory,
     "KimiLinearConfig": _published_kimi_linear,
     "OlmoHybridConfig": _published_olmo_hybrid,
 }
@@ -287,6 +304,8 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
         hidden_states = result.hidden_states
         if family.config_class in ("FalconMambaConfig", "Mamba2Config"):  # which list what leaves each layer
             hidden_states = (model.get_input_embeddings()(input_ids), *hidden_states[:-2], hidden_states[-1])
+        if family.config_class in ("DoryConfig", "HrmTextConfig"):  # which list what leaves each run of a layer
+            hidden_states = (*_inputs_of_layers(model, input_ids), hidden_states[-1])
         if family.name == "OPT 350M":  # which lists what its last projection makes of it
             states: list[torch.Tensor] = []
             hook = model.model.decoder.project_out.register_forward_pre_hook(lambda _, args: states.append(args[0]))
@@ -297,6 +316,17 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
             states = (states.transpose(0, 2).transpose(0, 1) for states in hidden_states[:-1])
             hidden_states = (*states, model.model(input_ids, use_cache=False).last_hidden_state)
     return result.logits[0].numpy(), [states[0].numpy() for states in hidden_states]
+
+
+def _inputs_of_layers(model: transformers.PreTrainedModel, input_ids: torch.Tensor) -> list[torch.Tensor]:
+    """The states that enter each run of a layer, in the order of the runs."""
+    states: list[torch.Tensor] = []
+    layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+    hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0])) for layer in layers]
+    model(input_ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return states
 
 
 def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
@@ -316,7 +346,8 @@ def whole_run(
 
 def run_model(model: nnx.Module, lengths: tuple[int, ...]) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
     """`whole_run` of a model that has been loaded."""
-    model.decoder.aux_hidden_state_layers = tuple(range(len(model.decoder.layers)))
+    num_runs = sum(map(model.decoder.num_runs, range(len(model.decoder.layers))))
+    model.decoder.aux_hidden_state_layers = tuple(range(num_runs))
     graph, state = nnx.split(model)
     model.decoder.aux_hidden_state_layers = ()
 

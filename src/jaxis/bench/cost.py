@@ -18,6 +18,7 @@ from jaxis.config.expert_counts import experts_per_token, num_experts
 from jaxis.layers.indexer import IndexKeyCache
 from jaxis.layers.kv_cache_spec import HasCache
 from jaxis.layers.module import named_modules, named_parameters
+from jaxis.models.common.looped import runs_of_weights
 from jaxis.models.model_loader import construct_model
 from jaxis.models.registry import model_class_of
 
@@ -91,7 +92,9 @@ def decode_cost(engine: LLMEngine) -> DecodeCost:
     bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
     block_size = engine.vllm_config.cache_config.block_size
     share = expert_share(engine.vllm_config.model_config.hf_config.get_text_config())
-    cost = decode_cost_of(engine.runner.bytes_by_weight(), bytes_per_block // block_size, share)
+    runs = runs_of_weights(engine.runner.model)
+    weight_bytes = {name: size * runs.get(name, 1) for name, size in engine.runner.bytes_by_weight().items()}
+    cost = decode_cost_of(weight_bytes, bytes_per_block // block_size, share)
     return dataclasses.replace(cost, state_bytes=engine.runner.bytes_per_state_slot)
 
 
@@ -121,11 +124,12 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     share = expert_share(text_config)
     # A model of one's own may have attention of its own, in every layer. An indexer's keys are beside a layer's cache.
     modules = [module for _, module in named_modules(model)]
+    runs = runs_of_weights(model)
     num_attending = sum(isinstance(m, HasCache) and not isinstance(m, IndexKeyCache) for m in modules)
     num_attending = num_attending or text_config["num_hidden_layers"]
     return PrefillCost(
         layer_params=sum(
-            round(math.prod(shape) * (share if EXPERTS in name else 1))
+            round(math.prod(shape) * (share if EXPERTS in name else 1)) * runs.get(name, 1)
             for name, shape in shapes.items()
             if len(shape) > 1 and EMBEDDING not in name and HEAD not in name
         ),

@@ -156,9 +156,9 @@ def _unquantized(source: Path) -> VllmConfig:
 
 def _decoder_of(model: JaxModule) -> tuple[str, DecoderModel]:
     for name, module in named_modules(model):
-        if isinstance(module, DecoderModel):
+        if isinstance(module, DecoderModel) and not module.is_looped:
             return f"{name}.", module
-    raise ConfigError(f"{type(model).__name__} has no DecoderModel, whose layers calibration could run one by one")
+    raise ConfigError(f"{type(model).__name__} has no DecoderModel whose layers calibration could run once, one by one")
 
 
 def _release(layer: JaxModule) -> None:

@@ -23,7 +23,6 @@ from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.qkv_packing import QKVPacking
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
 from jaxis.layers.scope import LayerScope
@@ -36,6 +35,9 @@ MakeHeadNorm = Callable[[int, int], HeadNorm]
 """(number of heads, D) -> a norm of queries or keys. Its weight is [D] for a norm over each head, [heads, D] for each
 head with weights of its own, [heads * D] for a norm over all heads together.
 """
+
+ScaleQueries = Callable[[jax.Array, jax.Array], jax.Array]
+"""(rotated queries [T, H, D], positions [T]) -> the queries that keys are multiplied with."""
 
 
 class GroupedQueryAttention(JaxModule):
@@ -58,7 +60,7 @@ class GroupedQueryAttention(JaxModule):
       qkv_clip: Bound of the magnitude of queries, keys and values; None for none.
       qk_norm: Function that creates the norms of queries and keys; True for an RMS norm over each head; False for none.
       norm_after_rope: True to apply these norms after the rope, False before it.
-      query_scale: Multiplies queries by factors that depend on their positions; None for none.
+      query_scale: Multiplies rotated queries, such as by factors that depend on their positions; None for none.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
       use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
@@ -92,7 +94,7 @@ class GroupedQueryAttention(JaxModule):
         qkv_clip: float | None = None,
         qk_norm: MakeHeadNorm | bool = False,
         norm_after_rope: bool = False,
-        query_scale: QueryScale | None = None,
+        query_scale: ScaleQueries | None = None,
         span: AttentionSpan = FULL_CONTEXT,
         soft_cap: float | None = None,
         use_sinks: bool = False,
@@ -148,7 +150,7 @@ class GroupedQueryAttention(JaxModule):
         self.o_proj = linear(scope / "o_proj", o_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
         self.norm_after_rope = norm_after_rope
-        self.query_scale = query_scale
+        self.query_scale: ScaleQueries | None = query_scale
         self.sinks = None
         if use_sinks:
             zeros = nnx.initializers.zeros

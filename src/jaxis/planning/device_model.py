@@ -32,6 +32,7 @@ from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.token_groups import RowCacheSpec
 from jaxis.layers.weight_bytes import StoredWeight
 from jaxis.models.common.decoder import DecoderModel
+from jaxis.models.common.looped import runs_of_weights
 from jaxis.parallel.equal_shares import check_heads
 from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS
 from jaxis.parallel.stages import WHOLE, Stage
@@ -211,15 +212,17 @@ def device_model(
         for spec, number in zip(specs, layers_per_cache, strict=True)
         if not isinstance(spec, IndexCacheSpec | RowCacheSpec)
     )
-    experts = [weight for weight in weights if EXPERTS in weight.name]
-    others = [weight for weight in weights if EXPERTS not in weight.name]
+    runs = runs_of_weights(width.model(stage))
+    used = [_times(weight, runs.get(weight.name, 1)) for weight in weights]
+    experts = [weight for weight in used if EXPERTS in weight.name]
+    others = [weight for weight in used if EXPERTS not in weight.name]
     divided = [
         (spec, number) for spec, number in paged if isinstance(spec, LatentCacheSpec) and spec.context_devices > 1
     ]
     element_bytes = jnp.dtype(vllm_config.model_config.dtype).itemsize
     vocab_size: int = config["vocab_size"]
     # An embedding table that is not the head too, of this stage, is not read whole.
-    read = [weight for weight in weights if stage.is_last or EMBEDDING not in weight.name]
+    read = [weight for weight in used if stage.is_last or EMBEDDING not in weight.name]
     return DeviceModel(
         layout=layout,
         stage=stage,
@@ -254,11 +257,11 @@ def device_model(
 
 
 def _layers_per_cache(model: JaxModule, num_caches: int) -> list[int]:
-    """Counts the layers that use each cache."""
+    """Counts the runs of layers that use each cache."""
     decoder = next((module for _, module in named_modules(model) if isinstance(module, DecoderModel)), None)
     if decoder is None:
         return [1] * num_caches
-    uses = Counter(entry for entries in decoder.cache_entries for entry in entries)
+    uses = decoder.cache_uses()
     return [uses[entry] for entry in range(num_caches)]
 
 
@@ -287,6 +290,11 @@ def _with_divided_context(
         dataclasses.replace(spec, context_devices=num_devices) if isinstance(spec, LatentCacheSpec) else spec
         for spec in specs
     ]
+
+
+def _times(weight: StoredWeight, runs: int) -> StoredWeight:
+    """Returns a weight as large as what several runs of its layer read of it."""
+    return StoredWeight(weight.name, runs * weight.device_bytes, runs * weight.device_elements)
 
 
 def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:

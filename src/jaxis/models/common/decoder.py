@@ -6,6 +6,7 @@ A family's file defines its layer and names it in its `ForCausalLM` class; this 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,13 @@ Caches = list[Any] | None
 
 LayerRunner = Callable[..., LayerOutput]
 """Function with the arguments and the result of `run_layer`."""
+
+
+RunOfLayer = Callable[..., jax.Array]
+"""Function (index of a layer, its input [T, E], number of the run, 0 by default) -> its output [T, E].
+
+The runs of a layer are numbered from 0, in order.
+"""
 
 
 class LayerClass(Protocol):
@@ -112,7 +120,7 @@ class DecoderModel(JaxModule):
       hands_on: True if another pipeline stage follows and takes the output of the last layer; see `cut_to_stage`.
       aux_hidden_state_layers: Layers whose input states [T, E] the model also returns, for speculative decoding and for
         comparison with a reference; none by default. The number of layers means the output of the last layer, before
-        the final norm.
+        the final norm. Where layers run again, the numbers are those of all runs.
       num_streams: S, the hidden states of a token that layers pass on, as [T, S, E]; 1 for [T, E].
     """
 
@@ -153,16 +161,22 @@ class DecoderModel(JaxModule):
         caches = self.step_caches(kv_caches)
         aux_hidden_states = []
         run_layer = run_layer or _usual_runner()
-        for i, layer in enumerate(self.layers):
-            if i in self.aux_hidden_state_layers:
+        runs = itertools.count()
+
+        def run(i: int, x: jax.Array, number: int = 0) -> jax.Array:
+            if next(runs) in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
+            layer = self.layers[i]
             with jax.named_scope(f"layer_{i}"):
-                run = layer if calls_are_observed() else functools.partial(run_layer, *nnx.split(layer))
-                cache, x = run(self.cache_of_layer(caches, i), x, attention_metadata, *layer_inputs[i])
+                call = layer if calls_are_observed() else functools.partial(run_layer, *nnx.split(layer))
+                cache, x = call(self.cache_of_layer(caches, i, number), x, attention_metadata, *layer_inputs[i])
             if layer_additions is not None:
                 x = layer_additions.after_layer(i, x)
-            self.keep_cache_of_layer(caches, i, cache)
-        if len(self.layers) in self.aux_hidden_state_layers:
+            self.keep_cache_of_layer(caches, i, cache, number)
+            return x
+
+        x = self.run_layers(x, run)
+        if next(runs) in self.aux_hidden_state_layers:
             aux_hidden_states.append(x)
         outputs = x if self.hands_on else self.norm(self.last_output(x))
         return None if kv_caches is None else caches[: len(kv_caches)], outputs, aux_hidden_states
@@ -179,6 +193,29 @@ class DecoderModel(JaxModule):
     def last_output(self, x: jax.Array) -> jax.Array:
         """Output of the last layer -> [T, E] before the final norm; the counterpart of `first_input`."""
         return x
+
+    def run_layers(self, x: jax.Array, run: RunOfLayer) -> jax.Array:
+        """Input of the first layer [T, E] -> output of the last one; overridden by families that run layers again."""
+        for i in range(len(self.layers)):
+            x = run(i, x)
+        return x
+
+    def num_runs(self, layer: int) -> int:  # noqa: ARG002 (looped models override it)
+        """Returns how often a step runs a layer, over the same weights."""
+        return 1
+
+    def entries_of_run(self, layer: int, number: int) -> tuple[int, ...]:  # noqa: ARG002 (looped models override it)
+        """Returns the entries of `kv_caches` of a layer's run of this number."""
+        return self.cache_entries[layer]
+
+    @property
+    def is_looped(self) -> bool:
+        return any(self.num_runs(i) > 1 for i in range(len(self.layers)))
+
+    def cache_uses(self) -> Counter[int]:
+        """Returns how many runs of layers use each entry of `kv_caches`."""
+        runs = [(i, number) for i in range(len(self.layers)) for number in range(self.num_runs(i))]
+        return Counter(entry for i, number in runs for entry in self.entries_of_run(i, number))
 
     @property
     def has_layer_inputs(self) -> bool:
@@ -197,22 +234,22 @@ class DecoderModel(JaxModule):
         caches: list[LayerCache] = self._uncached() if kv_caches is None else list(kv_caches)
         return [*caches, None] if self.has_shared_selection else caches
 
-    def cache_of_layer(self, caches: Sequence[LayerCache], layer: int) -> LayerCache:
-        """Returns a layer's entry of `step_caches`: a tuple for several entries; None for none."""
-        entries = self.cache_entries[layer]
+    def cache_of_layer(self, caches: Sequence[LayerCache], layer: int, number: int = 0) -> LayerCache:
+        """Returns the entry of `step_caches` of a layer's run: a tuple for several entries; None for none."""
+        entries = self.entries_of_run(layer, number)
         if len(entries) == 1:
             return caches[entries[0]]
         return tuple(caches[entry] for entry in entries) or None
 
-    def keep_cache_of_layer(self, caches: list[LayerCache], layer: int, updated: LayerCache) -> None:
-        """Stores a layer's updated entries in `step_caches`."""
-        entries = self.cache_entries[layer]
+    def keep_cache_of_layer(self, caches: list[LayerCache], layer: int, updated: LayerCache, number: int = 0) -> None:
+        """Stores the updated entries of a layer's run in `step_caches`."""
+        entries = self.entries_of_run(layer, number)
         for entry, cache in zip(entries, [updated] if len(entries) == 1 else updated or (), strict=True):
             caches[entry] = cache
 
     def _uncached(self) -> list[LayerCache]:
         """Returns stand-ins for `kv_caches` that run whole sequences without caches."""
-        uses = Counter(entry for entries in self.cache_entries for entry in entries)
+        uses = self.cache_uses()
         num_caches = len(uses) - self.has_shared_selection
         return [UncachedKeysAndValues() if uses[entry] > 1 else None for entry in range(num_caches)]
 

@@ -84,6 +84,8 @@ def _check_layers(decoder: DecoderModel, stage: Stage) -> None:
     """Raises an error if layers of any stage need more than hidden states from another stage."""
     if decoder.has_layer_inputs:
         raise _refusal(stage, "its layers have embeddings of their own")
+    if decoder.is_looped:
+        raise _refusal(stage, "its layers run several times in a step")
     if decoder.has_shared_selection:
         raise _refusal(stage, "layers attend to the tokens that an earlier one has selected")
     if decoder.num_streams > 1:
