@@ -30,6 +30,14 @@ JAXIS_INLINE Bytes64 with_bits_4_5(Bytes64 a, Bytes64 plane, int place) {
   if (place == 3) moved = _mm512_srli_epi16(plane.v, 2);
   return {_mm512_ternarylogic_epi32(a.v, moved, _mm512_set1_epi8(0x30), 0xf8)};  // a | (moved & 0x30)
 }
+// Bits 2 * place and 2 * place + 1 of each byte.
+JAXIS_INLINE Bytes64 bit_pairs(Bytes64 a, int place) {
+  __m512i moved = a.v;
+  if (place == 1) moved = _mm512_srli_epi16(a.v, 2);
+  if (place == 2) moved = _mm512_srli_epi16(a.v, 4);
+  if (place == 3) moved = _mm512_srli_epi16(a.v, 6);
+  return {_mm512_and_si512(moved, _mm512_set1_epi8(3))};
+}
 // Sixteen bytes.
 struct ByteTable {
   __m512i v;
@@ -95,6 +103,16 @@ JAXIS_INLINE __m256i bits_4_5_half(__m256i plane, int place) {
 JAXIS_INLINE Bytes64 with_bits_4_5(Bytes64 x, Bytes64 plane, int place) {
   return {_mm256_or_si256(x.a, bits_4_5_half(plane.a, place)), _mm256_or_si256(x.b, bits_4_5_half(plane.b, place))};
 }
+JAXIS_INLINE __m256i bit_pairs_half(__m256i a, int place) {
+  __m256i moved = a;
+  if (place == 1) moved = _mm256_srli_epi16(a, 2);
+  if (place == 2) moved = _mm256_srli_epi16(a, 4);
+  if (place == 3) moved = _mm256_srli_epi16(a, 6);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(3));
+}
+JAXIS_INLINE Bytes64 bit_pairs(Bytes64 x, int place) {
+  return {bit_pairs_half(x.a, place), bit_pairs_half(x.b, place)};
+}
 struct ByteTable {
   __m256i v;
 };
@@ -156,6 +174,14 @@ JAXIS_INLINE uint8x16_t bits_4_5(uint8x16_t plane, int place) {
 JAXIS_INLINE Bytes64 with_bits_4_5(Bytes64 a, Bytes64 plane, int place) {
   JAXIS_EACH(vorrq_u8(a.v[i], bits_4_5(plane.v[i], place)));
 }
+JAXIS_INLINE uint8x16_t bit_pairs_of(uint8x16_t a, int place) {
+  uint8x16_t moved = a;
+  if (place == 1) moved = vshrq_n_u8(a, 2);
+  if (place == 2) moved = vshrq_n_u8(a, 4);
+  if (place == 3) moved = vshrq_n_u8(a, 6);
+  return vandq_u8(moved, vdupq_n_u8(3));
+}
+JAXIS_INLINE Bytes64 bit_pairs(Bytes64 a, int place) { JAXIS_EACH(bit_pairs_of(a.v[i], place)); }
 struct ByteTable {
   uint8x16_t v;
 };
@@ -211,6 +237,7 @@ JAXIS_INLINE Bytes64 with_bit_4(Bytes64 a, const uint8_t* bits) {
 JAXIS_INLINE Bytes64 with_bits_4_5(Bytes64 a, Bytes64 plane, int place) {
   JAXIS_EACH(a.v[i] | (plane.v[i] >> (2 * place) & 3) << 4);
 }
+JAXIS_INLINE Bytes64 bit_pairs(Bytes64 a, int place) { JAXIS_EACH(a.v[i] >> (2 * place) & 3); }
 struct ByteTable {
   uint8_t v[16];
 };

@@ -13,9 +13,10 @@
 //   kCodes for each super-block: [32] super-scales and super-minima, if there are any; then for each group in it (for
 //          each two, of 16 columns): its [32] scales, minima and zero points, as far as there are any, and units
 //
-// A unit is 32 columns of codes of 4, 5, 6 or 8 bits, in planes:
+// A unit is 32 columns of codes of 2, 4, 5, 6 or 8 bits, in planes:
 //
 //   8 bits            [8][32][4] bytes: steps of four columns
+//   2 bits            [2][32][4] bytes: of 16 columns, step by step from the lowest bits up
 //   4 bits, and more  [4][32][4] bytes: the low half is of columns 0 to 15, the high half of 16 to 31
 //   5 bits            then [8][2] words of 64 bits: bit 4 of a step's [16][4] codes
 //   6 bits            then [2][32][4] bytes: bits 4 and 5 of 16 columns, step by step from the lowest bits up
@@ -34,7 +35,8 @@
 //   (x's scale * weights' scale) * (the sum of q * w) + x's midpoint * (weights' scale * the sum of w)
 //   + minimum * (the part's sum of scale * q + midpoint)
 //
-// where w is the code less its zero; both sums of integers are exact. Of kInt8 the weights' scale comes last instead.
+// where w is the code less its zero; activations that are whole numbers up to 127 may be taken as they are, with scales
+// of 1 and midpoints of 0; both sums of integers are exact. Of kInt8 the weights' scale comes last instead.
 #pragma once
 
 #include <cstdint>
@@ -93,7 +95,7 @@ struct WeightFormat {
   int64_t k;
   int64_t group;  // columns a scale; 0: one scale a row (kInt8), or none
   // The rest is of kCodes only.
-  int64_t bits;           // of a code: 4, 5, 6 or 8
+  int64_t bits;           // of a code: 2, 4, 5, 6 or 8
   int64_t offset;         // what a code is more than its value
   ScaleType scale;        // not kNone
   ScaleType minimum;      // kNone: there are none
@@ -153,6 +155,7 @@ struct Matmul {
   int64_t rows;
   WeightFormat format;
   bool quantize_activations;  // to int8, in groups; if has_integer_products
+  bool x_is_integer;          // whole numbers from -127 to 127, which quantizing leaves as they are
   Activation activation;
   int num_matrices;
   const uint8_t* weight[kMaxMatrices];

@@ -17,7 +17,7 @@ namespace jaxis::JAXIS_ISA {
 namespace {
 
 Rows prepare_rows(const Matmul& a, const Pool& pool) {
-  Rows rows = plan_rows(a.rows, a.format, a.quantize_activations);
+  Rows rows = plan_rows(a.rows, a.format, a.quantize_activations, a.x_is_integer);
   if (!needs_memory(rows)) {
     rows.plain = a.x;
     return rows;

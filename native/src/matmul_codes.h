@@ -16,7 +16,7 @@
 
 namespace jaxis::JAXIS_ISA {
 
-enum class CodeKind { kNibbles, kByteLevels, kFloatLevels, kFiveBits, kSixBits, kBytes };
+enum class CodeKind { kTwoBits, kNibbles, kByteLevels, kFloatLevels, kFiveBits, kSixBits, kBytes };
 
 // What the loops need to know of a format.
 struct CodeReader {
@@ -49,7 +49,8 @@ inline CodeReader code_reader(const WeightFormat& f) {
   if (f.has_levels) {
     out.kind = levels.exist ? CodeKind::kByteLevels : CodeKind::kFloatLevels;
   } else {
-    out.kind = f.bits == 4   ? CodeKind::kNibbles
+    out.kind = f.bits == 2   ? CodeKind::kTwoBits
+               : f.bits == 4 ? CodeKind::kNibbles
                : f.bits == 5 ? CodeKind::kFiveBits
                : f.bits == 6 ? CodeKind::kSixBits
                              : CodeKind::kBytes;
@@ -119,6 +120,8 @@ constexpr int kUnitSteps = kUnit / 4;
 
 constexpr int64_t bits_of(CodeKind kind) {
   switch (kind) {
+    case CodeKind::kTwoBits:
+      return 2;
     case CodeKind::kFiveBits:
       return 5;
     case CodeKind::kSixBits:
@@ -131,19 +134,22 @@ constexpr int64_t bits_of(CodeKind kind) {
 }
 
 // How codes that were unpacked to bytes are multiplied, in parts of kSteps; kWords instead of kBytes by choice. Pairs
-// are 2 * 127 times the largest code, of 4 bits 15, of 5 bits 31, of 6 bits 63: 8, 4 and 2 of them are less than 2
+// are 2 * 127 times the largest code, of at most 4 bits 15, of 5 bits 31, of 6 bits 63: 8, 4 and 2 of them are less
+// than 2
 // ** 15.
 template <CodeKind kKind, int kSteps>
 constexpr Product product_of() {
   if (!kHasBytePairs) return Product::kBytes;
-  if (kKind == CodeKind::kNibbles) return kSteps == kUnitSteps ? Product::kPairs8 : Product::kPairs4;
+  if (kKind == CodeKind::kTwoBits || kKind == CodeKind::kNibbles)
+    return kSteps == kUnitSteps ? Product::kPairs8 : Product::kPairs4;
   if (kKind == CodeKind::kFiveBits) return Product::kPairs4;
   if (kKind == CodeKind::kSixBits) return Product::kPairs2;
   return Product::kBytes;
 }
 
 constexpr bool is_multiplied_in_pairs(CodeKind kind) {
-  return kHasBytePairs && (kind == CodeKind::kNibbles || kind == CodeKind::kFiveBits || kind == CodeKind::kSixBits);
+  return kHasBytePairs && (kind == CodeKind::kTwoBits || kind == CodeKind::kNibbles || kind == CodeKind::kFiveBits ||
+                           kind == CodeKind::kSixBits);
 }
 
 // Bytes that four quantized activations take.
@@ -155,6 +161,9 @@ JAXIS_INLINE Bytes64 load_codes(const uint8_t* unit, int step, int half, ByteTab
   constexpr int kLater = kUnitSteps / 2;  // steps in the upper halves of bytes
   constexpr int64_t kStepBytes = 4 * kPanelRows, kNibbleBytes = kLater * kStepBytes;
   if constexpr (kKind == CodeKind::kBytes) return load_bytes(unit + step * kStepBytes + half * 64);
+  if constexpr (kKind == CodeKind::kTwoBits) {
+    return bit_pairs(load_bytes(unit + step / kLater * kStepBytes + half * 64), step % kLater);
+  }
   const Bytes64 both = load_bytes(unit + step % kLater * kStepBytes + half * 64);
   const Bytes64 nibbles = step < kLater ? low_nibbles(both) : high_nibbles(both);
   if constexpr (kKind == CodeKind::kByteLevels) return look_up(levels, nibbles);
@@ -289,6 +298,7 @@ enum class KnownLayout {
   kNone,
   kScales,           // int8 and int4 of ours: groups of a unit with uint8 scales and float32 super-scales
   kScalesAndMinima,  // the same with int8 minima
+  kWideScales,       // ternary weights: groups of four units with uint8 scales and float32 super-scales
   kHalfScales,       // GGUF's Q4_0 and Q8_0: groups of a unit with float16 scales
   kQ4K,              // and Q5_K: groups of a unit with uint8 scales and minima, and float16 super-numbers
   kQ6K,              // groups of half a unit with int8 scales and float16 super-scales
@@ -296,21 +306,23 @@ enum class KnownLayout {
 
 struct LayoutNumbers {
   ScaleType scale, minimum, super_scale;
-  int64_t groups_per_span;
+  int64_t groups_per_span, units_per_span;
 };
 
 constexpr LayoutNumbers numbers_of(KnownLayout layout) {
   switch (layout) {
     case KnownLayout::kScales:
-      return {ScaleType::kU8, ScaleType::kNone, ScaleType::kF32, 1};
+      return {ScaleType::kU8, ScaleType::kNone, ScaleType::kF32, 1, 1};
+    case KnownLayout::kWideScales:
+      return {ScaleType::kU8, ScaleType::kNone, ScaleType::kF32, 1, 4};
     case KnownLayout::kScalesAndMinima:
-      return {ScaleType::kU8, ScaleType::kI8, ScaleType::kF32, 1};
+      return {ScaleType::kU8, ScaleType::kI8, ScaleType::kF32, 1, 1};
     case KnownLayout::kHalfScales:
-      return {ScaleType::kF16, ScaleType::kNone, ScaleType::kNone, 1};
+      return {ScaleType::kF16, ScaleType::kNone, ScaleType::kNone, 1, 1};
     case KnownLayout::kQ4K:
-      return {ScaleType::kU8, ScaleType::kU8, ScaleType::kF16, 1};
+      return {ScaleType::kU8, ScaleType::kU8, ScaleType::kF16, 1, 1};
     case KnownLayout::kQ6K:
-      return {ScaleType::kI8, ScaleType::kNone, ScaleType::kF16, 2};
+      return {ScaleType::kI8, ScaleType::kNone, ScaleType::kF16, 2, 1};
     case KnownLayout::kNone:
       break;
   }
@@ -326,6 +338,8 @@ constexpr bool is_compiled(CodeKind kind, KnownLayout layout) {
     case KnownLayout::kScalesAndMinima:
     case KnownLayout::kHalfScales:
       return kind == CodeKind::kNibbles || kind == CodeKind::kBytes;
+    case KnownLayout::kWideScales:
+      return kind == CodeKind::kTwoBits;
     case KnownLayout::kQ4K:
       return kind == CodeKind::kNibbles || kind == CodeKind::kFiveBits;
     case KnownLayout::kQ6K:
@@ -337,8 +351,8 @@ constexpr bool is_compiled(CodeKind kind, KnownLayout layout) {
 inline bool has_layout(const CodeReader& r, KnownLayout layout) {
   const LayoutNumbers known = numbers_of(layout);
   return r.scale == known.scale && r.minimum == known.minimum && r.super_scale == known.super_scale &&
-         r.layout.groups_per_span == known.groups_per_span && r.layout.units_per_span == 1 && !r.has_zero_points &&
-         (known.minimum == ScaleType::kNone || r.zero == 0);
+         r.layout.groups_per_span == known.groups_per_span && r.layout.units_per_span == known.units_per_span &&
+         !r.has_zero_points && (known.minimum == ScaleType::kNone || r.zero == 0);
 }
 
 // The same reader, with what is known as constants.
@@ -354,9 +368,9 @@ JAXIS_INLINE CodeReader with_known_layout(const CodeReader& reader) {
     r.has_zero_points = false;
     if (r.has_minima()) r.zero = 0;
     CodeLayout& l = r.layout;
-    l.span = kUnit;
+    l.span = kUnit * known.units_per_span;
     l.groups_per_span = known.groups_per_span;
-    l.units_per_span = 1;
+    l.units_per_span = known.units_per_span;
     l.scale_bytes = bytes_of(known.scale);
     l.minimum_bytes = bytes_of(known.minimum);
     l.super_minimum_at = bytes_of(known.super_scale) * kPanelRows;
@@ -364,7 +378,7 @@ JAXIS_INLINE CodeReader with_known_layout(const CodeReader& reader) {
     l.minimum_at = l.scale_bytes * numbers;
     l.unit_at = l.minimum_at + l.minimum_bytes * numbers;
     l.unit_bytes = bits_of(kKind) * kUnit * kPanelRows / 8;
-    l.span_bytes = l.unit_at + l.unit_bytes;
+    l.span_bytes = l.unit_at + l.units_per_span * l.unit_bytes;
   }
   return r;
 }
@@ -627,6 +641,7 @@ void unpack_floats(const CodeReader& r, const uint8_t* span, const uint8_t* unit
 inline int code_at(CodeKind kind, const uint8_t* unit, int64_t row, int64_t column) {
   const int64_t step = column / 4, place = column % 4;
   if (kind == CodeKind::kBytes) return unit[(step * kPanelRows + row) * 4 + place];
+  if (kind == CodeKind::kTwoBits) return unit[(step / 4 * kPanelRows + row) * 4 + place] >> step % 4 * 2 & 3;
   const uint8_t* upper = unit + kUnit / 2 * kPanelRows;
   const uint8_t both = unit[(step % 4 * kPanelRows + row) * 4 + place];
   const int nibble = step < 4 ? both & 15 : both >> 4;

@@ -11,7 +11,7 @@ namespace {
 // one factor [..., n] for each, or none.
 // Results: one for each matrix, or one in all with an activation.
 ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                      ffi::Span<const int64_t> format, bool quantize_activations, int32_t activation,
+                      ffi::Span<const int64_t> format, bool quantize_activations, bool x_is_integer, int32_t activation,
                       ffi::Span<const int64_t> n) {
   return run_kernel("matmul", threads, [&](const Pool& pool) {
     require(n.size() >= 1 && n.size() <= kMaxMatrices, "one to four matrices are multiplied at once");
@@ -27,6 +27,7 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
     a.rows = k == 0 ? 0 : static_cast<int64_t>(x->element_count()) / k;
     a.format = make_weight_format(format, k);
     a.quantize_activations = quantize_activations;
+    a.x_is_integer = x_is_integer;
     a.activation = make_activation(activation);
     a.num_matrices = static_cast<int>(n.size());
     if (quantize_activations) require_quantizable_activations(a.format);
@@ -92,6 +93,7 @@ JAXIS_HANDLER(jaxis_matmul, run_matmul,
                   .RemainingRets()
                   .Attr<ffi::Span<const int64_t>>("format")
                   .Attr<bool>("quantize_activations")
+                  .Attr<bool>("x_is_integer")
                   .Attr<int32_t>("activation")
                   .Attr<ffi::Span<const int64_t>>("n"));
 

@@ -21,6 +21,7 @@ struct Rows {
   int64_t rows, k;
   int64_t block_rows, num_blocks;
   bool quantized;
+  bool integers;        // quantized already: see Matmul::x_is_integer
   bool tiled;           // quantized, and multiplied by tiles: see multiply_by_tiles
   int quad_bytes;       // of four quantized values of a row; not of tiles
   CodeReader codes;     // of weights that are codes
@@ -53,7 +54,7 @@ struct QuantizedGroup {
 
 // Quantizes x [size]; the values past its end are 0. Numbers that are not finite make the midpoint, and so every
 // product, NaN.
-inline QuantizedGroup quantize_group(const float* x, int64_t size) {
+inline QuantizedGroup quantize_group(const float* x, int64_t size, bool is_integer) {
   QuantizedGroup out;
   alignas(64) float padded[kActivationGroup];
   const float* from = x;
@@ -64,8 +65,8 @@ inline QuantizedGroup quantize_group(const float* x, int64_t size) {
   const F32x16 halves[2] = {load(from), load(from + kLanes)};
   const float highest = reduce_max(max(halves[0], halves[1]));
   const float lowest = -reduce_max(max(zero() - halves[0], zero() - halves[1]));
-  out.scale = (highest - lowest) / 254.0f;
-  out.midpoint = (highest + lowest) * 0.5f;
+  out.scale = is_integer ? 1.0f : (highest - lowest) / 254.0f;
+  out.midpoint = is_integer ? 0.0f : (highest + lowest) * 0.5f;
   // A group whose numbers are all equal divides zeros by one.
   const F32x16 divisor = broadcast(out.scale == 0.0f ? 1.0f : out.scale), middle = broadcast(out.midpoint);
   for (int h = 0; h < 2; ++h) {
@@ -92,7 +93,7 @@ inline void quantize_row(const Rows& rows, const float* x, int64_t block, int la
   const int64_t parts_per_group = kActivationGroup / rows.part;
   for (int64_t g = 0; g < rows.groups; ++g) {
     const int64_t begin = g * kActivationGroup;
-    const QuantizedGroup q = quantize_group(x + begin, min_of(kActivationGroup, rows.k - begin));
+    const QuantizedGroup q = quantize_group(x + begin, min_of(kActivationGroup, rows.k - begin), rows.integers);
     const_cast<float*>(to.scales)[g * num_lanes + lane] = q.scale;
     const_cast<float*>(to.midpoints)[g * num_lanes + lane] = q.midpoint;
     for (int64_t p = 0; p < parts_per_group; ++p) {
@@ -129,11 +130,12 @@ inline void sum_parts(const Rows& rows, const float* x, int64_t block, int lane)
 }
 
 // How `count` rows are cut into blocks; where they lie is not decided yet.
-inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
+inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized, bool integers = false) {
   Rows rows{};
   rows.rows = count;
   rows.k = format.k;
   rows.quantized = quantized;
+  rows.integers = integers;
   rows.codes = code_reader(format);
   const bool has_codes = format.type == WeightType::kCodes;
   rows.part = has_codes ? format.group : kActivationGroup;

@@ -68,6 +68,15 @@ void write_codes(const uint32_t* steps, int64_t bits, int64_t r, uint8_t* unit) 
     return;
   }
   constexpr int64_t kHalf = kSteps / 2;
+  // Bits `from` and the next of each code, of sixteen columns a plane.
+  const auto write_pairs = [&](uint8_t* planes, int from) {
+    for (int64_t half = 0; half < 2; ++half) {
+      uint32_t word = 0;
+      for (int64_t s = 0; s < kHalf; ++s) word |= (steps[half * kHalf + s] >> from & 0x03030303u) << 2 * s;
+      write(planes, half, word);
+    }
+  };
+  if (bits == 2) return write_pairs(unit, 0);
   constexpr uint32_t kLow = 0x0f0f0f0fu;
   for (int64_t s = 0; s < kHalf; ++s) write(unit, s, (steps[s] & kLow) | (steps[s + kHalf] & kLow) << 4);
   uint8_t* upper = unit + kUnit / 2 * kPanelRows;
@@ -79,11 +88,7 @@ void write_codes(const uint32_t* steps, int64_t bits, int64_t r, uint8_t* unit) 
       *byte = static_cast<uint8_t>(*byte | four << r % 2 * 4);
     }
   } else if (bits == 6) {
-    for (int64_t half = 0; half < 2; ++half) {
-      uint32_t word = 0;
-      for (int64_t s = 0; s < kHalf; ++s) word |= (steps[half * kHalf + s] >> 4 & 0x03030303u) << 2 * s;
-      write(upper, half, word);
-    }
+    write_pairs(upper, 4);
   }
 }
 

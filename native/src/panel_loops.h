@@ -42,6 +42,7 @@ void with_code_kind(CodeKind kind, const Function& function) {
 #define JAXIS_CASE(K) \
   case K:             \
     return function(std::integral_constant<CodeKind, K>())
+    JAXIS_CASE(CodeKind::kTwoBits);
     JAXIS_CASE(CodeKind::kNibbles);
     JAXIS_CASE(CodeKind::kByteLevels);
     JAXIS_CASE(CodeKind::kFloatLevels);

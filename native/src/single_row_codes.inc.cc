@@ -16,8 +16,8 @@ void multiply_codes_panel_by_row(const Rows& rows, const uint8_t* panel, int64_t
       micro_stored_f32<kind(), layout()>(rows.plain_block(block), rows.sums_of_block(block), r, panel, tile);
     });
   }
-  with_layout<KnownLayout::kScales, KnownLayout::kScalesAndMinima, KnownLayout::kHalfScales, KnownLayout::kQ4K,
-              KnownLayout::kQ6K>(r, [&](auto kind, auto layout) {
+  with_layout<KnownLayout::kScales, KnownLayout::kScalesAndMinima, KnownLayout::kWideScales, KnownLayout::kHalfScales,
+              KnownLayout::kQ4K, KnownLayout::kQ6K>(r, [&](auto kind, auto layout) {
     micro_stored_int8<kind(), layout()>(rows.quantized_block(block), r, panel, tile);
   });
 }

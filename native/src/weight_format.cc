@@ -15,7 +15,7 @@ int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / mult
 int64_t unit_bytes(int64_t bits) { return bits * kUnit * kPanelRows / 8; }
 
 const char* unsupported_codes(const WeightFormat& f) {
-  if (f.bits != 4 && f.bits != 5 && f.bits != 6 && f.bits != 8) return "codes have 4, 5, 6 or 8 bits";
+  if (f.bits != 2 && f.bits != 4 && f.bits != 5 && f.bits != 6 && f.bits != 8) return "codes have 2, 4, 5, 6 or 8 bits";
   if (f.group != kUnit / 2 && (f.group < kUnit || f.group % kUnit != 0 || f.group > kMaxGroup)) {
     return "codes have groups of 16, 32, 64, 96 or 128";
   }

@@ -318,10 +318,36 @@ TEST(matmul, codes_of_fewer_bits_are_packed_as_four) {
   }
 }
 
+// Activations that are quantized already, as of ternary weights: every sum is exact, in whatever company.
+TEST(matmul, of_whole_numbers_is_exact) {
+  ThreadPool threads(4);
+  constexpr int64_t kColumns = 384, kRows = 40;
+  Weight weight =
+      make_codes(super_format(code_format(kColumns, 128, 2, 1, ScaleType::kU8), ScaleType::kF32, kColumns), 45, 1);
+  weight.magnitudes.clear();  // no offset adds to the error
+  std::vector<float> x;
+  for (const int number : integers(kRows * kColumns, -127, 127, 2)) x.push_back(static_cast<float>(number));
+  for (const int64_t rows : {1, 3, 40}) {
+    Matmul a{};
+    std::vector<float> out(rows * weight.n, std::nanf(""));
+    a.x = x.data();
+    a.rows = rows;
+    a.format = weight.format;
+    a.quantize_activations = a.x_is_integer = true;
+    a.num_matrices = 1;
+    a.weight[0] = weight.packed.data();
+    a.n[0] = weight.n;
+    a.out[0] = out.data();
+    kernels().matmul(a, threads.pool());
+    check(out, product(x, weight, false));
+  }
+}
+
 TEST(matmul, a_panel_of_codes_takes_the_bits_of_its_format) {
   const auto bits = [](const WeightFormat& f) { return static_cast<double>(panel_bytes(f)) * 8 / (f.k * kPanelRows); };
   CHECK(bits(code_format(256, 32, 8, 128, ScaleType::kF16)) == 8.5);
   CHECK(bits(code_format(256, 32, 5, 16, ScaleType::kF16)) == 5.5);
+  CHECK(bits(super_format(code_format(256, 128, 2, 1, ScaleType::kU8), ScaleType::kF32, 256)) == 2.1875);
   const WeightFormat q4_k = code_format(256, 32, 4, 0, ScaleType::kU8, ScaleType::kU8);
   CHECK(bits(super_format(q4_k, ScaleType::kF16, 256)) == 4.625);
   const WeightFormat q6_k = code_format(256, 16, 6, 32, ScaleType::kI8);

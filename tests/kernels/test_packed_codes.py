@@ -29,11 +29,11 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 ROWS = 40
 # Of a batch: one row, and as many as the micro-kernels take and do not.
 PARTS = [slice(0, ROWS), *(slice(at, at + n) for at, n in [(0, 1), (3, 1), (5, 2), (11, 8), (2, 33)])]
-# Bits of an element in memory: those of the file, but for K-quants' scales of 6 and 4 bits in bytes, for two and three
-# bits in four, and for zero points that are floats.
+# Bits of an element in memory: those of the file, but for K-quants' scales of 6 and 4 bits in bytes, for three bits in
+# four, and for zero points that are floats.
 BITS = {"q5_0": 5.5, "q4_1": 5, "q5_1": 6, "q4_k": 4.625, "q5_k": 5.625, "q6_k": 6.5625, "iq4_nl": 4.5}
 BITS |= {"iq4_xs": 4.3125, "nvfp4": 4.5, "nf4": 4.5, "mlx4": 4.5, "mlx8": 8.5}
-BITS |= {"q2_k": 5.125, "q3_k": 4.5625, "gptq3": 4.1875, "hqq": 4.75}
+BITS |= {"q2_k": 3.125, "q3_k": 4.5625, "gptq3": 4.1875, "hqq": 4.75}
 
 
 def random(*shape, seed=0):

@@ -47,7 +47,8 @@ class CodedWeight(Weight):
       bits: Bits of a code: 2, 3, 4, 5, 6 or 8.
       offset: Subtracted from a code.
       levels: Value of each code, instead of the code itself.
-      act_qtype: "int8" quantizes the input of the weight's products dynamically; None does not.
+      act_qtype: "int8" quantizes the input of the weight's products dynamically; with "integers", it is already of
+        whole numbers from -127 to 127; None does not.
     """
 
     codes: jax.Array | np.ndarray
@@ -99,7 +100,7 @@ class CodedWeight(Weight):
         return values.reshape(self.shape).astype(dtype)
 
     def round_input(self, x: jax.Array) -> jax.Array:
-        return x if self.act_qtype is None else round_activations(x)
+        return round_activations(x) if self.act_qtype == "int8" else x
 
     def with_quantized_input(self, act_qtype: str) -> Self:
         return dataclasses.replace(self, act_qtype=act_qtype)
@@ -154,7 +155,7 @@ class CodedWeight(Weight):
             "codes",
             weight.shape[1],
             group_size,
-            bits=max(4, weight.bits),
+            bits=2 if weight.bits == 2 and levels is None else max(4, weight.bits),
             offset=0 if levels is not None else weight.offset,
             scale=scale.dtype.name,
             minimum="none" if minimum is None else minimum.dtype.name,

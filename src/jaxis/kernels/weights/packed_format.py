@@ -22,7 +22,7 @@ class PackedFormat:
     Attributes:
       qtype: Key of WEIGHT_TYPES.
       group_size: Columns that share a scale; 0 if each row has one scale or none.
-      bits: Bits of a packed code: 4, 5, 6 or 8.
+      bits: Bits of a packed code: 2, 4, 5, 6 or 8.
       scale: Type of the scales, a key of SCALE_TYPES; so are `minimum` and `super_scale`.
       minimum: Type of the groups' minima; "none" if there are none.
       super_scale: Type of the super-scales, and of the super-minima if there are minima.
@@ -30,7 +30,8 @@ class PackedFormat:
       super_block: Columns that share a super-scale.
       offset: Subtracted from a code.
       levels: Value of each code, instead of the code itself.
-      act_qtype: "int8" quantizes the input of products dynamically; None does not.
+      act_qtype: "int8" quantizes the input of products dynamically; with "integers", it is already of whole numbers
+        from -127 to 127; None does not.
     """
 
     qtype: str

@@ -272,12 +272,13 @@ def matmul(
       weights: Weights [out, in].
       addends: float32 [..., out], added to each product; empty for none.
       factors: float32 [..., out], multiply each sum with an addend; empty for none.
-      act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; None does not.
+      act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; with "integers", x is already of whole
+        numbers from -127 to 127; None does not.
       activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`, with the addends and
         factors in the brackets.
     """
     rows = x.reshape(-1, x.shape[-1])
-    product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype is not None, activation)
+    product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype, activation)
     panels, masters = [weight.data for weight in weights], [weight.master for weight in weights]
     flat = [[each.reshape(len(rows), -1) for each in arrays] for arrays in (addends, factors)]
     return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in product(rows, panels, masters, *flat)]
@@ -285,7 +286,7 @@ def matmul(
 
 @functools.cache
 def _product(
-    forms: tuple[tuple[int, PackedFormat], ...], quantizes_input: bool, activation: str | None
+    forms: tuple[tuple[int, PackedFormat], ...], act_qtype: str | None, activation: str | None
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Returns `matmul` of x [T, in], panels of weights with these forms (rows, format), masters, addends, factors.
 
@@ -307,7 +308,8 @@ def _product(
                 *addends,
                 *factors,
                 n=np.asarray(sizes, np.int64),
-                quantize_activations=quantizes_input,
+                quantize_activations=act_qtype is not None,
+                x_is_integer=act_qtype == "integers",
                 activation=np.int32(ACTIVATIONS[activation or "none"]),
                 format=weight_format.encode(),
             )
@@ -329,7 +331,7 @@ def _product(
     if activation is None:
         return native.transformable(kernel, definition)
     return _deriving_from_products(
-        native.transformable(kernel, definition), _product(forms, quantizes_input, None), activation
+        native.transformable(kernel, definition), _product(forms, act_qtype, None), activation
     )
 
 
