@@ -281,7 +281,9 @@ def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_pa
 def test_blocks_of_256_and_other_types_that_gguf_py_only_reads(packs, tmp_path):
     """Random bytes are valid blocks of them."""
     family = Family("Llama", "LlamaConfig", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64})
-    types = itertools.cycle(["Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ4_NL", "NVFP4", "BF16"])
+    types = itertools.cycle(
+        ["Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ4_NL", "NVFP4", "TQ1_0", "TQ2_0", "BF16"]
+    )
     dequantized = {}
 
     def quantize(name, tensor):

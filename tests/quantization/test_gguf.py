@@ -24,6 +24,7 @@ from tests.support.gguf_blocks import QUANTIZED, random_rows
 BITS = {
     **{"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625, "Q4_K": 4.625},
     **{"Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.25, "NVFP4": 4.5},
+    **{"TQ1_0": 2.0625, "TQ2_0": 2.0625},
 }
 
 

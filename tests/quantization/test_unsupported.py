@@ -24,7 +24,6 @@ METHODS = [
     ("higgs", "quantized by HIGGS, which is not supported: " + ORIGINAL),
     ("quanto", "quantized by Quanto, which is not supported: use the original checkpoint with quantization='int8'"),
     ("eetq", "quantized by EETQ, which is not supported: use the original checkpoint with quantization='int8'"),
-    ("bitnet", "a BitNet model, with weights of three values, which is not supported: use another model"),
     ("fp_quant", "quantized by FP-Quant, which is not supported: " + ORIGINAL),
     ("sinq", "quantized by SINQ, which is not supported: " + ORIGINAL),
     ("bitblas", "packed for BitBLAS, a library for GPUs, which is not supported: use one saved in the format 'gptq'"),

@@ -4,12 +4,13 @@ import numpy as np
 
 from jaxis.loading.gguf_block_types import TYPE_OF_NAME
 
-QUANTIZED = [name for name, each in TYPE_OF_NAME.items() if each.dtype is None]
+QUANTIZED = [name for name, each in TYPE_OF_NAME.items() if each.dtype is None and not each.trailer]
 
 # Where a block of each type has its float16 scales and minima, so that random bytes can be made finite.
 _FLOAT16_AT = {
     **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,)},
     **{"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "NVFP4": ()},
+    **{"TQ1_0": (52,), "TQ2_0": (64,)},
 }
 
 

@@ -812,6 +812,7 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         name = re.sub(r"expert_bias$", "expert_bias.bias", re.sub(r"\.dt_bias$", ".dt_proj.bias", name))
         name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar", "output_scale")) else name
         name = re.sub(r"router\.scale$", "router.proj.scale", name)
+        name = name.replace(".attn_sub_norm.", ".inner_attn_ln.").replace(".ffn_sub_norm.", ".ffn_layernorm.")
         name = re.sub(r"router\.per_expert_scale$", "experts.down_proj.scale", name)
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert mapped is not None, name

@@ -251,7 +251,11 @@ class GroupedQueryAttention(JaxModule):
         out = out[..., : self.value_dim]
         if self.output_gate is not None:
             out = self.output_gate(out, *gate)
-        return self.o_proj(out.reshape(out.shape[0], self.num_heads * self.value_dim))
+        return self.project_output(out.reshape(out.shape[0], self.num_heads * self.value_dim))
+
+    def project_output(self, attended: jax.Array) -> jax.Array:
+        """All heads' values [T, H * V] -> attention's output [T, E]; overridden by families that norm them."""
+        return self.o_proj(attended)
 
     def values(self, v: jax.Array) -> jax.Array:
         """Projected values [T, K, V] -> the values attended to; overridden by families that scale or norm them."""

@@ -17,12 +17,14 @@ class BlockType:
       elements: Elements of a block, which are neighbours in a row.
       nbytes: Bytes of a block.
       dtype: Type of plain elements; None for blocks of more than one element.
+      trailer: Bytes after all blocks of a tensor, which begin with its scale, a float32.
     """
 
     name: str
     elements: int
     nbytes: int
     dtype: np.dtype | None = None
+    trailer: int = 0
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of an array of such elements, or of the bytes of their blocks.
@@ -51,6 +53,9 @@ BLOCK_TYPES = {
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
+    36: BlockType("I2_S", 128, 32, trailer=32),  # of bitnet.cpp; IQ4_NL_4_4 in files of an old llama.cpp
     20: BlockType("IQ4_NL", 32, 18),
     23: BlockType("IQ4_XS", 256, 136),
     39: BlockType("MXFP4", 32, 17),
@@ -59,15 +64,15 @@ BLOCK_TYPES = {
 
 TYPE_OF_NAME = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
-# Types that are not read, whose names help: with codebooks or ternary, for intermediate results, and plain integers.
+# Types that are not read, whose names help: with codebooks, for intermediate results, and plain integers.
 _UNSUPPORTED = {
     **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
-    **{34: "TQ1_0", 35: "TQ2_0", 41: "Q1_0", 42: "Q2_0", 9: "Q8_1", 15: "Q8_K"},
+    **{41: "Q1_0", 42: "Q2_0", 9: "Q8_1", 15: "Q8_K"},
     **{24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
 }
 _REMOVED = {
     **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},
-    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+    **{37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
 }
 # Types that only ik_llama.cpp has, a fork; all from 97 on are its own.
 _OF_IK_LLAMA = {

@@ -9,13 +9,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, PackedWeight, QuantizedWeight, ReorderedWeight
+from jaxis.kernels.weights import (
+    BlockScaledWeight,
+    CodedWeight,
+    PackedWeight,
+    QuantizedWeight,
+    ReorderedWeight,
+    TokenQuantizedWeight,
+)
 from jaxis.kernels.weights.packed_format import PackedFormat
 from jaxis.kernels.weights.packed_weight import device_array
 
 _CLASSES: dict[str, type[Any]] = {
     each.__name__: each
-    for each in (PackedWeight, PackedFormat, QuantizedWeight, CodedWeight, BlockScaledWeight, ReorderedWeight)
+    for each in (
+        *(PackedWeight, PackedFormat, QuantizedWeight, CodedWeight),
+        *(BlockScaledWeight, ReorderedWeight, TokenQuantizedWeight),
+    )
 }
 
 

@@ -39,9 +39,6 @@ UNSUPPORTED_KINDS = (
     UnsupportedKind(("higgs",), "quantized by HIGGS", tensors=(".tables2",)),
     UnsupportedKind(("quanto",), "quantized by Quanto", _ORIGINAL_8_BITS, (".weight._data",)),
     UnsupportedKind(("eetq",), "quantized by EETQ", _ORIGINAL_8_BITS, (".weight_scales",)),
-    UnsupportedKind(
-        ("bitnet",), "a BitNet model, with weights of three values", "use another model: they have no other form"
-    ),
     UnsupportedKind(("fp_quant",), "quantized by FP-Quant", tensors=(".forward_hadamard_matrix",)),
     UnsupportedKind(("sinq",), "quantized by SINQ"),
     UnsupportedKind(("bitblas",), "packed for BitBLAS, a library for GPUs", _PLAIN_EXPORT),

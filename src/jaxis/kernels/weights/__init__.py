@@ -2,8 +2,9 @@
 
 A weight is a float array, or a pytree that inherits from `Weight` and its methods: QuantizedWeight (low-bit integers),
 BlockScaledWeight (low-bit floats), CodedWeight (low-bit codes of other meanings), PackedWeight (any of these, packed
-for the native CPU kernels), ReorderedWeight (one of these with columns in an order of their own). A stack of experts is
-the same form with a leading axis. A new form is one more such class.
+for the native CPU kernels), ReorderedWeight (one of these with columns in an order of their own), TokenQuantizedWeight
+(codes whose products' input is quantized token by token). A stack of experts is the same form with a leading axis. A
+new form is one more such class.
 """
 
 from jaxis.kernels.weights.block_scaled_weight import BlockScaledWeight
@@ -27,6 +28,7 @@ from jaxis.kernels.weights.quantize import quantize
 from jaxis.kernels.weights.quantized_weight import QuantizedWeight
 from jaxis.kernels.weights.reordered_weight import ReorderedWeight
 from jaxis.kernels.weights.scheme import WeightScheme, check_quantizable
+from jaxis.kernels.weights.token_quantized_weight import TokenQuantizedWeight
 from jaxis.kernels.weights.weight import Allocate, ExpertStacks, GatedUnit, Weight, WeightValue
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "PackedWeight",
     "QuantizedWeight",
     "ReorderedWeight",
+    "TokenQuantizedWeight",
     "Weight",
     "WeightScheme",
     "WeightValue",

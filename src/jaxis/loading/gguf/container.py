@@ -61,6 +61,10 @@ class GGUFTensor:
 
     @property
     def nbytes(self) -> int:
+        return self.nbytes_of_blocks + self.block_type.trailer
+
+    @property
+    def nbytes_of_blocks(self) -> int:
         return math.prod(self.shape) // self.block_type.elements * self.block_type.nbytes
 
 
@@ -95,6 +99,13 @@ class GGUFFile:
             raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read")
         dtype = np.dtype(np.uint8) if tensor.block_type.dtype is None else tensor.block_type.dtype
         return np.ndarray(tensor.block_type.stored_shape(tensor.shape), dtype, buffer=self._map, offset=tensor.offset)
+
+    def scale(self, name: str) -> np.ndarray:
+        """Returns the scale after the blocks of a tensor whose type has a trailer, float32 [1]."""
+        tensor, number = self.tensors[name], np.dtype("<f4")
+        if self._map is None:
+            raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read")
+        return np.frombuffer(self._map, number, 1, tensor.offset + tensor.nbytes_of_blocks).copy()
 
     def release(self, view: np.ndarray) -> None:
         """Lets the operating system drop the pages of (a part of) a tensor; reading it again reads the file again."""

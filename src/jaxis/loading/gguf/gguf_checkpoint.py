@@ -46,7 +46,7 @@ class GGUFCheckpoint:
             config = read_config(self._files.metadata, self._files.tensors, self._floats, str(self.path))
             self.tensor_names = config.tensors
             self._parts = self._find_parts(config.sizes)
-            self._small = config.small_tensors
+            self._small = {**config.small_tensors, **self._scales_after_blocks()}
         except (CheckpointError, ConfigError):
             self._files.close()
             raise
@@ -163,8 +163,16 @@ class GGUFCheckpoint:
                 pieces.sort(key=lambda piece: piece[1].piece)
         return found
 
+    def _scales_after_blocks(self) -> dict[str, np.ndarray]:
+        """Returns the scales of tensors whose types have them behind all blocks, by names like those of others."""
+        return {
+            f"{name.removesuffix('.weight')}.scale": self._files.file_of(pieces[0][0]).scale(pieces[0][0])
+            for name, pieces in self._parts.items()
+            if self._files.tensors[pieces[0][0]].block_type.trailer
+        }
+
     def _scaled_modules(self) -> Iterator[str]:
-        for name in self._parts:
+        for name in self.names():
             module = name.removesuffix(".scale")
             if module != name and f"{module}.weight" in self._parts:
                 yield module

@@ -13,6 +13,8 @@ from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
 from jaxis.quantization.wrappers import DequantizingConfig
 
+_SCALED = ("NVFP4", "TQ1_0", "TQ2_0", "I2_S")
+
 
 class GGUFQuantizationConfig:
     """The types of blocks in a GGUF file, module by module, from `GGUFCheckpoint.config`. A QuantizationConfig."""
@@ -50,7 +52,7 @@ class GGUFQuantizationConfig:
         if name not in self._block_types:
             return PLAIN
         block_type, has_scale = TYPE_OF_NAME[self._block_types[name]], name in self._scaled
-        if has_scale and block_type.name != "NVFP4":
+        if has_scale and block_type.name not in _SCALED:
             raise ConfigError(f"the GGUF file has a scale for {name}, which is of the type {block_type.name}")
         return GGUFFormat(block_type, has_scale)
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightValue, dequantize
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.loading.gguf_block_types import BlockType
+from jaxis.quantization.formats.bitnet import ternary_weight
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays
 
@@ -26,7 +27,7 @@ _SAMPLE = tuple(1 + 37 * i % 112 for i in range(112))
 
 @dataclass(frozen=True)
 class GGUFFormat:
-    """`weight`, in blocks, and for NVFP4 in some files `scale`, one float that multiplies it."""
+    """`weight`, in blocks, and in some files, or after the blocks, `scale`, one float that multiplies it."""
 
     block_type: BlockType
     has_scale: bool = False
@@ -85,8 +86,8 @@ def read_blocks(
 ) -> WeightValue:
     """Returns a weight [out, in] of host arrays, from the rows' bytes uint8 [out, bytes of a row].
 
-    `tensor_scale` multiplies the weight (NVFP4 only). Raises ValueError, whose message follows "a weight", if scales
-    are not finite.
+    `tensor_scale` multiplies a weight of codes, or a ternary one. Raises ValueError, whose message follows "a weight",
+    if scales are not finite.
     """
     layout = LAYOUTS[block_type.name]
     arrays: dict[str, Any] = _in_chunks(layout.take_apart, rows.reshape(shape[0], -1, block_type.nbytes))
@@ -96,6 +97,8 @@ def read_blocks(
     elif "value" in arrays:
         weight = BlockScaledWeight(**arrays, block_shape=(1, block_type.elements))
         check_finite(weight)
+    elif "numbers" in arrays:
+        return ternary_weight(arrays["numbers"], 1.0 if tensor_scale is None else tensor_scale)
     else:
         if tensor_scale is not None:
             arrays["super_scale"] = np.full((shape[0], 1), tensor_scale, np.float32)

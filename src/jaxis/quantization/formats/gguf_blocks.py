@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.weights.code_planes import pack_bytes
+
 Arrays = dict[str, np.ndarray]
 Field = Callable[[np.ndarray], np.ndarray]
 
@@ -27,7 +29,7 @@ class BlockLayout:
 
     Attributes:
       fields: Fields of the weight: a QuantizedWeight has a `qvalue`, a BlockScaledWeight a `value`, a CodedWeight
-        `codes`. Each function takes the blocks of some rows.
+        `codes`, a ternary weight `numbers`. Each function takes the blocks of some rows.
       bits, offset, levels: Fields of a CodedWeight.
     """
 
@@ -130,6 +132,23 @@ def _iq4_xs_scale(blocks: np.ndarray) -> np.ndarray:
     return _rows((low | (high << 4)).view(np.int8) - np.int8(32))
 
 
+def _tq1_0_codes(blocks: np.ndarray) -> np.ndarray:
+    """Five numbers of base 3 a byte, or four, as fractions of 256: first digits of 32 bytes, then second ones."""
+    runs = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+    digits = []
+    for first, end, count in runs:
+        for i in range(count):
+            # The wrap of a byte drops the digits before.
+            fraction = blocks[..., first:end] * np.uint8(3**i)
+            digits.append((fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8))
+    return _rows(pack_bytes(np.concatenate(digits, axis=-1), 2))
+
+
+def _i2_s_numbers(blocks: np.ndarray) -> np.ndarray:
+    """One number more than the weight's: uint8 [R, 128 B]; the first 32 of a block are in the highest bits."""
+    return _rows(np.concatenate([blocks >> shift & 3 for shift in (6, 4, 2, 0)], axis=-1))
+
+
 def _nvfp4_scale(blocks: np.ndarray) -> np.ndarray:
     """Scales of e4m3 without a sign; what would be NaN is 0."""
     scale = blocks[..., :4] & 0x7F
@@ -176,6 +195,9 @@ LAYOUTS: Mapping[str, BlockLayout] = {
         6,
         offset=32,
     ),
+    "TQ1_0": BlockLayout({"codes": _tq1_0_codes, "scale": _float16(52)}, 2, offset=1),
+    "TQ2_0": BlockLayout({"codes": _pairs_of_bits(0, 64), "scale": _float16(64)}, 2, offset=1),
+    "I2_S": BlockLayout({"numbers": _i2_s_numbers}),
     "IQ4_NL": BlockLayout({"codes": _nibbles(2, 18, 16), **_SCALE}, 4, levels=IQ4_LEVELS),
     "IQ4_XS": BlockLayout(
         {"codes": _nibbles(8, 136, 16), "scale": _iq4_xs_scale, "super_scale": _float16(0)}, 4, levels=IQ4_LEVELS
