@@ -45,7 +45,18 @@ MARKERS = (
     r"</?(?:tool_call|arg_key|arg_value|minimax:tool_call|seed:tool_call|tool_sep|tool_calls)>",
 )
 # Rendering removes the line breaks after their blocks, and a template that only mentions another marker.
-TRIMMED = {"deepseek_v32", "gemma3", "glm", "minicpm", "hy_v3", "cohere", "command_r", "granite_33"}
+TRIMMED = {
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "gemma3",
+    "glm",
+    "minicpm",
+    "hy_v3",
+    "cohere",
+    "command_r",
+    "granite_33",
+}
 PYTHON = {"seed_oss"}  # the template writes lists and booleans as Python does
 # What ends a turn ends the answer, and is in no grammar.
 ENDS = (

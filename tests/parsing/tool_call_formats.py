@@ -81,6 +81,12 @@ DEEPSEEK_V32 = Format(
     "{% endfor %}\n</｜DSML｜invoke>{% endfor %}\n</｜DSML｜function_calls><｜end▁of▁sentence｜>" + _END,
     "deepseek_r1",
 )
+DEEPSEEK_V4 = Format("deepseek_v4", DEEPSEEK_V32.template.replace("function_calls>", "tool_calls>"), "deepseek_r1")
+DEEPSEEK_V41 = Format(
+    "deepseek_v41",
+    DEEPSEEK_V32.template.replace("｜DSML｜", "｜DSML｜ ").replace("function_calls>", "calls>"),
+    "deepseek_r1",
+)
 KIMI = Format(
     "kimi_k2",
     _LOOP

@@ -10,6 +10,8 @@ _TOOL_MARKS = (
     (("<|START_ACTION|>",), "cohere_command3"),
     (("json-formatted list of actions",), "cohere_command_r"),
     (("<|tool_call_begin|>",), "kimi_k2"),
+    (("<｜DSML｜ calls>",), "deepseek_v41"),
+    (("<｜DSML｜tool_calls>",), "deepseek_v4"),
     (("｜DSML｜",), "deepseek_v32"),
     (("<｜tool▁call▁begin｜>",), "deepseek_v3"),
     (("<|channel|>",), "openai"),

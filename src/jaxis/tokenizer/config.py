@@ -14,6 +14,10 @@ from jaxis.host.json_object import MAX_JSON_BYTES
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 
 DEFAULT_TEMPLATE = "default"
+TEMPLATES = Path(__file__).parent.parent / "assets" / "chat_templates"
+"""Folder of the chat templates that jaxis brings."""
+# `model_type` in config.json -> name of the template of a model whose checkpoint brings a program instead.
+_TEMPLATE_OF_MODEL = {"deepseek_v4": "deepseek-v4", "deepseek_v41": "deepseek-v4.1"}
 MAX_TEMPLATE_BYTES = 1 << 20  # the longest published ones have some 50 KB
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -74,7 +78,9 @@ class TokenizerConfig:
                 special_tokens=special_tokens,
                 extra_special_tokens=[_special_token(value) for value in extra],
                 added_tokens={token_id: _added_token(added[token_id]) for token_id in sorted(added)},
-                chat_templates=_file_templates(folder) or _inline_templates(values.get("chat_template")),
+                chat_templates=_file_templates(folder)
+                or _inline_templates(values.get("chat_template"))
+                or _template_of_model(folder),
                 clean_up_tokenization_spaces=bool(values.get("clean_up_tokenization_spaces", False)),
                 split_special_tokens=bool(values.get("split_special_tokens", False)),
                 tokenizer_class=(values.get("tokenizer_class") or "").removesuffix("Fast") or None,
@@ -128,6 +134,11 @@ def _special_token(value: str | dict[str, Any]) -> AddedToken:
 
 def _added_token(value: dict[str, Any]) -> AddedToken:
     return AddedToken(value["content"], **{name: value[name] for name in ADDED_TOKEN_FLAGS if name in value})
+
+
+def _template_of_model(folder: Path) -> dict[str, str]:
+    name = _TEMPLATE_OF_MODEL.get(read_json_object(folder / "config.json").get("model_type", ""))
+    return {} if name is None else {DEFAULT_TEMPLATE: (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")}
 
 
 def _file_templates(folder: Path) -> dict[str, str]:

@@ -14,11 +14,10 @@ from typing import Any
 from jaxis.errors import ConfigError, RequestError
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
-from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TEMPLATES, TokenizerConfig
 from jaxis.tokenizer.template_process import TemplateSyntaxError
 from jaxis.tokenizer.tokenizer import Tokenizer
 
-_FOLDER = Path(__file__).parent.parent / "assets" / "chat_templates"
 MAX_TEMPLATE_BYTES = 1 << 20
 _PROBE_ANSWER = "jaxis-turn-end-probe"
 _PROBES = ("jaxis-reasoning-probe", _PROBE_ANSWER, "jaxis_probe_call_1", "jaxis_probe_call_2")
@@ -26,7 +25,7 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # names of rea
 
 
 def template_names() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.jinja"))
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
 def read_tokenizer(
@@ -83,7 +82,7 @@ def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] |
     elif text in own:
         source, where = own[text], f"chat_template {text}"
     elif text in template_names():
-        source, where = (_FOLDER / f"{text}.jinja").read_text(encoding="utf-8"), f"chat_template {text}"
+        source, where = (TEMPLATES / f"{text}.jinja").read_text(encoding="utf-8"), f"chat_template {text}"
     else:
         path = Path(text).expanduser()
         if not path.is_file():  # not a pipe or a device, which may never end

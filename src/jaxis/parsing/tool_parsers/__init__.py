@@ -14,7 +14,13 @@ from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser
 from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
 from jaxis.parsing.tool_parsers.hermes import HermesToolParser
-from jaxis.parsing.tool_parsers.invocations import DeepSeekV32ToolParser, MiniMaxM2ToolParser, MuseGlimmerToolParser
+from jaxis.parsing.tool_parsers.invocations import (
+    DeepSeekV4ToolParser,
+    DeepSeekV32ToolParser,
+    DeepSeekV41ToolParser,
+    MiniMaxM2ToolParser,
+    MuseGlimmerToolParser,
+)
 from jaxis.parsing.tool_parsers.kimi import KimiToolParser
 from jaxis.parsing.tool_parsers.lfm2 import LFM2ToolParser
 from jaxis.parsing.tool_parsers.llama import LlamaToolParser
@@ -32,6 +38,8 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeekToolParser,
     "deepseek_v31": DeepSeekToolParser,
     "deepseek_v32": DeepSeekV32ToolParser,
+    "deepseek_v4": DeepSeekV4ToolParser,
+    "deepseek_v41": DeepSeekV41ToolParser,
     "functiongemma": FunctionGemmaToolParser,
     "gemma3": Gemma3ToolParser,
     "gemma4": Gemma4ToolParser,

@@ -1,4 +1,4 @@
-"""Calls with a tag for each argument: MiniMax M2, Muse Glimmer, DeepSeek V3.2."""
+"""Calls with a tag for each argument: MiniMax M2, Muse Glimmer, DeepSeek V3.2 and V4."""
 
 # ruff: noqa: RUF001 (the bars are the format's)
 
@@ -139,7 +139,7 @@ class DeepSeekV32ToolParser(InvocationsToolParser):
     def write_calls(cls, grammar: CallGrammar) -> str:
         call = grammar.choice(cls.write_invocation(grammar, tool) for tool in grammar.tools)
         calls = grammar.repeated(call, grammar.text("\n"))
-        return " ".join((calls, grammar.text("\n</｜DSML｜function_calls>")))
+        return " ".join((calls, grammar.text(f"\n{cls.section_tags[1]}")))
 
     @classmethod
     def _after_name(cls, is_string: bool) -> str:
@@ -159,3 +159,24 @@ class DeepSeekV32ToolParser(InvocationsToolParser):
         if not self._is_string and not (yield from self._reader.take_if("false")):
             return None
         return name if (yield from self._reader.take_if('">')) else None
+
+
+class DeepSeekV4ToolParser(DeepSeekV32ToolParser):
+    """DeepSeek V4: V3.2's format with another tag around all calls."""
+
+    dropped = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", "<｜end▁of▁sentence｜>")
+    section_tags = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+    call_opening = "<｜DSML｜tool_calls>\n"
+
+
+class DeepSeekV41ToolParser(DeepSeekV32ToolParser):
+    """DeepSeek V4.1: V3.2's format with a space in each tag."""
+
+    openers = ("<｜DSML｜ invoke ",)
+    dropped = ("<｜DSML｜ calls>", "</｜DSML｜ calls>", "<｜end▁of▁sentence｜>")
+    argument_tags = ('<｜DSML｜ parameter name="', '"')
+    value_end = "</｜DSML｜ parameter>"
+    call_tags = ('<｜DSML｜ invoke name="', '">')
+    call_end = "</｜DSML｜ invoke>"
+    section_tags = ("<｜DSML｜ calls>", "</｜DSML｜ calls>")
+    call_opening = "<｜DSML｜ calls>\n"
