@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 import psutil
 
+from jaxis.engine.execution.program_files import COMPILE_EVENT, LOADED_EVENT
 from jaxis.host.machine import cpu_model, usable_cores
 from jaxis.version import __version__
-
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-LOADED_EVENT = "/jax/compilation_cache/cache_hits"
-
-
-def seconds_since_start() -> float:
-    """Returns the seconds since this process was started, the interpreter's own start included."""
-    if sys.platform == "linux":
-        # psutil adds the boot time, which the system reports in whole seconds.
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - psutil.Process().create_time()
 
 
 class CompileStats:

@@ -12,13 +12,13 @@ import numpy as np
 import psutil
 
 from jaxis.bench.limits import Limits, measure_device_limits, measure_limits
-from jaxis.bench.process_facts import CompileStats, compile_stats, describe_machine, seconds_since_start
+from jaxis.bench.process_facts import CompileStats, compile_stats, describe_machine
 from jaxis.bench.run import Load, run_batch
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_config import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS
 from jaxis.engine.setup import build_engine
-from jaxis.host.machine import peak_memory_bytes, usable_cores
+from jaxis.host.machine import peak_memory_bytes, seconds_since_start, usable_cores
 from jaxis.host.progress import ProgressDisplay
 
 BLOCK_SIZE = EngineArgs.block_size

@@ -109,7 +109,7 @@ def _devices() -> list[dict[str, Any]] | str:
 def _program_cache() -> dict[str, Any]:
     import jax
 
-    from jaxis.engine.execution.programs import default_cache_dir
+    from jaxis.engine.execution.program_files import default_cache_dir
 
     folder = Path(jax.config.values["jax_compilation_cache_dir"] or default_cache_dir())
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []

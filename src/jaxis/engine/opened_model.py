@@ -16,7 +16,7 @@ from jaxis.engine.draft_setup import load_draft
 from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.engine.execution.handover import Handover
-from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.engine.execution.program_files import enable_disk_cache
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.errors import ConfigError

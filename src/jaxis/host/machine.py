@@ -1,4 +1,5 @@
-"""The machine that this process runs on: its processor, its memory, and the processor time of threads."""
+"""The machine that this process runs on: its processor, its memory; the age of the process, and the
+processor time of its threads."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -42,6 +44,15 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def seconds_since_start() -> float:
+    """Returns the seconds since this process was started, the interpreter's own start included."""
+    if sys.platform == "linux":
+        # psutil adds the boot time, which the system reports in whole seconds.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - psutil.Process().create_time()
 
 
 def return_free_memory() -> None:

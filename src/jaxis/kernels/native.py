@@ -87,7 +87,7 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     if wanted == "none":
         return None, "JAXIS_CPU_ISA=none"
     # An editable installation has the sources and the built library in different folders.
-    folders = _package_folders()
+    folders = package_folders()
     paths = [path for folder in folders if (path := Path(folder, LIBRARY)).exists()]
     if not paths:
         missing = Path(folders[0], LIBRARY)
@@ -115,7 +115,8 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     return lib, ""
 
 
-def _package_folders() -> list[str]:
+def package_folders() -> list[str]:
+    """Returns the folders of jaxis: two of an editable installation, one with the sources, one with the library."""
     spec = importlib.util.find_spec(__name__.partition(".")[0])
     locations = None if spec is None else spec.submodule_search_locations
     return list(locations or ())
@@ -212,9 +213,7 @@ def call(
       aliases: Index of an operand -> index of the output that reuses its memory.
       attributes: Attributes of the kernel, by name: numpy scalars, arrays or strings.
     """
-    lib = library()
-    assert lib is not None
-    function = jax.ffi.ffi_call(_register(lib, name), outputs, input_output_aliases=aliases, vmap_method="sequential")
+    function = jax.ffi.ffi_call(register(name), outputs, input_output_aliases=aliases, vmap_method="sequential")
     return function(*operands, **attributes)
 
 
@@ -249,7 +248,10 @@ def kernel_name(target: str) -> str | None:
 
 
 @functools.cache
-def _register(lib: ctypes.CDLL, name: str) -> str:
+def register(name: str) -> str:
+    """Makes a kernel known to XLA, before a program that calls it is compiled or loaded; returns its name in JAX."""
+    lib = library()
+    assert lib is not None
     target = f"jaxis_{name}_{lib.jaxis_isa().decode()}"
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, f"jaxis_{name}")), platform="cpu")
     return target

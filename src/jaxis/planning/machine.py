@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.engine.execution.programs import default_cache_dir
+from jaxis.engine.execution.program_files import default_cache_dir
 from jaxis.errors import ConfigError
 from jaxis.host.machine import cpu_model, host_bytes, usable_cores
 from jaxis.kernels import native

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.engine.execution.program_files import enable_disk_cache
 from jaxis.engine.fingerprint import checkpoint_digest
 from jaxis.errors import ConfigError
 from jaxis.host.dotted_names import by_dotted_name

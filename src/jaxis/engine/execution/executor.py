@@ -18,7 +18,9 @@ from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.program_context import ProgramContext
-from jaxis.engine.execution.program_key import Compiled, ProgramKey, lower
+from jaxis.engine.execution.program_files import can_keep, compiled
+from jaxis.engine.execution.program_key import Compiled, ProgramKey
+from jaxis.engine.execution.trace_inputs import model_inputs
 from jaxis.kernels import native
 from jaxis.parallel.stages import WHOLE, Stage
 
@@ -95,6 +97,7 @@ class DeviceExecutor:
             arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=stage.is_last)
             # Native kernels are compiled ahead of time, so programs that only call them compile fast.
             self.is_native = native.usable()
+        self._inputs = model_inputs(model) if self.is_native and can_keep(mesh) else None
         self.state = DeviceState(
             ProgramContext(
                 model=arrays,
@@ -125,6 +128,7 @@ class DeviceExecutor:
         with jax.set_mesh(self.context.mesh):
             arrays = ModelArrays(model, old.hidden_states, has_head=self.stage.is_last)
             old.check_alike(arrays)
+        self._inputs = None  # the new weights may be of a model that was changed
         self.state.context = dataclasses.replace(self.context, model=arrays)
 
     def unload(self, *, keep: bool) -> None:
@@ -146,7 +150,7 @@ class DeviceExecutor:
         return self.state.newest
 
     def compile(self, key: ProgramKey) -> Compiled:
-        return lower(key, self.context).compile()
+        return compiled(key, self.context, self._inputs)
 
     def run(self, key: ProgramKey, program: Compiled, *operands: Any) -> Any:
         return key.run(program, self.state, *operands)

@@ -6,45 +6,17 @@ Tracing holds the GIL but compiling does not, so programs that are needed soon c
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import jax
 
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.program_key import Compiled, ProgramKey
 
 logger = logging.getLogger(__name__)
-
-CACHE_FOLDER = "jaxis/programs"
-
-
-def default_cache_dir() -> Path:
-    """Returns the folder of compiled programs unless JAX_COMPILATION_CACHE_DIR says otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / CACHE_FOLDER
-
-
-def enable_disk_cache() -> None:
-    """Keeps compiled programs on disk between runs, unless the user has configured JAX's own cache."""
-    if jax.config.values["jax_compilation_cache_dir"] is not None:
-        return
-    folder = default_cache_dir()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        logger.warning("compiled programs are not kept: %s cannot be made (%s)", folder, error.strerror)
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    # Programs of a small model compile in a fifth of a second, and the cache still saves most of that.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 class CompileWait(NamedTuple):
