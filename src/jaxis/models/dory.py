@@ -102,7 +102,7 @@ class DoryMLP(GatedMLP):
         gate, up = apply_together(x, self.gate_proj, self.up_proj)
         gate = materialize((gate * (self.suv_gate[...] * self.factor)).astype(x.dtype))
         up = (up * (self.suv_up[...] * self.factor)).astype(x.dtype)
-        return self.down_proj(unit(self.activation(gate) * up))
+        return self.down_proj(unit(self.gated_unit(gate, up)))
 
 
 class DoryDecoderLayer(JaxModule):
