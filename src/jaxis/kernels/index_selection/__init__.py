@@ -4,7 +4,7 @@ The score of token s for query t is the sum over heads of `weight[t, h] * max(0,
 best scores are selected. Among equal scores, which the maximum with 0 makes common, earlier tokens come first: a
 query's selection is a function of its own context alone. `reference.py` is the definition for whole sequences;
 `tiled.py` (any platform) and `cpu.py` select from a cache, with the arguments of `select_tokens`. `groups.py` selects
-groups of tokens that share a key.
+groups of tokens that share a key; `blocks.py` selects, for each head, blocks of tokens with a key each.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.index_selection import cpu, tiled
+from jaxis.kernels.index_selection.blocks import select_blocks, select_blocks_of_whole_sequences
 from jaxis.kernels.index_selection.groups import (
     best_groups,
     num_selected_tokens,
@@ -32,6 +33,8 @@ __all__ = [
     "group_cache_layout",
     "index_cache_layout",
     "num_selected_tokens",
+    "select_blocks",
+    "select_blocks_of_whole_sequences",
     "select_from_whole_sequences",
     "select_groups",
     "select_groups_of_whole_sequences",

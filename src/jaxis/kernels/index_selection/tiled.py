@@ -34,7 +34,7 @@ def select_tokens(
 ) -> tuple[jax.Array, jax.Array]:
     del seq_lens
     request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
-    key_cache = _write(key_cache, keys, positions, block_tables[request], valid)
+    key_cache = write_keys(key_cache, keys, positions, block_tables[request], valid)
     last = jnp.where(valid, positions, -1)
     rows = query_start_loc[request_distribution[2]]
     return key_cache, best_keys(q, weights, key_cache, last, request, block_tables, rows, num_selected=num_selected)
@@ -85,7 +85,7 @@ def best_keys(
     return lax.fori_loop(0, num_tiles, one_tile, selected)[:num_tokens]
 
 
-def _write(
+def write_keys(
     key_cache: jax.Array, keys: jax.Array, positions: jax.Array, block_tables: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """Writes keys [T, D] at positions [T] of each token's own table [T, max_blocks]; padding writes nothing."""

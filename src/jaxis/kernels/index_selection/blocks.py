@@ -1,0 +1,129 @@
+"""Selection of blocks of G consecutive tokens for each head of queries, by the best of a block's keys (MiniMax M3).
+
+Each token has a key. A block's score for a head is the largest product of the head's query with the keys that it sees.
+A query's own block is always selected; of equal scores, earlier blocks come first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxis.kernels.index_selection.tiled import TILE_QUERIES, write_keys
+from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.platform import target_platform
+from jaxis.kernels.ragged_paged_attention.context_chunks import blocks_of_chunk, product, whole_chunks
+from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token
+
+CHUNK_TOKENS = 1024
+
+
+def select_blocks(
+    q: jax.Array,
+    keys: jax.Array,
+    key_cache: PagedCache,
+    positions: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_blocks: int,
+    group_size: int,
+) -> tuple[PagedCache, jax.Array]:
+    """Writes this step's keys [T, D], then returns the cache and each head's tokens i32 [T, H, num_blocks * G].
+
+    Takes the other arguments of `select_tokens`. Positions are ascending, then -1; padding selects none.
+    """
+    num_tokens = q.shape[0]
+    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    array = write_keys(key_cache.array, keys, positions, block_tables[request], valid)
+    tile_size = 1 if target_platform() == "cpu" else TILE_QUERIES
+    rows = (0, -num_tokens % tile_size)
+    last = jnp.pad(jnp.where(valid, positions, -1), rows, constant_values=-1)
+    operands = (jnp.pad(q, (rows, (0, 0), (0, 0))), block_tables[jnp.pad(request, rows)], last)
+
+    def one_tile(i: jax.Array, selected: jax.Array) -> jax.Array:
+        q_tile, tables, positions = (lax.dynamic_slice_in_dim(x, i * tile_size, tile_size) for x in operands)
+
+        def best() -> jax.Array:
+            return _best(_scores(q_tile, array, tables, positions, group_size), positions // group_size, num_blocks)
+
+        def every() -> jax.Array:
+            block = jnp.arange(num_blocks, dtype=jnp.int32)
+            return jnp.broadcast_to(block, (tile_size, q.shape[1], num_blocks))
+
+        blocks = lax.cond(jnp.max(positions) < num_blocks * group_size, every, best)
+        return lax.dynamic_update_slice_in_dim(selected, blocks, i * tile_size, axis=0)
+
+    num_tiles = (query_start_loc[request_distribution[2]] + tile_size - 1) // tile_size
+    none = jnp.full((len(last), q.shape[1], num_blocks), -1, jnp.int32)
+    blocks = lax.fori_loop(0, num_tiles, one_tile, none)[..., None]
+    tokens = blocks * group_size + jnp.arange(group_size, dtype=jnp.int32)
+    tokens = jnp.where((blocks >= 0) & (tokens <= last[:, None, None, None]), tokens, -1)
+    return key_cache.layout.cache(array), tokens[:num_tokens].reshape(num_tokens, q.shape[1], -1)
+
+
+def _scores(q: jax.Array, key_cache: jax.Array, block_tables: jax.Array, last: jax.Array, group_size: int) -> jax.Array:
+    """Returns the scores float32 [N, H, blocks] of contexts up to `last` i32 [N] for q [N, H, D]; -inf past them."""
+    cache_block = key_cache.shape[1]
+    # The sizes of the cache's blocks and of these need not divide each other.
+    unit = math.lcm(cache_block, group_size)
+    chunk_tokens, block_tables = whole_chunks(
+        jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % (unit // cache_block)))),
+        cache_block,
+        -(-CHUNK_TOKENS // unit) * unit,
+    )
+
+    def one_chunk(chunk: jax.Array, scores: jax.Array) -> jax.Array:
+        visible = chunk * chunk_tokens + jnp.arange(chunk_tokens) <= last[:, None]
+        cached = key_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // cache_block)]
+        keys = decode(cached).reshape(len(q), chunk_tokens, -1)
+        # Blocks past a request's own hold other requests' keys, or garbage: a NaN there must not spread.
+        keys = jnp.where(visible[..., None], keys, 0).astype(jnp.float32)
+        products = jnp.where(visible[:, None], product("nhd,nsd->nhs", q.astype(jnp.float32), keys), -jnp.inf)
+        of_blocks = jnp.max(products.reshape(*products.shape[:2], -1, group_size), axis=-1)
+        return lax.dynamic_update_slice_in_dim(scores, of_blocks, chunk * (chunk_tokens // group_size), axis=2)
+
+    num_blocks = block_tables.shape[1] * cache_block // group_size
+    scores = jnp.full((*q.shape[:2], num_blocks), -jnp.inf, jnp.float32)
+    return lax.fori_loop(0, jnp.max(last) // chunk_tokens + 1, one_chunk, scores)
+
+
+def _best(scores: jax.Array, own: jax.Array, num_blocks: int) -> jax.Array:
+    """Returns the best blocks i32 [N, H, num_blocks], ascending, then -1; `own` i32 [N] is among them."""
+    size = max(scores.shape[-1], num_blocks)
+    scores = jnp.pad(scores, ((0, 0), (0, 0), (0, size - scores.shape[-1])), constant_values=-jnp.inf)
+    scores = jnp.where(jnp.arange(size) == own[:, None, None], jnp.inf, scores)
+    found, best = lax.top_k(scores, num_blocks)
+    best = jnp.sort(jnp.where(found > -jnp.inf, best, size).astype(jnp.int32), axis=-1)
+    return jnp.where(best < size, best, -1)
+
+
+def select_blocks_of_whole_sequences(
+    q: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+    *,
+    num_blocks: int,
+    group_size: int,
+) -> jax.Array:
+    """Returns bool [H, T, T], True where a head of a token of a batch of whole sequences attends to another token."""
+    num_tokens = q.shape[0]
+    request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
+    token = jnp.arange(num_tokens)
+    visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+    products = product("thd,sd->sht", q.astype(jnp.float32), keys.astype(jnp.float32))
+    products = jnp.where(visible.T[:, None], products, -jnp.inf)
+    # A block has the number of its first token's row.
+    block = token - positions % group_size
+    scores = jnp.moveaxis(jax.ops.segment_max(products, block, num_segments=num_tokens), 0, -1)
+    scores = jnp.where(token == block[:, None], jnp.inf, scores)
+    found, best = lax.top_k(scores, min(num_blocks, num_tokens))
+    head = jnp.arange(q.shape[1])[:, None, None]
+    chosen = jnp.zeros(scores.shape, bool).at[head, token[:, None], best].set(found > -jnp.inf)
+    return visible & chosen[..., block]

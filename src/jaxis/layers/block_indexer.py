@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxis.config.attention_span import FULL_CONTEXT
+from jaxis.kernels.index_selection import select_blocks, select_blocks_of_whole_sequences
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.group_indexer import GroupIndexerSizes
+from jaxis.layers.indexer import IndexCaches, IndexCacheSpec, IndexKeyCache
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.module import JaxModule
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scope import LayerScope
+from jaxis.parallel.mesh import devices_of_layer, on_each_device
+
+
+class BlockIndexer(JaxModule):
+    """Selects whole blocks of tokens for each key-value head, by the best of their tokens' keys (MiniMax M3).
+
+    Each key-value head has a head of queries; all share one key per token. A token always attends to its own block, one
+    of the selected. There is no cache where no context is longer than what is selected.
+
+    Args:
+      sizes: Its heads are the key-value heads, its groups the blocks, with the own one.
+      rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
+    """
+
+    def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, rope: RotaryEmbedding) -> None:
+        self.sizes, self.rope = sizes, rope
+        has_cache = scope.max_model_len > sizes.num_groups * sizes.group_size
+        self.key_cache = IndexKeyCache(IndexCacheSpec(sizes.head_dim, sizes.num_heads)) if has_cache else None
+        hidden_size: int = scope.config["hidden_size"]
+        self.q_proj = linear(scope / "q_proj", hidden_size, sizes.num_heads * sizes.head_dim, axes=(None, "embed"))
+        self.k_proj = linear(scope / "k_proj", hidden_size, sizes.head_dim, axes=(None, "embed"))
+        self.q_norm = rms_norm(scope, sizes.head_dim, add_unit_offset=True)
+        self.k_norm = rms_norm(scope, sizes.head_dim, add_unit_offset=True)
+
+    def __call__(
+        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[IndexCaches, jax.Array]:
+        del query_input
+        num_tokens, sizes = x.shape[0], self.sizes
+        q = self.q_norm(self.q_proj(x).reshape(num_tokens, sizes.num_heads, sizes.head_dim))
+        keys = self.k_norm(self.k_proj(x))[:, None]
+        groups = {"num_blocks": sizes.num_groups, "group_size": sizes.group_size}
+        positions, starts = metadata.input_positions, metadata.query_start_loc
+        if not caches:
+            num_requests = metadata.request_distribution[2]
+            request, _ = request_of_token(starts, num_requests, num_tokens)
+            q, keys = self.rope(q, keys, positions, metadata.seq_lens[request])
+            return (), select_blocks_of_whole_sequences(q, keys[:, 0], positions, starts, num_requests, **groups)
+        q, keys = self.rope(q, keys, positions)
+        select = functools.partial(select_blocks, **groups)
+        if devices_of_layer() > 1:
+            whole = PartitionSpec()
+            select = on_each_device(select, (whole,) * 7, (whole, whole))
+        key_cache, selection = select(
+            q,
+            keys[:, 0],
+            *caches,
+            positions,
+            metadata.block_tables_for(FULL_CONTEXT),
+            starts,
+            metadata.request_distribution,
+        )
+        return (key_cache,), selection
