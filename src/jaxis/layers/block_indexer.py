@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT
@@ -31,7 +32,8 @@ class BlockIndexer(JaxModule):
 
     def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, rope: RotaryEmbedding) -> None:
         self.sizes, self.rope = sizes, rope
-        has_cache = scope.max_model_len > sizes.num_groups * sizes.group_size
+        self.num_selected = sizes.num_groups * sizes.group_size
+        has_cache = scope.max_model_len > self.num_selected
         self.key_cache = IndexKeyCache(IndexCacheSpec(sizes.head_dim, sizes.num_heads)) if has_cache else None
         hidden_size: int = scope.config["hidden_size"]
         self.q_proj = linear(scope / "q_proj", hidden_size, sizes.num_heads * sizes.head_dim, axes=(None, "embed"))
@@ -52,7 +54,8 @@ class BlockIndexer(JaxModule):
             num_requests = metadata.request_distribution[2]
             request, _ = request_of_token(starts, num_requests, num_tokens)
             q, keys = self.rope(q, keys, positions, metadata.seq_lens[request])
-            return (), select_blocks_of_whole_sequences(q, keys[:, 0], positions, starts, num_requests, **groups)
+            selection = select_blocks_of_whole_sequences(q, keys[:, 0], positions, starts, num_requests, **groups)
+            return (), jnp.moveaxis(selection, 0, 1)
         q, keys = self.rope(q, keys, positions)
         select = functools.partial(select_blocks, **groups)
         if devices_of_layer() > 1:
@@ -61,7 +64,7 @@ class BlockIndexer(JaxModule):
         key_cache, selection = select(
             q,
             keys[:, 0],
-            *caches,
+            caches[0],
             positions,
             metadata.block_tables_for(FULL_CONTEXT),
             starts,

@@ -61,7 +61,7 @@ class GroupIndexer(JaxModule):
     """
 
     def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, row_size: int) -> None:
-        self.sizes = sizes
+        self.sizes, self.num_selected = sizes, sizes.num_selected
         self.groups = TokenGroups(sizes.group_size, sizes.group_size)
         has_cache = scope.max_model_len > sizes.num_selected
         key_spec = IndexCacheSpec(sizes.head_dim, sizes.num_heads, sizes.group_size)

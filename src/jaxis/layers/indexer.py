@@ -39,13 +39,17 @@ IndexCaches = tuple[PagedCache, ...]
 class TokenIndexer(Protocol):
     """Module that selects the tokens of a context that each token attends to."""
 
+    num_selected: int
+    """K, the most tokens that a token attends to."""
+
     def __call__(
         self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
     ) -> tuple[IndexCaches, jax.Array]:
         """Returns the updated caches, and the selection, for x [T, E] and query_input [T, query_size].
 
         The selection is i32 [T, K], as in `select_tokens`. Without caches, sequences are whole, and it is bool [T, T]:
-        True where a token of the batch attends to another.
+        True where a token of the batch attends to another. An indexer of grouped queries may select for each of K
+        key-value heads: i32 [T, heads, K], or bool [T, heads, T].
         """
         ...
 
@@ -142,7 +146,8 @@ class Indexer(JaxModule):
         rotates_last: bool = False,
         norm_epsilon: float = _NORM_EPSILON,
     ) -> None:
-        self.sizes, self.rope, self.rotates_last = sizes, rope, rotates_last
+        self.sizes, self.rope, self.num_selected = sizes, rope, sizes.num_selected
+        self.rotates_last = rotates_last
         has_cache = scope.max_model_len > sizes.num_selected
         self.key_cache = IndexKeyCache(IndexCacheSpec(sizes.head_dim, sizes.num_heads)) if has_cache else None
         hidden_size: int = scope.config["hidden_size"]
@@ -175,7 +180,7 @@ class Indexer(JaxModule):
             q,
             weights,
             keys[:, 0],
-            *caches,
+            caches[0],
             metadata.input_positions,
             metadata.seq_lens,
             metadata.block_tables_for(FULL_CONTEXT),

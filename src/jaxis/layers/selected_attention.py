@@ -15,8 +15,8 @@ from jaxis.config.attention_span import FULL_CONTEXT
 from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.selected_attention import selected_attention, selected_cache_layout
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.group_indexer import GroupIndexer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.indexer import TokenIndexer
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
@@ -54,13 +54,13 @@ class SelectedAttention(GroupedQueryAttention):
         self,
         scope: LayerScope,
         *,
-        make_indexer: Callable[[LayerScope, RotaryEmbedding], GroupIndexer],
+        make_indexer: Callable[[LayerScope, RotaryEmbedding], TokenIndexer],
         **options: Any,
     ) -> None:
         super().__init__(scope, **options)
         assert self.rope is not None
         self.indexer = make_indexer(scope / "indexer", self.rope)
-        self.num_selected = self.indexer.sizes.num_selected
+        self.num_selected = self.indexer.num_selected
         self.serves_short_contexts = scope.max_model_len <= self.num_selected
 
     @property
