@@ -10,7 +10,7 @@ from jaxis.layers.group_indexer import GatedGroupIndexer, GroupIndexerSizes
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
 from jaxis.layers.streams import StreamMean, StreamsNorm
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import kimi_delta_attention
@@ -109,7 +109,15 @@ def _latent_attention(scope: LayerScope) -> SparseLatentAttention:
     )
 
 
-class Glm5NextForCausalLM(CausalLM):
+class Glm5NextForConditionalGeneration(InnerTextPart):
+    """GLM-5.3-Flash as published; images and video are not supported."""
+
+    text_model_types = ("glm5_next_text",)
+    other_parts = ("model.visual",)
+    other_keys = (
+        *("vision_config", "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id"),
+        *("video_start_token_id", "video_end_token_id"),
+    )
     layer_class = Glm5NextDecoderLayer
     model_class = StreamsModel
     renames = (
@@ -134,17 +142,6 @@ class Glm5NextForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         number = num_prediction_layers(scope.config)
         return DecoderOptions(norm=StreamsNorm(scope, StreamMean()), num_prediction_layers=number)
-
-
-class Glm5NextForConditionalGeneration(InnerTextPart, Glm5NextForCausalLM):
-    """GLM-5.3-Flash as published; images and video are not supported."""
-
-    text_model_types = ("glm5_next_text",)
-    other_parts = ("model.visual",)
-    other_keys = (
-        *("vision_config", "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id"),
-        *("video_start_token_id", "video_end_token_id"),
-    )
 
 
 FAMILY = Family(
