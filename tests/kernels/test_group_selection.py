@@ -66,14 +66,14 @@ class Step:
         lengths = np.array([sum(request) for request in self.requests], np.int32)
         layout = group_cache_layout(BLOCK_SIZE, self.group_size, DIM, dtype)
         layout = dataclasses.replace(layout, kernels="native" if is_native else "any")
-        per_block, most = BLOCK_SIZE // self.group_size, int(-(-lengths.max() // BLOCK_SIZE)) + 1
+        per_block, most = layout.shape[0], int(-(-lengths.max() // BLOCK_SIZE)) + 1
         free = np.random.default_rng(1).permutation(len(lengths) * most)
         cache = np.full((len(free), per_block, DIM), np.nan, np.float32)
         tables = np.zeros((len(lengths) + 2, most), np.int32)
         tables[: len(lengths)] = free.reshape(len(lengths), most)
         for table, keys in zip(tables, self.keys, strict=False):
             for group, key in enumerate(keys):
-                cache[table[group // per_block], group % per_block] = key
+                cache[table[((group + 1) * self.group_size - 1) // BLOCK_SIZE], group % per_block] = key
         if dtype == np.int8:
             codes, scales = quantize(np.nan_to_num(cache))
             scales = np.where(np.isnan(cache[..., :1]), np.float32(np.nan), scales)
@@ -105,7 +105,7 @@ def selector(group_size, delay, name):
 
 @pytest.mark.sampled(3)
 @CACHE_TYPES
-@pytest.mark.parametrize(("group_size", "delay"), [(2, 0), (4, 0), (16, 0), (4, 1)])
+@pytest.mark.parametrize(("group_size", "delay"), [(2, 0), (4, 0), (16, 0), (4, 1), (32, 0)])
 def test_the_tokens_of_the_best_groups_and_of_the_open_one_are_selected(group_size, delay, dtype):
     check(Step.make(MIX, group_size, delay), dtype, is_native=False)
 
@@ -113,7 +113,7 @@ def test_the_tokens_of_the_best_groups_and_of_the_open_one_are_selected(group_si
 @each_isa
 @CACHE_TYPES
 def test_the_native_kernel_selects_the_same(isa, dtype):  # noqa: F811
-    for group_size, delay in ((2, 0), (4, 0), (16, 0), (4, 1)):
+    for group_size, delay in ((2, 0), (4, 0), (16, 0), (4, 1), (32, 0)):
         check(Step.make(MIX, group_size, delay), dtype, is_native=True)
 
 

@@ -41,6 +41,8 @@ def best_groups(
     Takes the arguments of `select_tokens`; `key_cache` has the keys of all closed groups, this step's included. Of
     equal scores, earlier groups come first.
     """
+    if (blocks := group_size // key_cache.layout.block_size) > 1:
+        block_tables = block_tables[:, blocks - 1 :: blocks]  # a group's key is in the block of its last token
     if key_cache.layout.kernels == "native":
         rest = (seq_lens, block_tables, query_start_loc, request_distribution)
         options = {"num_groups": num_groups, "group_size": group_size, "delay": delay}
