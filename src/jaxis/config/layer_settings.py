@@ -8,7 +8,7 @@ from jaxis.config.hf_config import HFConfig
 
 
 def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
-    """Returns the layer's entry in config.json's list; None without such a list, or if the entry is null.
+    """Returns the layer's entry in config.json's list; None without such a list or entry, or if the entry is null.
 
     The list may be longer than the model: more entries are for layers that predict later tokens. Raises ConfigError if
     the value is no list, or has fewer entries than the model has layers.
@@ -20,7 +20,7 @@ def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
     if not isinstance(values, list) or len(values) < num_layers:
         why = f"expected a list of {num_layers} entries, one for each layer: correct the file"
         raise config.fault(key, why=why)
-    return values[layer_index]
+    return values[layer_index] if layer_index < len(values) else None
 
 
 def settings_of_layer(config: HFConfig, layer_index: int) -> HFConfig:

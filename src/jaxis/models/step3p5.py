@@ -218,6 +218,9 @@ def _is_sparse(scope: LayerScope) -> bool:
         return is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=3)
     listed = config.get("moe_layers_enum")
     if listed is None:
+        listed = config.get("moe_layer_list")
+    config.ignore("moe_layer_list", because="moe_layers_enum names the sparse layers")
+    if listed is None:
         return 3 <= scope.layer_index < config["num_hidden_layers"]
     numbers = listed.split(",") if isinstance(listed, str) else listed
     try:

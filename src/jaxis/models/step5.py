@@ -71,6 +71,10 @@ class Step5ForCausalLM(Step3p5ForCausalLM):
         super().check_config(config)
         config.ignore("fp32_residual_connection", because="residuals have the type of the activations")
         config.ignore("norm_dtype", because="norms compute in float32 in any case")
+        num_kv_heads = value_of_either(config, "num_attention_groups", "num_key_value_heads")
+        for kind in ("full_attention", "sliding_attention"):
+            config.expect(f"head_dim_{kind}", config["head_dim"])
+            config.expect(f"num_attention_groups_{kind}", num_kv_heads)
         sparse = config["sparse_config"]
         for key, value in _EXPECTED.items():
             sparse.expect(key, value)
