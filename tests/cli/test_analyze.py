@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.support.places import TESTS
+from tests.support.published_models import unsupported
 
 CONFIGS = TESTS / "data" / "configs"
 
@@ -46,19 +47,23 @@ def test_json_is_one_object_of_a_fixed_schema(invoke, checkpoint):
     assert set(sizes["fits"][0]) == {"weights", "weight_bytes", "fits", "context_tokens"}
 
 
-def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
-    result = invoke("analyze", CONFIGS / "deepseek-v4-flash.json")
+def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(unsupported()))
+    result = invoke("analyze", path)
     assert result.exit_code == 1
     assert result.stderr == ""
     assert "cannot run" in result.stdout
-    assert "unlike deepseek_v32: unknown key: compress_ratios: models of other" in " ".join(result.stdout.split())
-    facts = json.loads(invoke("analyze", CONFIGS / "deepseek-v4-flash.json", "--json").stdout)
+    assert "unlike deepseek_v32: unknown key: num_hash_layers, o_groups: models of other" in " ".join(
+        result.stdout.split()
+    )
+    facts = json.loads(invoke("analyze", path, "--json").stdout)
     assert facts["can_run"] is False
     assert facts["modules"] is None
-    finding = next(each for each in facts["findings"] if each["names"] == ["compress_ratios"])
+    finding = next(each for each in facts["findings"] if each["code"] == "unknown_key")
     assert finding == {
-        **{"code": "unknown_key", "names": ["compress_ratios"], "count": 1, "like": "deepseek_v32"},
-        "sentence": "models of other families compute with it",
+        **{"code": "unknown_key", "names": ["num_hash_layers"], "count": 1, "like": "deepseek_v32"},
+        "sentence": "models of other families compute with it; known to deepseek_v4",
     }
 
 

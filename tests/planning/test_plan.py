@@ -18,6 +18,7 @@ from jaxis.planning.layout import WantedLayout
 from jaxis.planning.plan import Planner, Wanted
 from jaxis.planning.plan_summary import PlanReport, command, remarks, verdict
 from tests.support.plan_sources import LLAMA_70B, published
+from tests.support.published_models import unsupported
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +164,8 @@ def test_devices_that_cannot_share_are_refused(size, message):
 
 
 def test_an_unknown_family_cannot_be_planned():
-    with pytest.raises(ConfigError, match=r"deepseek-v4-flash cannot run: .*jaxis analyze says more"):
-        Planner(published("deepseek-v4-flash"), Wanted())
+    with pytest.raises(ConfigError, match=r"deepseek-v3.2 cannot run: .*jaxis analyze says more"):
+        Planner(published("deepseek-v3.2", **unsupported()), Wanted())
 
 
 def test_json_has_every_option_and_what_binds():

@@ -145,6 +145,9 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            if name.endswith("tid2eid"):
+                experts = torch.rand(len(buffer), family.config["n_routed_experts"]).argsort(dim=1)
+                buffer.copy_(experts[:, : buffer.shape[1]])
             if name.endswith("layer_scalar"):
                 buffer.copy_(1.0 + 0.2 * torch.randn_like(buffer))
     for module in model.modules():

@@ -85,7 +85,8 @@ def rope_config(
 
     Args:
       config: Config of the model.
-      layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them. If config.json
+      layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them, or another name
+        that `rope_parameters` has for a kind of layer. If config.json
         has one object for both (transformers 4), it is the full layers': sliding ones have the default rope with
         `rope_local_base_freq`.
       theta: Theta of a layer whose family lists them one by one, instead of config.json's for all layers.
@@ -206,7 +207,7 @@ class _Reader:
         return HFConfig({}) if section is None else section
 
     def _choose(self, layer_type: str) -> None:
-        if any(key in self.section for key in _LAYER_TYPES):
+        if any(key in self.section for key in (*_LAYER_TYPES, layer_type)):
             self.section.ignore("original_max_position_embeddings", because="each kind of layer has its own")
             self.section = self._object(self.section, layer_type)
             self.name = f"{self.name}.{layer_type}"

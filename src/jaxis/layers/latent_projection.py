@@ -115,19 +115,21 @@ class LatentUpProjection(JaxLinear):
         floats = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
         self.weight.set_value(place_array(floats.astype(self.dtype), self.kernel_axes))
 
-    def take_packed(self, key_weight: PackedWeight | None, value_weight: PackedWeight | None) -> None:
+    def take_packed(self, key_weight: PackedWeight | jax.Array | None, value_weight: PackedWeight | None) -> None:
         """Replaces `weight` by these; None for weights that come later."""
         self.key_weight, self.value_weight = (nnx.Param(cast(Any, each)) for each in (key_weight, value_weight))
         del self.weight
 
-    def packed_heads(self, weight: PackedWeight, dtype: DTypeLike | None = None) -> tuple[PackedWeight, PackedWeight]:
+    def packed_heads(
+        self, weight: PackedWeight, dtype: DTypeLike | None = None
+    ) -> tuple[PackedWeight | jax.Array, PackedWeight]:
         """Returns `key_weight` and `value_weight`: in `dtype`, or bfloat16 where that is exact, else float32."""
         floats = np.asarray(weight.matmul(jnp.eye(self.input_size)).T)
         if dtype is None:
             rounded = floats.astype(ml_dtypes.bfloat16)
             dtype = rounded.dtype if np.array_equal(rounded.astype(np.float32), floats) else floats.dtype
         keys, values = self.by_heads(floats.astype(jnp.dtype(dtype)))
-        return pack_stack(keys), pack_stack(values)
+        return pack_stack(keys) if self.key_dim else jnp.asarray(keys), pack_stack(values)
 
     def by_heads(self, weight: Matrix) -> tuple[Matrix, Matrix]:
         """Splits a weight [H * (N + V), L] into [H, L, N] for keys and [H, V, L] for values."""

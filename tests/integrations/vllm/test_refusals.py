@@ -23,9 +23,8 @@ from jaxis.integrations.vllm.model_runner import ModelRunner
 from jaxis.integrations.vllm.platform import JaxisPlatform
 from tests.support.places import TESTS
 
-# jaxis lacks the first. vLLM wants the code that Ling brings, and transformers 5.19 cannot read the other three.
+# vLLM wants the code that Ling brings, and transformers 5.19 cannot read the other three.
 REFUSED_CONFIGS = {
-    "deepseek-v4-flash",
     *("ling-3.0-flash", "ling-3.0-tiny"),
     *("internlm2.5-7b", "north-mini-code", "step-3.7-flash"),
 }

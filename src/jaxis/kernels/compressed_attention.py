@@ -1,0 +1,148 @@
+"""Attention of H heads to entries that are keys and values at once: those of a window, and those of closed groups.
+
+A token attends to the entries of the last W tokens up to itself, and to those of closed groups of tokens: of all, or of
+selected ones. Each head has a sink, a logit without a value. Entries are read from caches in tiles of a fixed number,
+for one query after the other, with a running softmax: the bits of a token do not depend on the step, and the work
+follows the entries that it attends to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.platform import target_platform
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.token_groups import read_groups, read_rows
+
+TILE_ENTRIES = 128
+_PARALLEL_QUERIES = 8  # on accelerators
+Reader = Callable[[jax.Array], jax.Array]
+
+
+class GroupEntries(NamedTuple):
+    """The cached entries of closed groups.
+
+    Attributes:
+      cache: Entries of groups of `group_size` tokens.
+      block_tables: i32 [R, max_blocks].
+      selection: i32 [T, K], the numbers of the groups that a token attends to, then -1; None: all that are closed.
+    """
+
+    cache: PagedCache
+    group_size: int
+    block_tables: jax.Array
+    selection: jax.Array | None
+
+
+def compressed_attention(
+    q: jax.Array,
+    sinks: jax.Array,
+    window_cache: PagedCache,
+    window_tables: jax.Array,
+    groups: GroupEntries | None,
+    positions: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    window: int,
+    scale: float,
+) -> jax.Array:
+    """Returns [T, H, D] for q [T, H, D] and sinks float32 [H]; zeros for padding.
+
+    The caches have this step's entries, too. `window_tables` i32 [R, max_blocks] are those of the cache of the window.
+    """
+    num_tokens = q.shape[0]
+    request, _ = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+
+    def one_query(t: jax.Array) -> jax.Array:
+        query, position, own = q[t].astype(jnp.float32) * scale, positions[t], request[t][None]
+        first = jnp.maximum(position - window + 1, 0)
+
+        def of_window(index: jax.Array) -> jax.Array:
+            return read_rows(window_cache, window_tables[own], jnp.minimum(first + index, position)[None])[0]
+
+        state = (sinks, jnp.ones_like(sinks), jnp.zeros(query.shape, jnp.float32))
+        state = _attend(query, of_window, position - first + 1, state)
+        if groups is not None:
+            state = _attend(query, *_group_reader(groups, t, position, own), state)
+        _, total, weighted = state
+        return (weighted / total[:, None]).astype(q.dtype)
+
+    at_once = 1 if target_platform() == "cpu" else _PARALLEL_QUERIES
+    rows = query_start_loc[request_distribution[2]]
+    out = jnp.zeros((-(-num_tokens // at_once) * at_once, *q.shape[1:]), q.dtype)
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        tile = jax.vmap(one_query)(jnp.minimum(i * at_once + jnp.arange(at_once), num_tokens - 1))
+        return lax.dynamic_update_slice_in_dim(out, tile, i * at_once, axis=0)
+
+    return lax.fori_loop(0, (rows + at_once - 1) // at_once, body, out)[:num_tokens]
+
+
+def _group_reader(groups: GroupEntries, t: jax.Array, position: jax.Array, own: jax.Array) -> tuple[Reader, jax.Array]:
+    """Returns a reader of the entries of groups that token t, of request `own` [1], attends to, and their number."""
+    selected = None if groups.selection is None else groups.selection[t]
+    count = (position + 1) // groups.group_size if selected is None else jnp.sum(selected >= 0)
+
+    def read(index: jax.Array) -> jax.Array:
+        index = jnp.minimum(index, jnp.maximum(count - 1, 0))
+        number = index if selected is None else jnp.maximum(selected[index], 0)
+        tables = groups.block_tables[own]
+        return read_groups(groups.cache, tables, number[None], group_size=groups.group_size)[0]
+
+    return read, count
+
+
+def _attend(
+    query: jax.Array, read: Reader, count: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the running softmax `state` (maximum [H], sum [H], weighted sum [H, D]) after `count` more entries.
+
+    `read` maps numbers i32 [N] to entries float32 [N, D]; numbers from `count` on give any of them.
+    """
+
+    def one_tile(i: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        most, total, weighted = state
+        index = i * TILE_ENTRIES + jnp.arange(TILE_ENTRIES, dtype=jnp.int32)
+        entries = read(index)
+        scores = jnp.einsum("hd,nd->hn", query, entries, precision=lax.Precision.HIGHEST)
+        scores = jnp.where(index < count, scores, -jnp.inf)
+        now = jnp.maximum(most, jnp.max(scores, axis=1))
+        weights, kept = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
+        added = jnp.einsum("hn,nd->hd", weights, entries, precision=lax.Precision.HIGHEST)
+        return now, total * kept + jnp.sum(weights, axis=1), weighted * kept[:, None] + added
+
+    return lax.fori_loop(0, (count + TILE_ENTRIES - 1) // TILE_ENTRIES, one_tile, state)
+
+
+def attention_within_sequences(
+    q: jax.Array,
+    sinks: jax.Array,
+    entries: jax.Array,
+    sees: jax.Array,
+    group_entries: jax.Array,
+    sees_groups: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+    """Returns [T, H, D] of q [T, H, D] to entries [T, D] and [C, D], where `sees` [T, T], `sees_groups` [T, C]."""
+    entries = jnp.concatenate([entries, group_entries.astype(entries.dtype)])
+    scores = jnp.einsum("thd,sd->hts", q, entries, preferred_element_type=jnp.float32) * scale
+    scores = jnp.where(jnp.concatenate([sees, sees_groups], axis=1), scores, -jnp.inf)
+    sinks = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+    weights = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
+    return jnp.einsum("hts,sd->thd", weights.astype(entries.dtype), entries)
+
+
+def best_groups_of_whole_sequences(scores: jax.Array, sees: jax.Array, *, num_groups: int) -> jax.Array:
+    """Returns bool [T, C], True for the best groups of each token of those that it `sees` [T, C], by scores [T, C]."""
+    if sees.shape[1] <= num_groups:
+        return sees
+    _, best = lax.top_k(jnp.where(sees, scores, -jnp.inf), num_groups)
+    return sees & jnp.zeros_like(sees).at[jnp.arange(len(sees))[:, None], best].set(True)

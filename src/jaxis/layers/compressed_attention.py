@@ -1,0 +1,302 @@
+"""DeepSeek V4's attention: to the entries of a window, and to entries that are compressed from groups of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.compressed_attention import (
+    GroupEntries,
+    attention_within_sequences,
+    best_groups_of_whole_sequences,
+    compressed_attention,
+)
+from jaxis.kernels.index_selection import best_groups
+from jaxis.kernels.index_selection.reference import scores_of_keys
+from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.token_groups import ordered_softmax_sum, write_rows
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.indexer import IndexCacheSpec, IndexerSizes, IndexKeyCache, head_weights
+from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
+from jaxis.layers.linear import apply_together
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.norm import UnweightedRmsNorm
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scope import LayerScope, never_quantized
+from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
+from jaxis.parallel.mesh import devices_of_layer, on_each_device
+
+
+@dataclass(frozen=True)
+class CompressedAttentionSizes:
+    """Dimensions of attention to entries of D elements, which all heads share.
+
+    Attributes:
+      num_heads: H.
+      head_dim: D, of queries and entries. The rope rotates the last of them.
+      q_lora_rank: Size of the queries' latent.
+      window: W, the tokens up to itself whose own entries a token attends to.
+      output_groups: Groups of consecutive heads, whose outputs are projected group by group first.
+      o_lora_rank: Size of that projection's output, for each group.
+    """
+
+    num_heads: int
+    head_dim: int
+    q_lora_rank: int
+    window: int
+    output_groups: int
+    o_lora_rank: int
+
+
+class Compressor(JaxModule):
+    """One entry [D] of each closed group of tokens: a sum, weighted for each dimension by a softmax, then a norm.
+
+    It rotates the last dimensions of an entry by the position of the group's first token.
+
+    Args:
+      num_heads: Query heads that an entry is multiplied with.
+      overlaps: True if an entry is of the tokens of the group before, too: these have weights and values of their own,
+        the first half of each projection.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        *,
+        head_dim: int,
+        num_heads: int,
+        group_size: int,
+        overlaps: bool,
+        rope: RotaryEmbedding,
+    ) -> None:
+        self.head_dim, self.overlaps, self.rope, self.dtype = head_dim, overlaps, rope, scope.dtype
+        self.groups = TokenGroups(group_size, 2 * group_size if overlaps else group_size)
+        size = 2 * head_dim if overlaps else head_dim
+        self.row_cache = IndexKeyCache(RowCacheSpec(2 * size, self.groups.span))
+        self.entry_cache = IndexKeyCache(IndexCacheSpec(head_dim, num_heads, group_size))
+        hidden_size: int = scope.config["hidden_size"]
+        self.kv_proj, self.gate_proj = (
+            linear(never_quantized(scope / name), hidden_size, size, axes=(None, "embed"))
+            for name in ("kv_proj", "gate_proj")
+        )
+        self.position_bias = make_parameter(
+            scope.rngs, nnx.initializers.zeros, (group_size, size), jnp.float32, axes=(None, None)
+        )
+        self.kv_norm = rms_norm(scope, head_dim)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """Returns what entries are computed of: [T, 2 D] for x [T, E], or [T, 4 D]."""
+        return jnp.concatenate(apply_together(x, self.kv_proj, self.gate_proj), axis=-1)
+
+    def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
+        """Returns the entries [N, D] of groups; see `Combine` of `kernels.token_groups`."""
+        kv, gate = jnp.split(rows, 2, axis=-1)
+        gate = gate + jnp.tile(self.position_bias[...], (rows.shape[1] // self.groups.size, 1))
+        if self.overlaps:
+            kv, gate = (
+                jnp.concatenate(
+                    [each[:, : self.groups.size, : self.head_dim], each[:, self.groups.size :, self.head_dim :]], axis=1
+                )
+                for each in (kv, gate)
+            )
+        gate = jnp.where(exists[..., None], gate, jnp.finfo(jnp.float32).min)
+        entries = self.kv_norm(ordered_softmax_sum(gate, kv).astype(self.dtype))
+        return rotate_last(self.rope, entries[:, None], first_position)[:, 0].astype(jnp.float32)
+
+    def update(
+        self, caches: list[PagedCache], x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[PagedCache, PagedCache]:
+        """Returns the updated caches, of entries and of rows."""
+        entry_cache, row_cache = caches
+        row_cache, entry_cache = self.groups.update(self.combine, self.rows(x), row_cache, entry_cache, metadata)
+        return entry_cache, row_cache
+
+
+class CompressedIndexer(JaxModule):
+    """Selects the compressed entries that score best, by keys that it compresses itself from the same groups.
+
+    Args:
+      query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
+      sizes: Its dimensions; `num_selected` is the most groups that a token attends to.
+    """
+
+    def __init__(
+        self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, group_size: int, rope: RotaryEmbedding
+    ) -> None:
+        self.sizes, self.rope = sizes, rope
+        self.q_b_proj = linear(scope / "q_b_proj", query_size, sizes.num_heads * sizes.head_dim, axes=(None, None))
+        self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
+        self.compressor = Compressor(
+            scope / "compressor",
+            head_dim=sizes.head_dim,
+            num_heads=sizes.num_heads,
+            group_size=group_size,
+            overlaps=True,
+            rope=rope,
+        )
+
+    def queries(self, x: jax.Array, latent: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns queries [T, H, D] and the heads' weights float32 [T, H]."""
+        sizes = self.sizes
+        q = self.q_b_proj(latent).reshape(x.shape[0], sizes.num_heads, sizes.head_dim)
+        weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
+        return rotate_last(self.rope, q, positions), weights
+
+    def select(self, key_cache: PagedCache, x: jax.Array, latent: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+        """Returns the selected groups i32 [T, K], ascending, then -1."""
+
+        def select(*operands: Any) -> jax.Array:
+            size = self.compressor.groups.size
+            return best_groups(*operands, num_groups=self.sizes.num_selected, group_size=size)
+
+        if devices_of_layer() > 1:
+            whole = PartitionSpec()
+            select = on_each_device(select, (whole,) * 8, whole)
+        return select(
+            *self.queries(x, latent, metadata.input_positions),
+            key_cache,
+            metadata.input_positions,
+            metadata.seq_lens,
+            metadata.block_tables_for(FULL_CONTEXT),
+            metadata.query_start_loc,
+            metadata.request_distribution,
+        )
+
+
+class CompressedAttention(JaxModule):
+    """Attention of H heads to entries that are keys and values at once (DeepSeek V4).
+
+    A token attends to the entries of a window, and, with a compressor, to those of all closed groups of tokens, or of
+    the groups that an indexer selects. Entries are rotated, so attention's output is rotated back. `kv_cache` has the
+    cache of the window, those of the compressor, and those of the indexer's: of entries, of rows.
+
+    Args:
+      rope: Rotates the last dimensions of queries and entries.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        sizes: CompressedAttentionSizes,
+        *,
+        rope: RotaryEmbedding,
+        compressor: Compressor | None = None,
+        indexer: CompressedIndexer | None = None,
+    ) -> None:
+        self.sizes, self.rope = sizes, rope
+        self.compressor, self.indexer = compressor, indexer
+        hidden_size: int = scope.config["hidden_size"]
+        size, group = sizes.num_heads * sizes.head_dim, sizes.output_groups
+        self.q_a_proj = linear(scope / "q_a_proj", hidden_size, sizes.q_lora_rank, axes=(None, "embed"))
+        self.q_a_norm = rms_norm(scope, sizes.q_lora_rank)
+        self.q_b_proj = linear(scope / "q_b_proj", sizes.q_lora_rank, size, axes=("heads", None))
+        self.q_b_norm = UnweightedRmsNorm(epsilon=scope.config["rms_norm_eps"])
+        self.kv_proj = linear(scope / "kv_proj", hidden_size, sizes.head_dim, axes=(None, "embed"))
+        self.kv_norm = rms_norm(scope, sizes.head_dim)
+        self.sinks = make_parameter(
+            scope.rngs, nnx.initializers.zeros, (sizes.num_heads,), jnp.float32, axes=("heads",)
+        )
+        # A matrix [rank, H / groups * D] of each group.
+        self.o_a_proj = latent_up_projection(scope / "o_a_proj", group, size // group, 0, sizes.o_lora_rank)
+        self.o_b_proj = linear(scope / "o_b_proj", group * sizes.o_lora_rank, hidden_size, axes=("embed", "heads"))
+
+    @property
+    def span(self) -> AttentionSpan:
+        return AttentionSpan(sliding_window=self.sizes.window)
+
+    @property
+    def kv_cache_spec(self) -> RowCacheSpec:
+        """Specification of the cache of the window."""
+        return RowCacheSpec(self.sizes.head_dim, self.span)
+
+    def __call__(self, kv_cache: Any, x: jax.Array, metadata: AttentionMetadata) -> tuple[Any, jax.Array]:
+        """Returns the updated caches and [T, E] for x [T, E]."""
+        caches = list(kv_cache) if isinstance(kv_cache, tuple) else [kv_cache]
+        positions, num_tokens, sizes = metadata.input_positions, x.shape[0], self.sizes
+        latent, entries = apply_together(x, self.q_a_proj, self.kv_proj)
+        latent = self.q_a_norm(latent)
+        q = self.q_b_norm(self.q_b_proj(latent).reshape(num_tokens, sizes.num_heads, sizes.head_dim))
+        q = rotate_last(self.rope, q, positions)
+        entries = rotate_last(self.rope, self.kv_norm(entries)[:, None], positions)[:, 0]
+        if caches[0] is None:
+            out = self._within_sequences(q, entries, x, latent, metadata)
+        else:
+            caches, out = self._from_caches(caches, q, entries, x, latent, metadata)
+        out = rotate_last(self.rope, out, -positions)
+        out = self.o_a_proj.values_of(out.reshape(num_tokens, sizes.output_groups, -1))
+        out = self.o_b_proj(out.reshape(num_tokens, -1))
+        return tuple(caches) if isinstance(kv_cache, tuple) else caches[0], out
+
+    def _from_caches(
+        self,
+        caches: list[PagedCache],
+        q: jax.Array,
+        entries: jax.Array,
+        x: jax.Array,
+        latent: jax.Array,
+        metadata: AttentionMetadata,
+    ) -> tuple[list[PagedCache], jax.Array]:
+        """Returns the updated caches and [T, H, D]."""
+        tables = metadata.block_tables_for(self.span)
+        batch = metadata.input_positions, metadata.query_start_loc, metadata.request_distribution
+        caches[0] = write_rows(entries, caches[0], batch[0], tables, *batch[1:])
+        groups, selection = None, None
+        if self.compressor is not None:
+            caches[1:3] = self.compressor.update(caches[1:3], x, metadata)
+            if self.indexer is not None:
+                caches[3:5] = self.indexer.compressor.update(caches[3:5], x, metadata)
+                selection = self.indexer.select(caches[3], x, latent, metadata)
+            size = self.compressor.groups.size
+            groups = GroupEntries(caches[1], size, metadata.block_tables_for(FULL_CONTEXT), selection)
+        out = compressed_attention(
+            q,
+            self.sinks[...],
+            caches[0],
+            tables,
+            groups,
+            *batch,
+            window=self.sizes.window,
+            scale=self.sizes.head_dim**-0.5,
+        )
+        return caches, out
+
+    def _within_sequences(
+        self, q: jax.Array, entries: jax.Array, x: jax.Array, latent: jax.Array, metadata: AttentionMetadata
+    ) -> jax.Array:
+        """Returns [T, H, D] for whole sequences, without caches."""
+        num_tokens = x.shape[0]
+        request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+        token = jnp.arange(num_tokens)
+        distance = token[:, None] - token
+        sees = (request[:, None] == request) & (distance >= 0) & (distance < self.sizes.window) & valid
+        # Padding tokens see themselves, to keep their rows finite.
+        sees |= (distance == 0) & ~valid
+        group_entries = jnp.zeros((0, self.sizes.head_dim), entries.dtype)
+        sees_groups = jnp.zeros((num_tokens, 0), bool)
+        if self.compressor is not None:
+            groups = self.compressor.groups
+            closed, group_entries = groups.combine_whole_sequences(
+                self.compressor.combine, self.compressor.rows(x), metadata
+            )
+            sees_groups = (request[:, None] == closed.request) & (token[:, None] >= closed.row) & closed.valid
+            if self.indexer is not None:
+                own = self.indexer.compressor
+                _, keys = groups.combine_whole_sequences(own.combine, own.rows(x), metadata)
+                scores = scores_of_keys(*self.indexer.queries(x, latent, metadata.input_positions), keys)
+                num_groups = self.indexer.sizes.num_selected
+                sees_groups = best_groups_of_whole_sequences(scores, sees_groups, num_groups=num_groups)
+        scale = self.sizes.head_dim**-0.5
+        return attention_within_sequences(q, self.sinks[...], entries, sees, group_entries, sees_groups, scale=scale)
+
+
+def rotate_last(rope: RotaryEmbedding, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns x [T, N, D], of which the last `rope.rotary_dim` dimensions are rotated."""
+    kept, last = jnp.split(x, [x.shape[-1] - rope.rotary_dim], axis=-1)
+    return jnp.concatenate([kept, rope(last, last[:, :1], positions)[0]], axis=-1)
