@@ -72,7 +72,6 @@ def filled(table, parts):
 
 def test_parts_that_do_not_fit_are_refused():
     for parts, message in (
-        ([], "is not in the checkpoint"),
         ([(0, (4, 2))], r"has shape \[4, 2\] in the checkpoint, \[rows, 3\]"),
         ([(0, (4, 3))], "has 4 rows in 1 parts of the checkpoint, 8 in the model"),
         ([(0, (4, 3)), (2, (4, 3))], "has 8 rows in 2 parts"),

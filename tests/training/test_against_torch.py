@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
@@ -27,8 +28,9 @@ from tests.support.tiny_checkpoints import write_tokenizer
 from tests.training.gradients import check_gradients, in_float64, largest_error, random_examples, saved_gradients
 
 QUICK = ("Qwen3, tied", "Qwen3 MoE")
-# All but one whose config.json has a key that nothing reads, which loading refuses.
-FAMILY_ROWS = [family for family in FAMILIES if family.name != "EXAONE 4, no windows"]
+# All but one whose config.json has a key that nothing reads, which loading refuses, and one that is not trained.
+WITH_TABLE = "Qwen3.8-Flash-Next"
+FAMILY_ROWS = [family for family in FAMILIES if family.name not in ("EXAONE 4, no windows", WITH_TABLE)]
 ROWS = [
     training.dialogue("Where is the cat?", "On the mat.", "And now?", "Under it, I think."),
     training.dialogue("Count.", "One, two, three."),
@@ -39,6 +41,16 @@ ROWS = [
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     return training.write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
+
+
+@pytest.mark.parametrize("use_peft", [False, True])
+def test_a_model_with_a_table_in_files_is_refused(use_peft, rows, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(parity.checkpoint_folder(next(f for f in FAMILIES if f.name == WITH_TABLE)), folder)
+    write_tokenizer(folder)
+    config = training.train_config(folder, rows, tmp_path / "out", use_peft=use_peft)
+    with pytest.raises(ConfigError, match="has a table that stays in the checkpoint's files, and cannot be trained"):
+        make_trainable(config, open_base_model(config), None)
 
 
 @pytest.mark.sampled

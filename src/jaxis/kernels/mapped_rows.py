@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ _MAX_IDS_OF_CALLBACK = 16384
 
 @dataclass(frozen=True, eq=False)
 class TablePart:
-    """Consecutive rows of a table, which must live as long as programs read it.
+    """Consecutive rows of a table.
 
     Attributes:
       rows: [N, width], a view of a mapped file, or an array in memory.
@@ -33,7 +32,8 @@ class TablePart:
     release: Callable[[], None] | None
 
 
-_parts: WeakValueDictionary[int, TablePart] = WeakValueDictionary()
+# Parts by their addresses. They live as long as the process, since programs may have the addresses of any.
+_parts: dict[int, TablePart] = {}
 
 
 def table_operand(parts: Sequence[TablePart]) -> np.ndarray:

@@ -48,11 +48,13 @@ class MappedTable(JaxModule):
             read_at_random(rows)
             known[number] = TablePart(rows, functools.partial(drop_pages_of, rows))
 
+    @property
+    def has_parts(self) -> bool:
+        return bool(self._parts.by_number)
+
     def finish(self) -> None:
-        """Makes the parts one table. Raises CheckpointError if parts are missing or do not fit each other."""
+        """Makes the parts one table. Raises CheckpointError if some are missing or do not fit each other."""
         parts = [part for _, part in sorted(self._parts.by_number.items())]
-        if not parts:
-            raise CheckpointError("is not in the checkpoint")
         num_rows = sum(len(part.rows) for part in parts)
         if num_rows != self.num_rows or max(self._parts.by_number) >= len(parts):
             raise CheckpointError(

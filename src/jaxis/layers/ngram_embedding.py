@@ -38,7 +38,6 @@ class NgramEmbedding(JaxModule):
         self.table = MappedTable(num_rows, width)
         self.scale = nnx.Variable(jnp.ones((), jnp.float32))
         self._stored = tuple(stored.items())
-        self._is_required = scope.vllm_config.load_config.load_format != "dummy"
 
     def __call__(self, window: jax.Array) -> jax.Array:
         """Returns [T, H * width] for a window i32 [T, n] of ids, the token's own first."""
@@ -64,7 +63,7 @@ class NgramEmbedding(JaxModule):
             yield name
 
     def after_loading(self) -> None:
-        if self._is_required:
+        if self.table.has_parts:
             try:
                 self.table.finish()
             except CheckpointError as error:

@@ -20,6 +20,7 @@ from jaxis.config.quantization import HasQuantMethod, HoldsWeights, Quantization
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
+from jaxis.layers.mapped_table import MappedTable
 from jaxis.layers.module import (
     DeferredRngs,
     HasAfterLoading,
@@ -289,7 +290,9 @@ def unfilled_parameters(model: nnx.Module) -> list[str]:
     """Returns the checkpoint's names of tensors that an abstractly constructed model still lacks."""
     names = checkpoint_names_of(model)
     unfilled = [(name, param) for name, param in named_parameters(model) if _is_abstract(param)]
-    return [names.name_in_checkpoint(missing) for name, param in unfilled for missing in missing_tensors(name, param)]
+    missing = [missing for name, param in unfilled for missing in missing_tensors(name, param)]
+    missing += [name for name, each in named_modules(model) if isinstance(each, MappedTable) and not each.has_parts]
+    return [names.name_in_checkpoint(name) for name in missing]
 
 
 def _is_abstract(param: nnx.Param) -> bool:

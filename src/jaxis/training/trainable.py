@@ -22,6 +22,7 @@ from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxLmHead
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
+from jaxis.layers.mapped_table import MappedTable
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
@@ -75,10 +76,14 @@ class Trainable(ABC):
         self._pass_type = EnginePass if config.training.forward_pass == ENGINE else ForwardPass
 
     def _load(self, base: BaseModel, dtype: DTypeLike, progress: ProgressDisplay | None, *, packed: bool) -> JaxModule:
-        if progress is None:
-            return base.abstract(dtype)
         is_random, seed = not self._config.model.load_pretrained_weights, self._config.training.seed
-        return base.load(dtype, progress, random=is_random, seed=seed, packed=packed)
+        if progress is None:
+            model = base.abstract(dtype)
+        else:
+            model = base.load(dtype, progress, random=is_random, seed=seed, packed=packed)
+        if any(isinstance(module, MappedTable) for _, module in named_modules(model)):
+            raise ConfigError(f"{base.name} has a table that stays in the checkpoint's files, and cannot be trained")
+        return model
 
     @abstractmethod
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
