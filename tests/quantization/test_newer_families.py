@@ -80,6 +80,16 @@ OWNERS = {
         fp8_blocks,
         FP8 | {"weight_block_size": [32, 32], "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
     ),
+    "GLM-5.3-Flash FP8": (
+        ("GLM-5.3-Flash", {}),
+        r"(attn\.([qkvo]|(q|f|g)_[ab]|kv_b)_proj|mlp\..*_proj|wq_b|wk)\.weight$",
+        fp8_blocks,
+        FP8
+        | {
+            "weight_block_size": [32, 32],
+            "modules_to_not_convert": ["lm_head", "gate", "weights_proj", "self_attn.b_proj"],
+        },
+    ),
     "Ministral 3 FP8": (
         ("Ministral 3", {}),
         r"_proj\.weight$",
