@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.quantization.test_modelopt import fp8, nvfp4
+from tests.quantization.test_quark import mxfp4
 from tests.support import parity
 from tests.support.block_checkpoints import FP8, quantize_fp8
 from tests.support.compressed_checkpoints import config_of, encoded_by, scheme_of, write_stored
@@ -41,6 +42,18 @@ def fp8_blocks_and_table(name, weight):
         return fp8_blocks(name, weight)
     value = weight.to(torch.float8_e4m3fn)
     return {"weight": value}, value.float()
+
+
+def deepseek_v4(module, weight):
+    """fp8 in blocks, and experts in MXFP4, with scales that are powers of two."""
+    if ".experts." in module:
+        found, wide = mxfp4(weight)
+        return {"weight": found["weight"].view(torch.int8), "scale": found["weight_scale"]}, wide
+    _, scale = quantize_fp8(weight, (32, 32))
+    scale = torch.exp2(scale.log2().ceil()).to(torch.float8_e8m0fnu)
+    spread = scale.float().repeat_interleave(32, 0)[: len(weight)].repeat_interleave(32, 1)[:, : weight.shape[1]]
+    value = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": value, "scale": scale}, value.float() * spread
 
 
 INT4 = scheme_of(
@@ -90,6 +103,12 @@ OWNERS = {
             "modules_to_not_convert": ["lm_head", "gate", "weights_proj", "self_attn.b_proj"],
         },
     ),
+    "DeepSeek V4": (
+        ("DeepSeek V4", {"moe_intermediate_size": 64}),
+        r"(attn\.w[a-z]*_?[ab]?|indexer\.wq_b|experts\.(\d+\.)?w[123])\.weight$",
+        deepseek_v4,
+        FP8 | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0", "modules_to_not_convert": None},
+    ),
     "Ministral 3 FP8": (
         ("Ministral 3", {}),
         r"_proj\.weight$",
@@ -127,6 +146,7 @@ OWNERS = {
 
 # Others have parts of these.
 SLOW = {
+    "DeepSeek V4",
     "Kimi K2.5 INT4",
     "MiniMax M2 FP8",
     "Nemotron 3 FP8",

@@ -41,19 +41,21 @@ class MicroscalingFormat:
 
     bits: int
     weight_name: str
+    scale_name: str = "weight_scale"
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         rows, columns = shape
         if columns % GROUP_SIZE:
             raise ValueError(f"has {columns} input features, which groups of {GROUP_SIZE} do not divide")
-        dtype = np.dtype(ml_dtypes.float8_e4m3fn) if self.bits == 8 else np.dtype(np.uint8)
+        dtypes = (np.uint8, np.int8) if self.bits < 8 else (ml_dtypes.float8_e4m3fn,)
         return {
-            self.weight_name: TensorSpec((rows, columns * self.bits // 8), (dtype,)),
-            "weight_scale": TensorSpec((rows, columns // GROUP_SIZE), (np.dtype(np.uint8), _E8M0)),
+            self.weight_name: TensorSpec((rows, columns * self.bits // 8), tuple(np.dtype(each) for each in dtypes)),
+            self.scale_name: TensorSpec((rows, columns // GROUP_SIZE), (np.dtype(np.uint8), _E8M0)),
         }
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> BlockScaledWeight | CodedWeight:
-        value, scale = tensors[self.weight_name], tensors["weight_scale"].view(_E8M0)
+        value, scale = tensors[self.weight_name], tensors[self.scale_name].view(_E8M0)
+        value = value.view(np.uint8) if value.dtype == np.int8 else value
         if self.bits == _FP6_BITS:
             return _fp6_weight(value, scale, shape[1])
         weight = BlockScaledWeight(value, scale, (1, GROUP_SIZE))
