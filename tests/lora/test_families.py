@@ -165,8 +165,9 @@ def test_adapters_of_embeddings_compute_what_pefts_do(name, tmp_path):
     assert error < 2e-5
 
 
+# PEFT adds after Dory's scale of logits.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("Dory")])
 def test_adapters_of_heads_compute_what_pefts_do(name, tmp_path):
     base = copy.deepcopy(reference_model(ROWS[name]))
     head = base.get_output_embeddings()

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -185,10 +186,10 @@ def test_a_step_reads_weights_and_caches_of_layers_as_often_as_they_run(hrm):
     source = ModelSource("hrm", str(path), json.loads(path.read_text()), None, "config.json alone")
     part = Planner(source, Wanted(quantization="none")).device_model(parse_target("h100x1"))
     layers = {"lower": 6, "upper": 2}
-    weights, start, head = 5 * 64 * 4 * 24 + 3 * 64 * 96, 64, 131 * 64
+    weights, start, head = 5 * 32 * 2 * 24 + 3 * 32 * 96, 32, 131 * 32
     assert part.held_bytes == 4 * (len(layers) * weights + start + 2 * head)
     assert part.decode(1, 1).weight_bytes == 4 * (sum(layers.values()) * weights + start + head)
-    assert part.decode(1, 10).context_bytes == 4 * 10 * sum(layers.values()) * 2 * 4 * 24
+    assert part.decode(1, 10).context_bytes == 4 * 10 * sum(layers.values()) * 2 * 2 * 24
     config = ModelConfig(hrm, HFConfig.from_folder(hrm), dtype=jnp.float32, max_model_len=64)
     assert prefill_cost(VllmConfig(config)).layer_params == sum(layers.values()) * weights
 
@@ -213,3 +214,22 @@ def test_dory_keeps_keys_and_values_of_each_loop_whatever_its_config_says():
     folder = parity.checkpoint_folder(next(f for f in FAMILIES if f.name == "Dory"))
     with pytest.raises(ConfigError, match="recurrent_kv_cache_mode='last_loop'"):
         LLM(folder, hf_overrides={"recurrent_kv_cache_mode": "last_loop"})
+
+
+def test_adapters_of_dory_s_head_are_refused():
+    """PEFT adds after the scale of the logits."""
+    folder = parity.checkpoint_folder(next(f for f in FAMILIES if f.name == "Dory"))
+    with pytest.raises(ConfigError, match="no layer that requests can change has a name that ends in 'lm_head'"):
+        LLM(folder, enable_lora=True, lora_target_modules=["lm_head"], kv_cache_memory="1MiB", max_model_len=64)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_the_gate_s_logits_do_not_depend_on_the_number_of_tokens(tensors, coder, size):
+    gate = load(coder).decoder.layers[0].self_attn.loop_gate
+    q = np.random.default_rng(1).standard_normal((1001, HEADS, D)).astype(np.float32)
+    together = np.asarray(jax.jit(gate)(q))
+    weight, bias = (tensors[f"model.gate_projections.0.{name}"].astype(np.float64) for name in ("weight", "bias"))
+    expected = np.einsum("thd,hd->th", q.astype(np.float64), weight) + bias
+    np.testing.assert_allclose(together, expected, rtol=1e-5, atol=1e-6)
+    for i in range(0, 70, size):
+        np.testing.assert_array_equal(jax.jit(gate)(q[i : i + size]), together[i : i + size])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from dataclasses import dataclass
 
 import jax
@@ -15,8 +15,9 @@ from jaxis.config.rope_config import rope_config
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.norms import rms_norm
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.checkpoint_names import Rename
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.embed import JaxLmHead
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.linear import apply_together
 from jaxis.layers.mlp import GatedMLP
@@ -132,11 +133,30 @@ class DoryDecoderLayer(JaxModule):
         return materialize(x + materialize(rate * (unit(block) - x)))
 
 
+class DoryHead(JaxLmHead):
+    """An output head with a learned factor of each logit."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        super().__init__(
+            config["hidden_size"],
+            config["vocab_size"],
+            scope.rngs,
+            dtype=scope.dtype,
+            quant_config=scope.quant_config,
+            prefix=scope.name_in_checkpoint,
+        )
+        self.logit_scale = _gains(scope, config["vocab_size"])
+        self.logit_factor = 1 / _initial(config)
+
+    def __call__(self, hidden_states: jax.Array) -> jax.Array:
+        gains = self.logit_scale[...].astype(jnp.float32) * self.logit_factor
+        return materialize(super().__call__(hidden_states) * gains)
+
+
 class DoryModel(LoopedModel):
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         super().__init__(scope, layer_class, options)
-        self.logit_scale = _gains(scope, scope.config["vocab_size"], axis="vocab")
-        self.logit_factor = 1 / _initial(scope.config)
         self.looped = _looped(scope.config)
 
     def run_layers(self, x: jax.Array, run: RunOfLayer) -> jax.Array:
@@ -155,6 +175,14 @@ class DoryModel(LoopedModel):
 class DoryForCausalLM(CausalLM):
     layer_class = DoryDecoderLayer
     model_class = DoryModel
+    renames = (
+        ("backbone", "model"),
+        ("model.embeddings", "model.embed_tokens"),
+        ("self_attn.g_proj", "self_attn.gate_proj"),
+        ("self_attn.sqk", "self_attn.query_scale.sqk"),
+    )
+    module_renames = ()
+    unadaptable = ("lm_head",)  # PEFT adds after the scale of the logits
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -165,8 +193,9 @@ class DoryForCausalLM(CausalLM):
             config.expect(key, False)
 
     @classmethod
-    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        pairs = [
+    def names_of(cls, config: HFConfig) -> CheckpointNames:
+        """Returns the names that transformers saves; published files have two layers where it has one."""
+        published = [
             pair
             for i in range(_num_layers(config))
             for pair in (
@@ -176,25 +205,17 @@ class DoryForCausalLM(CausalLM):
                 (f"layers.{2 * i + 1}.mlp_alpha", f"layers.{i}.lambda_2"),
             )
         ]
-        return (
-            *pairs,
-            ("backbone", "model"),
-            ("model.embeddings", "model.embed_tokens"),
-            ("self_attn.g_proj", "self_attn.gate_proj"),
-            ("self_attn.sqk", "self_attn.query_scale.sqk"),
-            ("lm_head.logit_scale", "model.logit_scale"),
-        )
+        return dataclasses.replace(super().names_of(config), other_names=published)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         norm = UnitNorm(scope, scope.config["hidden_size"])
         return DecoderOptions(norm=norm, num_layers=_num_layers(scope.config))
 
-    def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
-        model = self.model
-        assert isinstance(model, DoryModel)
-        gains = model.logit_scale[...].astype(jnp.float32) * model.logit_factor
-        return materialize(super().compute_logits(hidden_states) * gains)
+    @classmethod
+    def head(cls, scope: LayerScope, options: DecoderOptions) -> JaxLmHead:
+        del options
+        return DoryHead(scope)
 
 
 def _gains(scope: LayerScope, size: int, *, axis: str | None = None) -> nnx.Param:

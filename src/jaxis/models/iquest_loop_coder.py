@@ -37,8 +37,12 @@ class LoopGate(JaxModule):
 
     def __call__(self, q: jax.Array) -> jax.Array:
         """Returns float32 logits [T, H] of q [T, H, D]."""
-        products = materialize(q.astype(jnp.float32) * self.weight[...].astype(jnp.float32))
-        return products.sum(-1) + self.bias[...].astype(jnp.float32)
+        sums = materialize(q.astype(jnp.float32) * self.weight[...].astype(jnp.float32))
+        sums = jnp.pad(sums, ((0, 0), (0, 0), (0, (1 << (q.shape[-1] - 1).bit_length()) - q.shape[-1])))
+        while sums.shape[-1] > 1:  # in one order, whatever else is in the batch
+            first, second = jnp.split(sums, 2, axis=-1)
+            sums = first + second
+        return sums[..., 0] + self.bias[...].astype(jnp.float32)
 
 
 class LoopAttention(GroupedQueryAttention):

@@ -22,7 +22,7 @@ from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
-from jaxis.layers.embed import PositionEmbedding
+from jaxis.layers.embed import JaxLmHead, PositionEmbedding
 from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
@@ -356,7 +356,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
             ignore_prediction_layers(config)
         self.model = self.model_class(scope / "model", type(self).layer_class, options)
         is_tied = self.is_tied(scope.config, options.tied_by_default)
-        self.lm_head = None if is_tied else lm_head(scope / "lm_head", use_bias=options.head_bias)
+        self.lm_head = None if is_tied else self.head(scope / "lm_head", options)
         self.prediction = options.prediction if vllm_config.load_config.prediction_layer else None
         if self.prediction is not None:
             self.draft = PredictionLayer(scope, type(self).layer_class, self.prediction)
@@ -403,6 +403,11 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """Reads the settings outside the layers from config.json."""
         del scope
         return DecoderOptions()
+
+    @classmethod
+    def head(cls, scope: LayerScope, options: DecoderOptions) -> JaxLmHead:
+        """Creates the output head if it is not tied to the embeddings."""
+        return lm_head(scope, use_bias=options.head_bias)
 
     @property
     def vocab_size(self) -> int:
