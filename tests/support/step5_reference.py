@@ -23,7 +23,7 @@ def _rotated(x: torch.Tensor, theta: float, rotary_dim: int) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def _add_indexer(attention: nn.Module, sparse: dict[str, Any]) -> None:
+def _add_indexer(attention: Any, sparse: dict[str, Any]) -> None:
     config, heads, size = attention.config, sparse["sparse_indexer_num_heads"], sparse["proxy_dim"]
     for name, rows in (("q", heads * size), ("k", size), ("z", size), ("w", heads)):
         setattr(attention, f"sparse_indexer_{name}", nn.Linear(config.hidden_size, rows, bias=False))
@@ -32,7 +32,7 @@ def _add_indexer(attention: nn.Module, sparse: dict[str, Any]) -> None:
     attention.ssmax_s = nn.Parameter(torch.zeros(attention.num_heads))
 
 
-def _selected(attention: nn.Module, x: torch.Tensor, sparse: dict[str, Any], theta: float) -> torch.Tensor:
+def _selected(attention: Any, x: torch.Tensor, sparse: dict[str, Any], theta: float) -> torch.Tensor:
     """bool [G, T, T]: for each provider group, what each token of x [T, E] attends to."""
     groups, size, region = sparse["num_provider_groups"], sparse["proxy_dim"], sparse["region_block_size"]
     q = attention.sparse_indexer_q_norm(attention.sparse_indexer_q(x).view(len(x), -1, size))
@@ -59,15 +59,16 @@ class Step5Reference(Step3p7ForConditionalGeneration):
         super().__init__(config)
         text = config.text_config
         sparse, theta = text.sparse_config, text.rope_parameters["full_attention"]["rope_theta"]
-        for layer in self.model.language_model.layers:
-            attention = layer.self_attn
+        decoder: Any = self.model.language_model
+        for layer in decoder.layers:
+            attention: Any = layer.self_attn
             if not attention.is_local_attention:
                 _add_indexer(attention, sparse)
                 attention.forward = types.MethodType(_forward(sparse, theta), attention)
 
 
 def _forward(sparse: dict[str, Any], theta: float) -> Any:
-    def forward(self: nn.Module, hidden_states: torch.Tensor, *, attention_mask: Any = None, **options: Any) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor, *, attention_mask: Any = None, **options: Any) -> Any:
         del attention_mask
         seen = torch.stack([_selected(self, x, sparse, theta) for x in hidden_states])
         seen = seen.repeat_interleave(self.num_heads // seen.shape[1], dim=1)
