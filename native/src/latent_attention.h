@@ -24,7 +24,6 @@ struct LatentAttention {
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]
   const int32_t* query_start_loc;  // [R + 1]
-  const float* sinks;              // [H], or null; exp(sink) is added to the sum that the softmax divides by
   float* out;                      // [T, H, V]
   CacheType type;
   int64_t num_tokens;
@@ -35,6 +34,7 @@ struct LatentAttention {
   int64_t block_size;
   int64_t max_blocks;
   float scale;
+  const float* sinks = nullptr;       // [H]; exp(sink) is added to the sum that the softmax divides by
   const int32_t* selected = nullptr;  // [T, num_selected]
   int64_t num_selected = 0;
 };
