@@ -131,7 +131,7 @@ def read_groups(group_cache: PagedCache, block_tables: jax.Array, groups: jax.Ar
     array = group_cache.array
     index = ((groups + 1) * group_size - 1) // group_cache.layout.block_size
     block = jnp.take_along_axis(block_tables, index, axis=1)
-    return decode(from_stored(array[block, groups % array.shape[1]])).astype(jnp.float32)
+    return decode(array[block, groups % array.shape[1]]).astype(jnp.float32)
 
 
 def combine_whole_sequences(
@@ -187,8 +187,7 @@ def write_groups(
     index = ((closed.group + 1) * group_size - 1) // group_cache.layout.block_size
     index = jnp.minimum(index, block_tables.shape[1] - 1)
     block = jnp.where(closed.valid, block_tables[closed.request, index], array.shape[0])
-    entries = encode(values, array.dtype) if array.dtype == jnp.int8 else to_stored(values, array.dtype)
-    written = array.at[block, closed.group % array.shape[1]].set(entries, mode="drop")
+    written = array.at[block, closed.group % array.shape[1]].set(encode(values, array.dtype), mode="drop")
     return group_cache.layout.cache(written)
 
 

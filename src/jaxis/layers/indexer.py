@@ -62,6 +62,7 @@ class IndexCacheSpec:
       head_dim: Elements of a key.
       num_heads: Query heads that it is multiplied with.
       group_size: Tokens of a group; 1: each token has a key.
+      is_of_blocks: True for `select_blocks`, which reads keys in plain JAX.
     """
 
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
@@ -69,9 +70,10 @@ class IndexCacheSpec:
     head_dim: int
     num_heads: int
     group_size: int = 1
+    is_of_blocks: bool = False
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
-        if self.group_size > 1:
+        if self.group_size > 1 or self.is_of_blocks:
             return group_cache_layout(block_size, self.group_size, self.head_dim, dtype)
         return index_cache_layout(block_size, self.head_dim, dtype)
 

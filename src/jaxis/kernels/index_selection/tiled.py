@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxis.kernels.index_selection.reference import scores_of_keys
-from jaxis.kernels.paged_cache import from_stored
 from jaxis.kernels.ragged_paged_attention.context_chunks import blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import decode, encode, request_of_token
 
@@ -123,7 +122,7 @@ def _scores(
         position = chunk * chunk_tokens + jnp.arange(chunk_tokens)
         visible = position <= last[:, None]
         # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
-        cached = from_stored(key_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)])
+        cached = key_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
         keys = decode(cached).reshape(num, chunk_tokens, -1)
         # Blocks past a request's own hold other requests' keys, or garbage: a NaN there must not spread.
         keys = jnp.where(visible[..., None], keys, 0).astype(jnp.promote_types(keys.dtype, q.dtype))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxis.kernels.paged_cache import CacheLayout
+from jaxis.kernels.paged_cache import CacheLayout, from_stored, to_stored
 
 SCALE_BYTES = 4
 INT8_MAX = 127
@@ -34,7 +34,7 @@ def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DT
 def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Encodes keys or values [..., D] for a cache of this type, as [..., D] or [..., D + 4]."""
     if dtype != jnp.int8:
-        return x.astype(dtype)
+        return to_stored(x, np.dtype(dtype))
     numbers, scale = quantize(x)
     return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8)], axis=-1)
 
@@ -49,7 +49,7 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def decode(entries: jax.Array) -> jax.Array:
     """Decodes cache entries, [..., D] or [..., D + 4], to keys or values [..., D]; int8 becomes float32."""
     if entries.dtype != jnp.int8:
-        return entries
+        return from_stored(entries)
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
     return numbers.astype(jnp.float32) * jax.lax.bitcast_convert_type(scale, jnp.float32)[..., None]
 
