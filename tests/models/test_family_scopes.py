@@ -56,6 +56,9 @@ WITHOUT_CONFIG = {
     *("GPTJForCausalLM", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "Jais2ForCausalLM"),
     *("GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "NemotronForCausalLM"),
     *("BailingMoeV2ForCausalLM", "Kolibri1ForCausalLM", "MiniCPMForCausalLM", "MiniCPM3ForCausalLM"),
+    *("BioGptForCausalLM", "DoryForCausalLM", "HYV4ForCausalLM", "KimiK3ForCausalLM", "LaraMiniForCausalLM"),
+    *("MiniMaxM3SparseForCausalLM", "PersimmonForCausalLM", "Qwen4ExpForCausalLM", "Step5ForCausalLM"),
+    "DeepseekV4ForCausalLM",  # whose connections of streams are tensors, not modules, in checkpoints
     *("CodeGenForCausalLM", "OlmoForCausalLM", "PhiForCausalLM", "SolarOpenForCausalLM", "YoutuForCausalLM"),
 }
 

@@ -17,8 +17,8 @@ from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.selected_attention import SelectedAttention
 from jaxis.models.common.family import Family
+from jaxis.models.common.step import StepCausalLM, StepDecoderLayer, rope_of_layer
 from jaxis.models.common.text_part import TextPart
-from jaxis.models.step3p5 import Step3p5DecoderLayer, Step3p5ForCausalLM, rope_of_layer
 
 _INDEXER = (("q", "q_proj"), ("k", "k_proj"), ("z", "z_proj"), ("w", "weights_proj"), ("q_norm",) * 2, ("k_norm",) * 2)
 
@@ -35,7 +35,7 @@ _EXPECTED = {
 }
 
 
-class Step5DecoderLayer(Step3p5DecoderLayer):
+class Step5DecoderLayer(StepDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         super().__init__(scope, full_attention=partial(SelectedAttention, make_indexer=_indexer))
 
@@ -58,13 +58,13 @@ def _indexer(scope: LayerScope, rope: RotaryEmbedding) -> RotatedGroupIndexer:
     return RotatedGroupIndexer(scope, sizes, rope=index_rope)
 
 
-class Step5ForCausalLM(Step3p5ForCausalLM):
+class Step5ForCausalLM(StepCausalLM):
     layer_class = Step5DecoderLayer
     renames = (
-        *Step3p5ForCausalLM.renames,
+        *StepCausalLM.renames,
         *((f"sparse_indexer_{name}", f"indexer.{own}") for name, own in _INDEXER),
     )
-    buffers = (*Step3p5ForCausalLM.buffers, ".ssmax_s")
+    buffers = (*StepCausalLM.buffers, ".ssmax_s")
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
