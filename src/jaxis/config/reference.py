@@ -37,14 +37,15 @@ class FamilyReference:
 
 def reference_of(model_type: object) -> FamilyReference | None:
     """Returns the reference's code of config.json's `model_type`; None if no built-in family has the type."""
-    return _references().get(model_type) if isinstance(model_type, str) else None
+    return _reference(model_type) if isinstance(model_type, str) else None
 
 
 @functools.cache
 def model_types_of(architecture: str) -> tuple[str, ...]:
     """Returns the model types whose checkpoints have this architecture; empty if it is not built in."""
     name = SAME_CODE.get(architecture, architecture)
-    return tuple(model_type for model_type, reference in _references().items() if name in reference.architectures)
+    names = dict.fromkeys([*_data()["architectures"], *SAME_CODE])
+    return tuple(each for each in names if (found := _reference(each)) is not None and name in found.architectures)
 
 
 @functools.cache
@@ -54,18 +55,18 @@ def keys_of_other_families() -> frozenset[str]:
 
 
 @functools.cache
-def _references() -> dict[str, FamilyReference]:
+def _reference(model_type: str) -> FamilyReference | None:
     data = _data()
-    references = {
-        model_type: FamilyReference(
-            tuple(architectures),
-            data["keys"][model_type],
-            data["aliases"].get(model_type, {}),
-            frozenset(data["nulls"].get(model_type, ())),
-        )
-        for model_type, architectures in data["architectures"].items()
-    }
-    return references | {name: references[other] for name, other in SAME_CODE.items() if other in references}
+    if (other := SAME_CODE.get(model_type, "")) in data["architectures"]:
+        model_type = other
+    if model_type not in data["architectures"]:
+        return None
+    return FamilyReference(
+        tuple(data["architectures"][model_type]),
+        data["keys"][model_type],
+        data["aliases"].get(model_type, {}),
+        frozenset(data["nulls"].get(model_type, ())),
+    )
 
 
 @functools.cache

@@ -182,7 +182,10 @@ def build_engine(
         features = extra_memory.fill(executor, progress.note)
         _note_text_only(hf_config, features, progress)
         versions = WeightVersions()
-        features += [RoutedExpertsFeature(executor, loaded.vllm_config.model_config), versions]
+        features += [
+            RoutedExpertsFeature(loaded.models, executor.num_stages, loaded.vllm_config.model_config),
+            versions,
+        ]
         fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
         programs = Programs(executor, progress.compiling)
         ends = end_of_turn(tokenizer, progress, is_given=is_given) | eos_token_ids_of(generation, hf_config, tokenizer)

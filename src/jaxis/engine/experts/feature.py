@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from jaxis.config import ModelConfig
-from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.feature import Completion, RequestFeature
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import ConfigError, RequestError
+from jaxis.layers.module import JaxModule
 from jaxis.layers.routing import JaxRouter
 from jaxis.models.common.decoder import CausalLM
 from jaxis.outputs import CompletionOutput
@@ -47,7 +49,8 @@ class RoutedExpertsFeature(RequestFeature):
     """Requests for the experts that the model's routers choose.
 
     Args:
-      executor: Executor of the model.
+      models: Models of the stages that this host has.
+      num_stages: Number of pipeline stages.
       config: Configuration of the model.
 
     Raises:
@@ -56,8 +59,8 @@ class RoutedExpertsFeature(RequestFeature):
 
     observer = "engine.experts"
 
-    def __init__(self, executor: Executor, config: ModelConfig) -> None:
-        self._dtype, self._why_not = _type_of_ids(executor)
+    def __init__(self, models: Iterable[JaxModule], num_stages: int, config: ModelConfig) -> None:
+        self._dtype, self._why_not = _type_of_ids(models, num_stages)
         if config.enable_return_routed_experts and self._dtype is None:
             raise ConfigError(f"enable_return_routed_experts has no use, because {self._why_not}: leave it out")
 
@@ -86,16 +89,16 @@ class RoutedExpertsFeature(RequestFeature):
             record.put(start, seen.astype(self._dtype))
 
 
-def _type_of_ids(executor: Executor) -> tuple[type[np.uint8 | np.uint16] | None, str]:
+def _type_of_ids(models: Iterable[JaxModule], num_stages: int) -> tuple[type[np.uint8 | np.uint16] | None, str]:
     """Returns the type for the ids of a model's experts; None, and the reason, if they cannot be returned."""
     routers = [
         module.routing
-        for stage in executor.stages
-        if isinstance(model := stage.context.model.model, CausalLM)
+        for model in models
+        if isinstance(model, CausalLM)
         for _, module in model.decoder.named_modules()
         if isinstance(module, JaxRouter)
     ]
-    if executor.num_stages > 1:
+    if num_stages > 1:
         return None, "the model's layers are divided among pipeline stages"
     if not routers:
         return None, "the model has no experts"
