@@ -188,6 +188,11 @@ def _of_module(obj: nnx.Module) -> tuple[object, ...]:
     return type(obj), {name: value for name, value in vars(obj).items() if not name.startswith("_pytree_")}
 
 
+def _without_values(value: Any) -> Any:
+    """Describes a leaf of a variable's value: an operand of programs, if it is an array."""
+    return (value.shape, value.dtype, value.weak_type) if isinstance(value, jax.Array) else value
+
+
 def _of_part(obj: StepPart | HeadPart) -> tuple[object, ...]:
     raise UnknownInputError(type(obj).__qualname__)  # it may hold any object of its feature
 
@@ -195,9 +200,9 @@ def _of_part(obj: StepPart | HeadPart) -> tuple[object, ...]:
 _DESCRIBED: dict[Any, Callable[[Any], tuple[object, ...]]] = {
     StepPart | HeadPart: _of_part,
     ModelArrays: lambda obj: (obj.hidden_states,),  # the model's digest stands for the arrays
-    nnx.Variable: lambda obj: (type(obj), obj.get_value(), obj.get_metadata()),
+    nnx.Variable: lambda obj: (type(obj), jax.tree.map(_without_values, obj.get_value()), obj.get_metadata()),
     nnx.Module: _of_module,
-    jax.Array: lambda obj: (obj.shape, obj.dtype, obj.weak_type),
+    jax.Array: lambda obj: (np.asarray(obj), obj.weak_type),  # of a function or an object: a constant of the program
     Mesh: lambda obj: (obj.axis_names, obj.devices.shape, obj.axis_types),
     jax.stages.Wrapped: lambda obj: ("jit", obj.__wrapped__),
     FunctionType: _of_function,
