@@ -223,5 +223,8 @@ def _short_context_len(hf_config: HFConfig) -> int | None:
     """
     # A copy, so that keys read here do not count as read by the model.
     text_config = hf_config.get_text_config()
-    rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source), "full_attention")
+    values = text_config.to_dict()
+    kinds = [kind for kind, of_kind in (values.get("rope_parameters") or {}).items() if isinstance(of_kind, dict)]
+    kind = kinds[0] if kinds and "full_attention" not in kinds else "full_attention"
+    rope = rope_config(HFConfig(values, source=text_config.source), kind)
     return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
