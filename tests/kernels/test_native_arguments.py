@@ -68,6 +68,7 @@ def latent_attention(value_dim=16, block_size=BLOCK_SIZE, **changes):
         "block_tables": jnp.ones((2, 4), jnp.int32),
         "query_start_loc": ints(0, 3, 3),
         "request_distribution": ints(0, 1, 1),
+        "sinks": floats(0),
     } | changes
     cache, q = operands["cache"], operands["q"]
     outputs = (
@@ -156,6 +157,7 @@ def matmul(type_number, *, activation="none", num_matrices=1, panels=1, quantize
         n=np.full(num_matrices, 32, np.int64),
         format=encoded(type_number, **fields),
         quantize_activations=quantize,
+        x_is_integer=False,
         activation=np.int32(ACTIVATIONS.get(activation, activation)),
     )
 
@@ -212,8 +214,8 @@ CODES = {"group_size": 32, "bits": 4, "scale": "float16"}
         ({"group_size": 48}, "groups of 16, 32"),
         ({"group_size": 256}, "groups of 16, 32"),
         ({"group_size": 128}, "groups of codes divide the columns"),
-        ({"bits": 3}, "codes have 4, 5, 6 or 8 bits"),
-        ({"bits": 7}, "codes have 4, 5, 6 or 8 bits"),
+        ({"bits": 3}, "codes have 2, 4, 5, 6 or 8 bits"),
+        ({"bits": 7}, "codes have 2, 4, 5, 6 or 8 bits"),
         ({"offset": 16}, "the offset of codes is one of them"),
         ({"scale": "none"}, "the type of the scales is unknown"),
         ({"minimum": "float16", "has_zero_points": True}, "minima or zero points, not both"),

@@ -26,7 +26,9 @@ from tests.support.agent_templates import AGENT_TEMPLATES
 
 ASSETS = Path(jaxis.__file__).parent / "assets"
 TINY = Tokenizer.from_path(ASSETS / "tiny")
-BUILT_IN = {path.stem: path.read_text(encoding="utf-8") for path in (ASSETS / "chat_templates").glob("*.jinja")}
+# DeepSeek's join an answer of a tool with the question after it, and leave out what was thought before.
+PATHS = [path for path in (ASSETS / "chat_templates").glob("*.jinja") if not path.stem.startswith("deepseek")]
+BUILT_IN = {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
 TEMPLATES = {"embedded": TINY.chat_templates["default"], **AGENT_TEMPLATES, **BUILT_IN}
 NUM_TURNS = 1000
 

@@ -16,7 +16,7 @@ from tests.support.agent_templates import AGENT_TEMPLATES
 from tests.tokenizer.test_chat_template import LLAMA31_LIKE, MISTRAL_LIKE, QWEN3_LIKE
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-SPECIAL = re.compile(r"<\|\w+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]|\[TOOL_CALLS\]")
+SPECIAL = re.compile(r"<\|\w+\|>|<\uff5c[^\uff5c]+\uff5c>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]|\[TOOL_CALLS\]")
 
 
 def user(text):
@@ -140,10 +140,11 @@ def test_templates_that_jaxis_brings_end_what_is_learned_with_the_turn(tokenizer
     ours, _ = tokenizers(chat_template_source(name))
     messages, _ = CHATS["turns"]
     encoded = examples_of(ours, messages, None)
-    [text] = [shown(each, ours) for each in encoded.examples]
+    text = "".join(shown(each, ours) for each in encoded.examples)
     learned = [part.partition("»")[0].replace(" ", "").strip() for part in text.split("«")[1:]]
-    assert [re.sub(SPECIAL, "|", each) for each in learned] == ["two|", "four|"]
-    assert encoded.notes(4096) == []
+    assert [re.sub(SPECIAL, "|", each.removeprefix("</think>")) for each in learned] == ["two|", "four|"]
+    # DeepSeek's leave out what was thought before a later question.
+    assert (len(encoded.examples), len(encoded.notes(4096))) == ((2, 1) if "deepseek" in name else (1, 0))
 
 
 def test_a_block_that_changes_its_text_is_refused(tokenizers):

@@ -195,7 +195,7 @@ def test_a_key_that_another_family_has_names_it(tmp_path):
     assert statuses(analysis)["index_topk"] == "unread"
     [finding] = analysis.findings
     assert finding.names == ("index_topk",)
-    assert "known to deepseek_v32, glm_moe_dsa" in finding.sentence
+    assert "known to deepseek_v32, deepseek_v4, glm_moe_dsa" in finding.sentence
 
 
 def test_every_refused_value_is_reported_not_only_the_first(tmp_path):

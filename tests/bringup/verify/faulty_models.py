@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxis.layers.glu import GLU
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import GatedMLP
@@ -91,13 +92,13 @@ def norm_with_one_added_to_its_weight(layer):
 
 def gate_and_up_exchanged(layer):
     def call(self, x, _metadata=None):
-        return self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x))
+        return self.down_proj(self.gated_unit(self.up_proj(x), self.gate_proj(x)))
 
     become(layer.mlp, GatedMLP, __call__=call)
 
 
 def other_activation(layer):
-    change(layer.mlp, "activation", lambda x: jax.nn.gelu(x, approximate=False))
+    change(layer.mlp, "gated_unit", GLU(lambda x: jax.nn.gelu(x, approximate=False)))
 
 
 def selection_bias_forgotten(layer):
@@ -132,7 +133,7 @@ def shared_experts_gate_and_up_exchanged(layer):
     become(
         shared,
         type(shared),
-        __call__=lambda self, x, _metadata=None: self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x)),
+        __call__=lambda self, x, _metadata=None: self.down_proj(self.gated_unit(self.up_proj(x), self.gate_proj(x))),
     )
 
 

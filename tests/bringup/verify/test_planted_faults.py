@@ -88,7 +88,7 @@ def test_the_module_at_fault_is_named(config, layer, plant, module, said, cause)
     ("plant", "ours", "theirs"),
     [
         # A linear layer is torch's: the code is that of the module around it.
-        (faults.weight_transposed, ("layers/grouped_query_attention.py", "__call__", "o_proj("), "LlamaAttention"),
+        (faults.weight_transposed, ("layers/grouped_query_attention.py", "__call__", "self.output("), "LlamaAttention"),
         (faults.no_residual_around_the_mlp, ("verify/faulty_models.py", "call", "mlp("), "LlamaDecoderLayer"),
     ],
 )

@@ -21,6 +21,7 @@ from jaxis.bringup.verify.recording import LOGITS, Recording, as_shape, module_o
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
+from jaxis.layers.glu import GLU
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import ACTIVATIONS
 from jaxis.layers.module import JaxModule, named_modules
@@ -221,6 +222,11 @@ def _other_activations(*_: object) -> _Tries:
         yield "activation", f"the reference's activation is {name}", function
 
 
+def _other_units(*_: object) -> _Tries:
+    for code, message, function in _other_activations():
+        yield code, message, GLU(function)
+
+
 def _no_sinks(*_: object) -> _Tries:
     yield "sinks", "the reference has no sinks", None
 
@@ -241,6 +247,7 @@ _TRIES: dict[str, Callable[[Any, nnx.Module], _Tries]] = {
     "add_unit_offset": _other_offset,
     "activation": _other_activations,
     "act_fn": _other_activations,
+    "gated_unit": _other_units,
     "packing": _other_packings,
     "routing": _other_routings,
 }

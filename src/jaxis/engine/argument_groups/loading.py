@@ -100,9 +100,9 @@ class LoadingArguments(ArgumentGroup):
         default=None,
         metadata=info(
             description=(
-                "Template of conversations in place of the checkpoint's: the name of one that jaxis brings "
-                "(chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source. See "
-                "[chat templates](loading.md#chat-templates)."
+                "Template of conversations in place of the checkpoint's: the name of one that jaxis brings (chatml, "
+                "deepseek-v4, deepseek-v4.1, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or "
+                "Jinja source. See [chat templates](loading.md#chat-templates)."
             ),
         ),
     )
