@@ -25,7 +25,7 @@ constexpr int64_t kMaxScores = 4 << 20;
 
 // A query that cannot see its whole context.
 struct Query {
-  int64_t row;  // of the flat batch
+  int64_t row;      // of the flat batch
   int64_t context;  // keys that it sees
   const int32_t* block_table;
 };

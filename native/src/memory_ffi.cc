@@ -88,7 +88,8 @@ ffi::Error run_mapped_rows(I32 ids, ffi::Buffer<ffi::U32> parts, ffi::Result<ffi
 #if defined(__linux__)
   // All reads of the disk begin before the first one is waited for.
   for (int64_t n = 0; n < num_rows; ++n) {
-    if (const auto [part, row] = row_at(n); row != nullptr && part->is_mapped) advise(row, row_bytes, MADV_WILLNEED, false);
+    if (const auto [part, row] = row_at(n); row != nullptr && part->is_mapped)
+      advise(row, row_bytes, MADV_WILLNEED, false);
   }
 #endif
   std::vector<const TablePart*> read;

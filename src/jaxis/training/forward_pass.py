@@ -163,7 +163,7 @@ class EnginePass(ForwardPass):
 
         Raises ConfigError if the engine has a weight in a format whose products have no derivatives.
         """
-        packed: dict[str, PackedWeight] = {}
+        packed: dict[str, PackedWeight | jax.Array] = {}
         for name in trained.keys() & self._loaders.keys():
             weight = self._loaders[name].weight_of(trained[name])
             layer = self._by_heads.get(name)
