@@ -181,7 +181,7 @@ def hrm() -> str:
 
 
 def test_a_step_reads_weights_and_caches_of_layers_as_often_as_they_run(hrm):
-    """Of HRM-Text's two layers, one runs 6 times and the other twice."""
+    """Reads of HRM-Text, of whose two layers one runs 6 times and the other twice."""
     path = Path(hrm, "config.json")
     source = ModelSource("hrm", str(path), json.loads(path.read_text()), None, "config.json alone")
     part = Planner(source, Wanted(quantization="none")).device_model(parse_target("h100x1"))

@@ -171,7 +171,7 @@ class Decoder(nn.Module):
         self.output_attn_res_proj = _linear(size, 1)
 
     def forward(self, input_ids: torch.Tensor) -> list[torch.Tensor]:
-        """What enters each layer, with the residuals stored as jaxis does, and the normed output; each [1, T, ...]."""
+        """Inputs of the layers, with the residuals stored as jaxis does, and the normed output; each [1, T, ...]."""
         x, blocks, states = self.embed_tokens(input_ids), [], []
         room = -(-len(self.layers) // self.config.attn_res_block_size)
         for layer in self.layers:

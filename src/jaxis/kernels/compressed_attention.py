@@ -17,6 +17,7 @@ from jax import lax
 
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.platform import target_platform
+from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, product
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.token_groups import read_groups, read_rows
 
@@ -67,12 +68,10 @@ def compressed_attention(
         def of_window(index: jax.Array) -> jax.Array:
             return read_rows(window_cache, window_tables[own], jnp.minimum(first + index, position)[None])[0]
 
-        state = (sinks, jnp.ones_like(sinks), jnp.zeros(query.shape, jnp.float32))
-        state = _attend(query, of_window, position - first + 1, state)
+        carry = _attend(query, of_window, position - first + 1, OnlineSoftmax.empty(query.shape[:1], query.shape[1]))
         if groups is not None:
-            state = _attend(query, *_group_reader(groups, t, position, own), state)
-        _, total, weighted = state
-        return (weighted / total[:, None]).astype(q.dtype)
+            carry = _attend(query, *_group_reader(groups, t, position, own), carry)
+        return carry.output(sinks).astype(q.dtype)
 
     at_once = 1 if target_platform() == "cpu" else _PARALLEL_QUERIES
     rows = query_start_loc[request_distribution[2]]
@@ -99,26 +98,20 @@ def _group_reader(groups: GroupEntries, t: jax.Array, position: jax.Array, own: 
     return read, count
 
 
-def _attend(
-    query: jax.Array, read: Reader, count: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the running softmax `state` (maximum [H], sum [H], weighted sum [H, D]) after `count` more entries.
+def _attend(query: jax.Array, read: Reader, count: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
+    """Attends with a query [H, D] to `count` more entries.
 
     `read` maps numbers i32 [N] to entries float32 [N, D]; numbers from `count` on give any of them.
     """
 
-    def one_tile(i: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        most, total, weighted = state
+    def one_tile(i: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
         index = i * TILE_ENTRIES + jnp.arange(TILE_ENTRIES, dtype=jnp.int32)
         entries = read(index)
-        scores = jnp.einsum("hd,nd->hn", query, entries, precision=lax.Precision.HIGHEST)
-        scores = jnp.where(index < count, scores, -jnp.inf)
-        now = jnp.maximum(most, jnp.max(scores, axis=1))
-        weights, kept = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
-        added = jnp.einsum("hn,nd->hd", weights, entries, precision=lax.Precision.HIGHEST)
-        return now, total * kept + jnp.sum(weights, axis=1), weighted * kept[:, None] + added
+        scores = jnp.where(index < count, product("hd,nd->hn", query, entries), -jnp.inf)
+        carry, weights = carry.add_scores(scores)
+        return carry.add_values(product("hn,nd->hd", weights, entries))
 
-    return lax.fori_loop(0, (count + TILE_ENTRIES - 1) // TILE_ENTRIES, one_tile, state)
+    return lax.fori_loop(0, (count + TILE_ENTRIES - 1) // TILE_ENTRIES, one_tile, carry)
 
 
 def attention_within_sequences(
@@ -138,11 +131,3 @@ def attention_within_sequences(
     sinks = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
     weights = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
     return jnp.einsum("hts,sd->thd", weights.astype(entries.dtype), entries)
-
-
-def best_groups_of_whole_sequences(scores: jax.Array, sees: jax.Array, *, num_groups: int) -> jax.Array:
-    """Returns bool [T, C], True for the best groups of each token of those that it `sees` [T, C], by scores [T, C]."""
-    if sees.shape[1] <= num_groups:
-        return sees
-    _, best = lax.top_k(jnp.where(sees, scores, -jnp.inf), num_groups)
-    return sees & jnp.zeros_like(sees).at[jnp.arange(len(sees))[:, None], best].set(True)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.gates import softmax
-from jaxis.kernels.materialize import materialize
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope, never_quantized
+from jaxis.layers.streams import read_streams
 
 
 class BlockMixture(JaxModule):
@@ -25,9 +25,4 @@ class BlockMixture(JaxModule):
         if num_vectors == 1:
             return x[:, 0]
         scores = self.proj(self.norm(x.reshape(-1, size))).astype(jnp.float32)
-        weights = softmax(scores.reshape(num_tokens, num_vectors))
-        # One vector after the other, so that the order of the sum does not depend on the number of tokens.
-        mixed = materialize(weights[:, :1] * x[:, 0].astype(jnp.float32))
-        for i in range(1, num_vectors):
-            mixed = mixed + materialize(weights[:, i, None] * x[:, i].astype(jnp.float32))
-        return mixed.astype(x.dtype)
+        return read_streams(x, softmax(scores.reshape(num_tokens, num_vectors)))

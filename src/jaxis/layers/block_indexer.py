@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT
 from jaxis.kernels.index_selection import select_blocks, select_blocks_of_whole_sequences
@@ -16,7 +15,7 @@ from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
-from jaxis.parallel.mesh import devices_of_layer, on_each_device
+from jaxis.parallel.mesh import alike_on_each_device
 
 
 class BlockIndexer(JaxModule):
@@ -58,10 +57,7 @@ class BlockIndexer(JaxModule):
             selection = select_blocks_of_whole_sequences(q, keys[:, 0], positions, starts, num_requests, **groups)
             return (), jnp.moveaxis(selection, 0, 1)
         q, keys = self.rope(q, keys, positions)
-        select = functools.partial(select_blocks, **groups)
-        if devices_of_layer() > 1:
-            whole = PartitionSpec()
-            select = on_each_device(select, (whole,) * 7, (whole, whole))
+        select = alike_on_each_device(functools.partial(select_blocks, **groups))
         key_cache, selection = select(
             q,
             keys[:, 0],

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.compressed_attention import (
     GroupEntries,
     attention_within_sequences,
-    best_groups_of_whole_sequences,
     compressed_attention,
 )
-from jaxis.kernels.index_selection import best_groups
-from jaxis.kernels.index_selection.reference import scores_of_keys
+from jaxis.kernels.index_selection import best_groups, select_from_whole_sequences
 from jaxis.kernels.paged_cache import PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.kernels.token_groups import ordered_softmax_sum, write_rows
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import IndexCacheSpec, IndexerSizes, IndexKeyCache, head_weights
@@ -31,7 +29,7 @@ from jaxis.layers.norm import UnweightedRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
-from jaxis.parallel.mesh import devices_of_layer, on_each_device
+from jaxis.parallel.mesh import alike_on_each_device
 
 
 @dataclass(frozen=True)
@@ -151,14 +149,8 @@ class CompressedIndexer(JaxModule):
 
     def select(self, key_cache: PagedCache, x: jax.Array, latent: jax.Array, metadata: AttentionMetadata) -> jax.Array:
         """Returns the selected groups i32 [T, K], ascending, then -1."""
-
-        def select(*operands: Any) -> jax.Array:
-            size = self.compressor.groups.size
-            return best_groups(*operands, num_groups=self.sizes.num_selected, group_size=size)
-
-        if devices_of_layer() > 1:
-            whole = PartitionSpec()
-            select = on_each_device(select, (whole,) * 8, whole)
+        of_groups = {"num_groups": self.sizes.num_selected, "group_size": self.compressor.groups.size}
+        select = alike_on_each_device(functools.partial(best_groups, **of_groups))
         return select(
             *self.queries(x, latent, metadata.input_positions),
             key_cache,
@@ -275,7 +267,7 @@ class CompressedAttention(JaxModule):
         request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
         token = jnp.arange(num_tokens)
         distance = token[:, None] - token
-        sees = (request[:, None] == request) & (distance >= 0) & (distance < self.sizes.window) & valid
+        sees = sees_in_request(request, valid) & (distance < self.sizes.window)
         # Padding tokens see themselves, to keep their rows finite.
         sees |= (distance == 0) & ~valid
         group_entries = jnp.zeros((0, self.sizes.head_dim), entries.dtype)
@@ -289,9 +281,9 @@ class CompressedAttention(JaxModule):
             if self.indexer is not None:
                 own = self.indexer.compressor
                 _, keys = groups.combine_whole_sequences(own.combine, own.rows(x), metadata)
-                scores = scores_of_keys(*self.indexer.queries(x, latent, metadata.input_positions), keys)
-                num_groups = self.indexer.sizes.num_selected
-                sees_groups = best_groups_of_whole_sequences(scores, sees_groups, num_groups=num_groups)
+                queries = self.indexer.queries(x, latent, metadata.input_positions)
+                num_selected = self.indexer.sizes.num_selected
+                sees_groups = select_from_whole_sequences(*queries, keys, sees_groups, num_selected=num_selected)
         scale = self.sizes.head_dim**-0.5
         return attention_within_sequences(q, self.sinks[...], entries, sees, group_entries, sees_groups, scale=scale)
 

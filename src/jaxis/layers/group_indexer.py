@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT
 from jaxis.kernels.index_selection import num_selected_tokens, select_groups, select_groups_of_whole_sequences
@@ -20,7 +19,7 @@ from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
-from jaxis.parallel.mesh import devices_of_layer, on_each_device
+from jaxis.parallel.mesh import alike_on_each_device
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,7 @@ class GroupIndexer(JaxModule):
             return (), _stacked([select_whole(*heads, *rest) for heads in zip(*parts, strict=True)])
         key_cache, row_cache = caches
         row_cache, key_cache = self.groups.update(self.combine, rows, row_cache, key_cache, metadata)
-        select = functools.partial(select_groups, **sizes)
-        if devices_of_layer() > 1:
-            whole = PartitionSpec()
-            select = on_each_device(select, (whole,) * 8, whole)
+        select = alike_on_each_device(functools.partial(select_groups, **sizes))
         rest = (
             key_cache,
             *of_tokens,

@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
@@ -18,7 +17,7 @@ from jaxis.kernels.index_selection import (
     select_tokens,
 )
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import JaxLinear
@@ -27,7 +26,7 @@ from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.token_groups import RowCacheSpec
-from jaxis.parallel.mesh import devices_of_layer, on_each_device
+from jaxis.parallel.mesh import alike_on_each_device
 
 # Epsilon of the norm of keys: the reference's own, not the config's.
 _NORM_EPSILON = 1e-6
@@ -170,14 +169,10 @@ class Indexer(JaxModule):
         if not caches:
             request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
             q, keys = self.rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
-            token = jnp.arange(num_tokens)
-            visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+            visible = sees_in_request(request, valid)
             return (), select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
         q, keys = self.rope(q, keys, metadata.input_positions)
-        select = functools.partial(select_tokens, num_selected=sizes.num_selected)
-        if devices_of_layer() > 1:
-            whole = PartitionSpec()
-            select = on_each_device(select, (whole,) * 9, (whole, whole))
+        select = alike_on_each_device(functools.partial(select_tokens, num_selected=sizes.num_selected))
         key_cache, selection = select(
             q,
             weights,

@@ -20,7 +20,7 @@ from jaxis.kernels import native
 from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_layout, layout
 from jaxis.kernels.latent_attention.reference import softmax_with_sinks
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.layers.attention_metadata import AttentionMetadata, consecutive_blocks
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
 from jaxis.layers.linear import apply_together
@@ -267,12 +267,11 @@ class MultiHeadLatentAttention(JaxModule):
         if self.rope is not None:
             q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions, metadata.seq_lens[request])
         k_nope, v = self.kv_b_proj.keys_and_values(latents)
-        token = jnp.arange(num_tokens)
-        visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+        visible = sees_in_request(request, valid)
         if selection is not None:
             visible &= selection
         # Padding tokens see themselves, to keep their rows finite.
-        visible |= (token[:, None] == token) & ~valid
+        visible |= jnp.eye(num_tokens, dtype=bool) & ~valid
         scores = jnp.einsum("thd,shd->hts", q_nope, k_nope, preferred_element_type=jnp.float32)
         scores += jnp.einsum("thd,sd->hts", q_rope, rope_key[:, 0], preferred_element_type=jnp.float32)
         scores = jnp.where(visible, scores * self.scale, -jnp.inf)
@@ -317,9 +316,7 @@ def _attention_through_scratch(
     def definition(q: jax.Array, entries: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata) -> jax.Array:
         entries = entries.astype(scratch.dtype).astype(jnp.float32)
         request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], len(q))
-        token = jnp.arange(len(q))
-        visible = (request[:, None] == request) & (token[:, None] >= token) & valid
-        visible |= (token[:, None] == token) & ~valid
+        visible = sees_in_request(request, valid) | (jnp.eye(len(q), dtype=bool) & ~valid)
         scores = jnp.where(visible, jnp.einsum("thd,sd->hts", q.astype(jnp.float32), entries) * scale, -jnp.inf)
         weights = softmax_with_sinks(scores, None if sinks is None else sinks[:, None, None])
         return jnp.einsum("hts,sd->thd", weights, entries[:, :value_dim]).astype(q.dtype)

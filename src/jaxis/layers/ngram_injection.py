@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxis.kernels.gates import gated
 from jaxis.kernels.materialize import materialize
-from jaxis.kernels.norms import rms_norm, row_moments
+from jaxis.kernels.norms import row_moments
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear
@@ -15,6 +15,7 @@ from jaxis.layers.ngram_hash import TokenWindow
 from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.layers.streams import norm_each_stream
 
 State = tuple[jax.Array, jax.Array] | None
 """The last ids and the last inputs of the convolution; None without a cache."""
@@ -26,8 +27,7 @@ class StreamNorm(JaxRmsNorm):
     """RMS norm of each of S streams x [T, S, E], with weights of its own for each."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        normalised = rms_norm(x.astype(jnp.float32), jnp.ones(x.shape[-1], jnp.float32), epsilon=self.epsilon)
-        return materialize((normalised * self.scale.reshape(x.shape[1:])).astype(x.dtype))
+        return norm_each_stream(x, self)
 
 
 class NgramInjection(JaxModule):

@@ -180,6 +180,12 @@ class StreamsNorm(JaxRmsNorm):
         return rms_norm(self.mixer(x), self.scale, epsilon=self.epsilon)
 
 
+def norm_each_stream(x: jax.Array, norm: JaxRmsNorm) -> jax.Array:
+    """Returns streams x [T, S, E], each divided by its own root mean square, times the norm's weights [S E]."""
+    normalised = rms_norm(x.astype(jnp.float32), jnp.ones(x.shape[-1], jnp.float32), epsilon=norm.epsilon)
+    return materialize(normalised * norm.scale.reshape(x.shape[1:])).astype(x.dtype)
+
+
 class GatedMixer(JaxModule):
     """The mean of normed streams times gates of each feature, which are projected with a low rank (Qwen4).
 
@@ -198,10 +204,8 @@ class GatedMixer(JaxModule):
         return self.read(self.normed(x))
 
     def normed(self, x: jax.Array) -> jax.Array:
-        """Returns the streams x [T, S, E], each divided by its own root mean square: [T, S E]."""
-        ones = jnp.ones(x.shape[-1], jnp.float32)
-        normalised = rms_norm(x.astype(jnp.float32), ones, epsilon=self.hc_norm.epsilon)
-        return materialize(normalised.reshape(x.shape[0], -1) * self.hc_norm.scale).astype(x.dtype)
+        """Returns the normed streams x [T, S, E]: [T, S E]."""
+        return norm_each_stream(x, self.hc_norm).reshape(x.shape[0], -1)
 
     def read(self, normed: jax.Array) -> jax.Array:
         """Returns what a block reads, [T, E], of normed streams [T, S E]."""

@@ -110,6 +110,11 @@ def on_each_device(function: Function, in_specs: Any, out_specs: Any) -> Functio
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
+def alike_on_each_device(function: Function) -> Function:
+    """Returns a function that each device that shares a layer runs on whole operands, all with the same results."""
+    return function if devices_of_layer() == 1 else on_each_device(function, PartitionSpec(), PartitionSpec())
+
+
 def logical_sharding(
     mesh: Mesh | AbstractMesh,
     axes: tuple[str | None, ...] | None,

@@ -16,7 +16,7 @@ from jaxis.kernels.index_selection.tiled import TILE_QUERIES, write_keys
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention.context_chunks import blocks_of_chunk, product, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, sees_in_request
 
 CHUNK_TOKENS = 1024
 
@@ -116,7 +116,7 @@ def select_blocks_of_whole_sequences(
     num_tokens = q.shape[0]
     request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
     token = jnp.arange(num_tokens)
-    visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+    visible = sees_in_request(request, valid)
     products = product("thd,sd->sht", q.astype(jnp.float32), keys.astype(jnp.float32))
     products = jnp.where(visible.T[:, None], products, -jnp.inf)
     # A block has the number of its first token's row.

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.index_selection import cpu, tiled
-from jaxis.kernels.index_selection.reference import scores_of_keys
+from jaxis.kernels.index_selection.reference import select_from_whole_sequences
 from jaxis.kernels.paged_cache import PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.kernels.token_groups import ClosedGroups
 
 
@@ -108,12 +108,9 @@ def select_groups_of_whole_sequences(
     num_tokens = q.shape[0]
     request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
     token = jnp.arange(num_tokens)
-    is_own = (request[:, None] == request) & (token[:, None] >= token) & valid
+    is_own = sees_in_request(request, valid)
     sees = (request[:, None] == closed.request) & (token[:, None] >= closed.row + delay) & closed.valid
-    if keys.shape[0] > num_groups:
-        scores = jnp.where(sees, scores_of_keys(q, weights, keys), -jnp.inf)
-        _, best = jax.lax.top_k(scores, num_groups)
-        sees &= jnp.zeros_like(sees).at[token[:, None], best].set(True)
+    sees = select_from_whole_sequences(q, weights, keys, sees, num_selected=num_groups)
     is_member = (request[:, None] == closed.request) & (positions[:, None] // group_size == closed.group) & closed.valid
     in_open = positions >= ((positions + 1 - delay) // group_size * group_size)[:, None]
     in_best = sees.astype(jnp.float32) @ is_member.astype(jnp.float32).T > 0

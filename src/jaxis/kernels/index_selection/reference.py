@@ -19,16 +19,14 @@ def scores_of_keys(q: jax.Array, weights: jax.Array, keys: jax.Array) -> jax.Arr
 def select_from_whole_sequences(
     q: jax.Array, weights: jax.Array, keys: jax.Array, visible: jax.Array, *, num_selected: int
 ) -> jax.Array:
-    """Returns bool [T, T]: True where a token attends to another, to at most `num_selected`, of those it sees.
+    """Returns bool [T, S]: True for the best keys of each token, at most `num_selected`, of those that it sees.
 
-    Takes q [T, H, D], weights float32 [T, H], keys [T, D], and `visible` bool [T, T], the tokens of a token's own
-    sequence up to itself.
+    Takes q [T, H, D], weights float32 [T, H], keys [S, D], of tokens or of groups, and `visible` bool [T, S], those of
+    a token's own sequence up to itself.
     """
-    num_tokens = q.shape[0]
-    if num_tokens <= num_selected:
+    if keys.shape[0] <= num_selected:
         return visible
     scores = jnp.where(visible, scores_of_keys(q, weights, keys), -jnp.inf)
     # Of equal scores, the first comes first.
     _, best = jax.lax.top_k(scores, num_selected)
-    selected = jnp.zeros((num_tokens, num_tokens), bool).at[jnp.arange(num_tokens)[:, None], best].set(True)
-    return selected & visible
+    return visible & jnp.zeros_like(visible).at[jnp.arange(q.shape[0])[:, None], best].set(True)

@@ -77,6 +77,15 @@ def request_of_token(
     return jnp.minimum(request, query_start_loc.shape[0] - 2), valid
 
 
+def sees_in_request(request: jax.Array, valid: jax.Array) -> jax.Array:
+    """Returns bool [T, T], True where a token sees another: of its own request, up to itself, and no padding.
+
+    Takes the results of `request_of_token`, for a step that has all tokens of its requests.
+    """
+    token = jnp.arange(request.shape[0])
+    return (request[:, None] == request) & (token[:, None] >= token) & valid
+
+
 class CachePlaces(NamedTuple):
     """Places of T tokens in a cache: blocks i32 [T], num_blocks for padding, and offsets in them i32 [T]."""
 

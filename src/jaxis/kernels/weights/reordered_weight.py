@@ -10,12 +10,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.weights import functions
-from jaxis.kernels.weights.weight import Allocate, Weight
+from jaxis.kernels.weights.wrapped_weight import WrappedWeight
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ReorderedWeight(Weight):
+class ReorderedWeight(WrappedWeight):
     """A weight [..., out, in] whose columns are in a different order from the features that they multiply.
 
     GPTQ with act-order quantizes columns by their importance: columns of one group are neighbours in that order only.
@@ -26,24 +26,7 @@ class ReorderedWeight(Weight):
         stacked and placed like them.
     """
 
-    weight: Weight
     input_order: jax.Array | np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape
-
-    @property
-    def storage(self) -> str:
-        return self.weight.storage
-
-    @property
-    def is_packed(self) -> bool:
-        return self.weight.is_packed
-
-    @property
-    def column_major_arrays(self) -> frozenset[str]:
-        return self.weight.column_major_arrays
 
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
         reordered = jnp.take(x, jnp.asarray(self.input_order)[0], axis=-1)
@@ -55,18 +38,8 @@ class ReorderedWeight(Weight):
     def lookup(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
         return self._in_order(self.weight.lookup(ids, dtype))
 
-    def take_rows(self, rows: np.ndarray) -> Self:
-        return dataclasses.replace(self, weight=self.weight.take_rows(rows))
-
-    def with_rows(self, num_rows: int) -> Self:
-        return dataclasses.replace(self, weight=self.weight.with_rows(num_rows))
-
     def with_quantized_input(self, act_qtype: str) -> Self:
         return dataclasses.replace(self, weight=self.weight.with_quantized_input(act_qtype))
-
-    def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Self | None:
-        packed = self.weight.pack(dtype, allocate)
-        return None if packed is None else dataclasses.replace(self, weight=packed)
 
     def _in_order(self, columns: jax.Array) -> jax.Array:
         """Puts [..., rows, in] from the order of the weight's columns into that of the features."""

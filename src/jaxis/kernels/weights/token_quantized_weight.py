@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +15,14 @@ from jaxis.kernels.weights import functions
 from jaxis.kernels.weights.coded_weight import CodedWeight
 from jaxis.kernels.weights.packed_weight import PackedWeight
 from jaxis.kernels.weights.quantized_activations import divide
-from jaxis.kernels.weights.weight import Allocate, Weight
+from jaxis.kernels.weights.wrapped_weight import WrappedWeight
 
 _SMALLEST = 1e-5
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class TokenQuantizedWeight(Weight):
+class TokenQuantizedWeight(WrappedWeight):
     """A weight [..., out, in] whose products' input is quantized to int8, with one scale for each token.
 
     Attributes:
@@ -36,24 +34,8 @@ class TokenQuantizedWeight(Weight):
     scale: jax.Array | np.ndarray
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape
-
-    @property
-    def storage(self) -> str:
-        return self.weight.storage
-
-    @property
-    def is_packed(self) -> bool:
-        return self.weight.is_packed
-
-    @property
     def quantizes_input(self) -> bool:
         return True
-
-    @property
-    def column_major_arrays(self) -> frozenset[str]:
-        return self.weight.column_major_arrays
 
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
         integers, factor = quantize_tokens(x)
@@ -83,16 +65,6 @@ class TokenQuantizedWeight(Weight):
 
     def lookup(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
         return (self.weight.lookup(ids, jnp.float32) * self.scale).astype(dtype)
-
-    def take_rows(self, rows: np.ndarray) -> Self:
-        return dataclasses.replace(self, weight=self.weight.take_rows(rows))
-
-    def with_rows(self, num_rows: int) -> Self:
-        return dataclasses.replace(self, weight=self.weight.with_rows(num_rows))
-
-    def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Self | None:
-        packed = self.weight.pack(dtype, allocate)
-        return None if packed is None else dataclasses.replace(self, weight=packed)
 
     def _scaled(self, y: jax.Array, factor: jax.Array) -> jax.Array:
         return materialize(y * materialize(factor * self.scale[0, 0]))

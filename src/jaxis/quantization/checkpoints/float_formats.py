@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -39,12 +40,15 @@ _MX_EXPERTS = MicroscalingFormat(4, "weight", "weight_scale_inv")
 class _DeepseekV4Config(PublishedQuantizationConfig):
     """fp8 with scales named `scale`, and experts in fp8, too, or in MXFP4: two elements in a byte."""
 
+    @functools.cached_property
+    def _has_packed_experts(self) -> bool:
+        tensors = (self._tensors or {}).items()
+        return any(info.dtype in (np.int8, np.uint8) and ".experts." in name for name, info in tensors)
+
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
         found = super().format_of(layer, names)
-        is_packed = any(
-            info.dtype in (np.int8, np.uint8) and ".experts." in name for name, info in (self._tensors or {}).items()
-        )
-        return _MX_EXPERTS if found is not None and isinstance(layer, JaxExperts) and is_packed else found
+        is_packed = found is not None and isinstance(layer, JaxExperts) and self._has_packed_experts
+        return _MX_EXPERTS if is_packed else found
 
 
 FORMATS = (
