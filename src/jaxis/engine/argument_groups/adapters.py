@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jaxis.config.vllm_config import TensorChanges
 from jaxis.engine.argument_groups.combinations import EngineFeature
-from jaxis.engine.argument_groups.info import info
+from jaxis.engine.argument_groups.info import argument
 from jaxis.engine.argument_groups.loading import LoadingArguments
 from jaxis.errors import ConfigError
 from jaxis.rooms import room_module
@@ -18,78 +18,61 @@ from jaxis.rooms import room_module
 class AdapterArguments(LoadingArguments):
     """An adapter for all requests, and room for adapters of single requests."""
 
-    adapter: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=info(
-            room="lora",
-            description="Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See [adapters](adapters.md).",
-            metavar="FOLDER",
-            help="An adapter (LoRA) in PEFT's format; see --merge.",
+    adapter: str | os.PathLike[str] | None = argument(
+        None,
+        room="lora",
+        description="Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See [adapters](adapters.md).",
+        metavar="FOLDER",
+        help="An adapter (LoRA) in PEFT's format; see --merge.",
+    )
+    merge: bool = argument(
+        False,
+        description="Merge it into the weights as they are loaded: float32 sums, rounded to the checkpoint's type.",
+        help="Merge the adapter into the weights as they are loaded.",
+    )
+    enable_lora: bool = argument(
+        False,
+        in_fingerprint=False,
+        room="lora",
+        description=(
+            "Let each request have an adapter of its own (`LoRARequest`). See "
+            "[adapters](adapters.md#adapters-by-request)."
         ),
     )
-    merge: bool = field(
-        default=False,
-        metadata=info(
-            description="Merge it into the weights as they are loaded: float32 sums, rounded to the checkpoint's type.",
-            help="Merge the adapter into the weights as they are loaded.",
+    max_loras: int = argument(
+        1,
+        description=(
+            "Most adapters in a step; requests with others wait. Each takes memory, whether or not it is used."
         ),
+        minimum=1,
+        speed_only=True,
     )
-    enable_lora: bool = field(
-        default=False,
-        metadata=info(
-            in_fingerprint=False,
-            room="lora",
-            description=(
-                "Let each request have an adapter of its own (`LoRARequest`). See "
-                "[adapters](adapters.md#adapters-by-request)."
-            ),
+    max_lora_rank: int = argument(16, description="Largest rank of such an adapter.", minimum=1, speed_only=True)
+    max_cpu_loras: int | None = argument(
+        None,
+        description="Most adapters that are kept in memory, in use or not; None is all.",
+        minimum=1,
+        speed_only=True,
+    )
+    lora_target_modules: Sequence[str] | None = argument(
+        None,
+        description=(
+            'The layers that such adapters have room for: ends of their names, such as "q_proj", and '
+            '"all-linear", which None is. Embeddings ("embed_tokens"), heads ("lm_head") and experts ("experts") '
+            "must be named."
         ),
+        documented_default='`["all-linear"]`',
+        speed_only=True,
     )
-    max_loras: int = field(
-        default=1,
-        metadata=info(
-            description=(
-                "Most adapters in a step; requests with others wait. Each takes memory, whether or not it is used."
-            ),
-            minimum=1,
-            speed_only=True,
-        ),
+    lora_modules: Mapping[str, str] | None = argument(
+        None,
+        in_fingerprint=False,
+        room="lora",
+        description="Name -> folder of adapters that are loaded at the start, for a server.",
+        speed_only=True,
     )
-    max_lora_rank: int = field(
-        default=16, metadata=info(description="Largest rank of such an adapter.", minimum=1, speed_only=True)
-    )
-    max_cpu_loras: int | None = field(
-        default=None,
-        metadata=info(
-            description="Most adapters that are kept in memory, in use or not; None is all.", minimum=1, speed_only=True
-        ),
-    )
-    lora_target_modules: Sequence[str] | None = field(
-        default=None,
-        metadata=info(
-            description=(
-                'The layers that such adapters have room for: ends of their names, such as "q_proj", and '
-                '"all-linear", which None is. Embeddings ("embed_tokens"), heads ("lm_head") and experts ("experts") '
-                "must be named."
-            ),
-            documented_default='`["all-linear"]`',
-            speed_only=True,
-        ),
-    )
-    lora_modules: Mapping[str, str] | None = field(
-        default=None,
-        metadata=info(
-            in_fingerprint=False,
-            room="lora",
-            description="Name -> folder of adapters that are loaded at the start, for a server.",
-            speed_only=True,
-        ),
-    )
-    lora_root: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=info(
-            in_fingerprint=False, description="A folder outside of which no adapter is read.", speed_only=True
-        ),
+    lora_root: str | os.PathLike[str] | None = argument(
+        None, in_fingerprint=False, description="A folder outside of which no adapter is read.", speed_only=True
     )
 
     def check(self) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from jaxis.engine.argument_groups.adapters import AdapterArguments
 from jaxis.engine.argument_groups.caches import CacheArguments
 from jaxis.engine.argument_groups.devices import DeviceArguments
-from jaxis.engine.argument_groups.info import ArgumentGroup, ArgumentInfo, info
+from jaxis.engine.argument_groups.info import ArgumentGroup, ArgumentInfo, argument
 from jaxis.engine.argument_groups.kv_offloading import KVOffloadingArguments
 from jaxis.engine.argument_groups.kv_sharing import KVSharingArguments
 from jaxis.engine.argument_groups.loading import LoadingArguments
@@ -36,13 +36,11 @@ class EngineArgFields(
 ):
     """Each argument's type, default, description and line of help. `EngineArgs` checks them."""
 
-    additional_config: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=info(
-            description='Rules in the format of vLLM\'s TPU backend: `{"quantization": {"qwix": {"rules": [...]}}}`.',
-            metavar="JSON|FILE",
-            help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.',
-        ),
+    additional_config: Mapping[str, Any] | None = argument(
+        None,
+        description='Rules in the format of vLLM\'s TPU backend: `{"quantization": {"qwix": {"rules": [...]}}}`.',
+        metavar="JSON|FILE",
+        help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.',
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxis.engine.argument_groups.combinations import EngineFeature
@@ -44,9 +44,9 @@ class ArgumentInfo:
     room: str = ""
 
 
-def info(**given: Any) -> dict[str, ArgumentInfo]:
-    """Returns the metadata of a field of a dataclass, with an `ArgumentInfo` of these attributes."""
-    return {"info": ArgumentInfo(**given)}
+def argument(default: Any, **info: Any) -> Any:
+    """Declares an argument as a field of a dataclass, with an `ArgumentInfo` of these attributes."""
+    return field(default=default, metadata={"info": ArgumentInfo(**info)})
 
 
 class ArgumentGroup:

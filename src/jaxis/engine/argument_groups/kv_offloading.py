@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from jaxis.engine.argument_groups.combinations import EngineFeature
-from jaxis.engine.argument_groups.info import ArgumentGroup, info
+from jaxis.engine.argument_groups.info import ArgumentGroup, argument
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 
@@ -20,49 +20,41 @@ KVOffloadingBackend = Literal["native"]
 class KVOffloadingArguments(ArgumentGroup):
     """Sizes and places of blocks that the KV cache has no room for."""
 
-    kv_offloading_size: float | str | None = field(
-        default=None,
-        metadata=info(
-            in_fingerprint=False,
-            room="engine.kv_store",
-            description=(
-                "GiB of the host's memory for blocks that the KV cache has no room for; None is none. See [KV "
-                "offloading](kv-cache.md)."
-            ),
-            metavar="GIB",
-            help="Host memory for blocks that the KV cache has no room for (default: none).",
-            speed_only=True,
+    kv_offloading_size: float | str | None = argument(
+        None,
+        in_fingerprint=False,
+        room="engine.kv_store",
+        description=(
+            "GiB of the host's memory for blocks that the KV cache has no room for; None is none. See [KV "
+            "offloading](kv-cache.md)."
         ),
+        metavar="GIB",
+        help="Host memory for blocks that the KV cache has no room for (default: none).",
+        speed_only=True,
     )
-    kv_offloading_backend: KVOffloadingBackend = field(
-        default="native",
-        metadata=info(
-            in_fingerprint=False,
-            description='Implementation of the offloading: only "native"; accepted for vLLM\'s sake.',
-            help="native.",
-            speed_only=True,
-        ),
+    kv_offloading_backend: KVOffloadingBackend = argument(
+        "native",
+        in_fingerprint=False,
+        description='Implementation of the offloading: only "native"; accepted for vLLM\'s sake.',
+        help="native.",
+        speed_only=True,
     )
-    kv_offloading_dir: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=info(
-            in_fingerprint=False,
-            room="engine.kv_store",
-            description="A folder where those blocks are kept too, over restarts; None is none.",
-            metavar="FOLDER",
-            help="Keep those blocks on disk, over restarts.",
-            speed_only=True,
-        ),
+    kv_offloading_dir: str | os.PathLike[str] | None = argument(
+        None,
+        in_fingerprint=False,
+        room="engine.kv_store",
+        description="A folder where those blocks are kept too, over restarts; None is none.",
+        metavar="FOLDER",
+        help="Keep those blocks on disk, over restarts.",
+        speed_only=True,
     )
-    kv_offloading_disk_size: int | str = field(
-        default="32GiB",
-        metadata=info(
-            in_fingerprint=False,
-            description='Most bytes of all files there, or a size such as "100GiB".',
-            metavar="SIZE",
-            help="Most bytes on disk, such as 100GiB.",
-            speed_only=True,
-        ),
+    kv_offloading_disk_size: int | str = argument(
+        "32GiB",
+        in_fingerprint=False,
+        description='Most bytes of all files there, or a size such as "100GiB".',
+        metavar="SIZE",
+        help="Most bytes on disk, such as 100GiB.",
+        speed_only=True,
     )
 
     def check(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxis.engine.argument_groups.info import ArgumentGroup, info
+from jaxis.engine.argument_groups.info import ArgumentGroup, argument
 from jaxis.errors import ConfigError
 from jaxis.sampling_params import LogprobsMode
 
@@ -19,101 +19,80 @@ Quantization = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]
 class LoadingArguments(ArgumentGroup):
     """Source of the weights and settings, and changes to them."""
 
-    load_format: LoadFormat = field(
-        default="auto",
-        metadata=info(
-            description='"auto" reads the checkpoint\'s weights; "dummy" makes random ones.',
-            config="LoadConfig",
-            help="Where weights come from; dummy makes random ones.",
+    load_format: LoadFormat = argument(
+        "auto",
+        description='"auto" reads the checkpoint\'s weights; "dummy" makes random ones.',
+        config="LoadConfig",
+        help="Where weights come from; dummy makes random ones.",
+    )
+    seed: int = argument(
+        0,
+        description="Seed of requests that bring none, and of random weights.",
+        config="ModelConfig",
+    )
+    logprobs_mode: LogprobsMode = argument(
+        "raw_logprobs",
+        description=(
+            "Meaning of log-probabilities, unless a request says: see `SamplingParams` and [scores and "
+            "rollouts](rl.md#what-a-log-probability-means)."
+        ),
+        config="ModelConfig",
+        metavar="MODE",
+        help="What a log-probability is, unless a request says: raw_logprobs, processed_logprobs (after "
+        "temperature and filters), raw_logits or processed_logits.",
+        panel="Scores",
+    )
+    enable_return_routed_experts: bool = argument(
+        False,
+        description=(
+            "Return the experts of each token, unless a request says: see `SamplingParams` and [scores and "
+            "rollouts](rl.md#which-experts-a-token-went-to)."
+        ),
+        config="ModelConfig",
+        help="Return which experts each token went to, unless a request says.",
+        panel="Scores",
+    )
+    revision: str | None = argument(
+        None,
+        description="Branch, tag or commit of a Hub id; None is the main branch.",
+        metavar="NAME",
+        help="Branch, tag or commit on the hub (default: main).",
+    )
+    token: str | None = argument(None, in_fingerprint=False, description="Access token of the hub.", speed_only=True)
+    cache_dir: str | os.PathLike[str] | None = argument(
+        None, in_fingerprint=False, description="Folder for downloads from the hub.", speed_only=True
+    )
+    hf_overrides: Mapping[str, Any] | None = argument(
+        None,
+        description="Keys of config.json to set; None as a value removes the key.",
+        metavar="JSON",
+        help="Keys of config.json to set, such as '{\"rope_theta\": 1e6}'.",
+    )
+    quantization: Quantization | None = argument(
+        None,
+        description=(
+            'Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or '
+            'JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its '
+            'weights; or "dequantize": its weights in `dtype`. See [quantization](quantization.md).'
+        ),
+        metavar="NAME|FILE",
+        help="Low-precision weights: int8, int4, or a YAML or JSON file with rules; dequantize: a quantized "
+        "model's weights in full precision.",
+    )
+    chat_template: str | os.PathLike[str] | None = argument(
+        None,
+        description=(
+            "Template of conversations in place of the checkpoint's: the name of one that jaxis brings (chatml, "
+            "deepseek-v4, deepseek-v4.1, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or "
+            "Jinja source. See [chat templates](loading.md#chat-templates)."
         ),
     )
-    seed: int = field(
-        default=0,
-        metadata=info(
-            description="Seed of requests that bring none, and of random weights.",
-            config="ModelConfig",
-        ),
-    )
-    logprobs_mode: LogprobsMode = field(
-        default="raw_logprobs",
-        metadata=info(
-            description=(
-                "Meaning of log-probabilities, unless a request says: see `SamplingParams` and [scores and "
-                "rollouts](rl.md#what-a-log-probability-means)."
-            ),
-            config="ModelConfig",
-            metavar="MODE",
-            help="What a log-probability is, unless a request says: raw_logprobs, processed_logprobs (after "
-            "temperature and filters), raw_logits or processed_logits.",
-            panel="Scores",
-        ),
-    )
-    enable_return_routed_experts: bool = field(
-        default=False,
-        metadata=info(
-            description=(
-                "Return the experts of each token, unless a request says: see `SamplingParams` and [scores and "
-                "rollouts](rl.md#which-experts-a-token-went-to)."
-            ),
-            config="ModelConfig",
-            help="Return which experts each token went to, unless a request says.",
-            panel="Scores",
-        ),
-    )
-    revision: str | None = field(
-        default=None,
-        metadata=info(
-            description="Branch, tag or commit of a Hub id; None is the main branch.",
-            metavar="NAME",
-            help="Branch, tag or commit on the hub (default: main).",
-        ),
-    )
-    token: str | None = field(
-        default=None, metadata=info(in_fingerprint=False, description="Access token of the hub.", speed_only=True)
-    )
-    cache_dir: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=info(in_fingerprint=False, description="Folder for downloads from the hub.", speed_only=True),
-    )
-    hf_overrides: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=info(
-            description="Keys of config.json to set; None as a value removes the key.",
-            metavar="JSON",
-            help="Keys of config.json to set, such as '{\"rope_theta\": 1e6}'.",
-        ),
-    )
-    quantization: Quantization | None = field(
-        default=None,
-        metadata=info(
-            description=(
-                'Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or '
-                'JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its '
-                'weights; or "dequantize": its weights in `dtype`. See [quantization](quantization.md).'
-            ),
-            metavar="NAME|FILE",
-            help="Low-precision weights: int8, int4, or a YAML or JSON file with rules; dequantize: a quantized "
-            "model's weights in full precision.",
-        ),
-    )
-    chat_template: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=info(
-            description=(
-                "Template of conversations in place of the checkpoint's: the name of one that jaxis brings (chatml, "
-                "deepseek-v4, deepseek-v4.1, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or "
-                "Jinja source. See [chat templates](loading.md#chat-templates)."
-            ),
-        ),
-    )
-    fit_memory: bool = field(
-        default=False,
-        metadata=info(
-            in_fingerprint=False,
-            description=(
-                "Choose the width of the weights and the length of the context by what fits into the free memory, "
-                "unless they are given, and say so. `jaxis serve` does. See [memory](loading.md#memory)."
-            ),
+    fit_memory: bool = argument(
+        False,
+        in_fingerprint=False,
+        description=(
+            "Choose the width of the weights and the length of the context by what fits into the free memory, "
+            "unless they are given, and say so. `jaxis serve` does. See [memory](loading.md#memory)."
         ),
     )
 

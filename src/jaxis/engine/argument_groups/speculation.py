@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig, parse_speculative_config
 from jaxis.engine.argument_groups.combinations import EngineFeature
 from jaxis.engine.argument_groups.devices import DeviceArguments
-from jaxis.engine.argument_groups.info import info
+from jaxis.engine.argument_groups.info import argument
 from jaxis.errors import ConfigError
 
 
@@ -18,23 +18,21 @@ from jaxis.errors import ConfigError
 class SpeculationArguments(DeviceArguments):
     """Method and number of the drafts."""
 
-    speculative_config: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=info(
-            room="engine.drafting",
-            description=(
-                'Guess next tokens and compute several at a time, which changes no answer: `{"method": "ngram"}` '
-                'copies what the text had before, `{"method": "suffix"}` also what finished outputs had; "mtp", '
-                '"eagle3" and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, '
-                'if the model has no recurrent layers; else nothing. `{"num_speculative_tokens": 0}`: nothing. See '
-                "[speculative decoding](speculative-decoding.md)."
-            ),
-            documented_default="`ngram` on one CPU device",
-            metavar="JSON",
-            help='Guess tokens ahead, such as \'{"method": "ngram"}\', the default on CPU; answers stay. '
-            "Off: '{\"num_speculative_tokens\": 0}'.",
-            speed_only=True,
+    speculative_config: Mapping[str, Any] | None = argument(
+        None,
+        room="engine.drafting",
+        description=(
+            'Guess next tokens and compute several at a time, which changes no answer: `{"method": "ngram"}` '
+            'copies what the text had before, `{"method": "suffix"}` also what finished outputs had; "mtp", '
+            '"eagle3" and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, '
+            'if the model has no recurrent layers; else nothing. `{"num_speculative_tokens": 0}`: nothing. See '
+            "[speculative decoding](speculative-decoding.md)."
         ),
+        documented_default="`ngram` on one CPU device",
+        metavar="JSON",
+        help='Guess tokens ahead, such as \'{"method": "ngram"}\', the default on CPU; answers stay. '
+        "Off: '{\"num_speculative_tokens\": 0}'.",
+        speed_only=True,
     )
 
     def check(self) -> None:
