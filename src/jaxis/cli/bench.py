@@ -14,7 +14,7 @@ from typer.models import OptionInfo
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
-from jaxis.cli.options import OUTPUT_PANEL, Debug, EngineOptions, expand_options
+from jaxis.cli.options import OUTPUT_PANEL, Debug, EngineOptions, OptionalModel, expand_options
 from jaxis.errors import JaxisError, RequestError
 from jaxis.rooms import has_room
 
@@ -32,10 +32,6 @@ def _load(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=LOAD_PANEL, **settings)
 
 
-Model = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False),
-]
 Seed = Annotated[int, _load("Of the random prompts.", metavar="NUMBER")]
 JsonFile = Annotated[
     Path | None,
@@ -48,7 +44,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=HELP)
 @app.command()
 @expand_options
 def latency(
-    model: Model = None,
+    model: OptionalModel = None,
     input_len: Annotated[str, _load("Tokens of a prompt; 128,1024 runs both.", metavar="TOKENS")] = "128",
     output_len: Annotated[int, _load("Tokens to generate for each request.", min=1, metavar="TOKENS")] = 32,
     batch_size: Annotated[str, _load("Requests at once; 1,16 runs both.", metavar="NUMBER")] = "1",
@@ -94,7 +90,7 @@ def latency(
 @app.command()
 @expand_options
 def throughput(
-    model: Model = None,
+    model: OptionalModel = None,
     num_prompts: Annotated[int, _load("Requests in all.", min=1, metavar="NUMBER")] = 64,
     input_len: Annotated[str, _load("Tokens of a prompt; 64,512 mixes both.", metavar="TOKENS")] = "128",
     output_len: Annotated[str, _load("Tokens to generate; 32,128 mixes both.", metavar="TOKENS")] = "32",

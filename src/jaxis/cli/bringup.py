@@ -13,7 +13,7 @@ import typer
 
 from jaxis.cli.command import OTHER_ARGUMENTS, Command
 from jaxis.cli.console import EXIT_ERROR, note, print_json, report_errors, write_files
-from jaxis.cli.options import Debug, JsonAnswer
+from jaxis.cli.options import Debug, JsonAnswer, ReportFolder, Revision
 from jaxis.host.json_object import json_object_text
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def analyze(
     kv_cache_dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "int8"], typer.Option(help="Type of the cache to give figures for.")
     ] = "bfloat16",
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Tell whether a model can run, what it is made of, and how large it is.
@@ -106,6 +104,14 @@ def new_model(
         note("\n".join([*lines, *(f"then: {step}" for step in made.next_steps)]))
 
 
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
+    ),
+]
+
+
 class Dtype(StrEnum):
     """Data types in which jaxis computes; the reference computes in float32."""
 
@@ -125,12 +131,7 @@ class VerifyPart(StrEnum):
 
 def verify(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
-        ),
-    ],
+    model: Checkpoint,
     dtype: Annotated[Dtype, typer.Option(help="Data type that jaxis computes in; the reference is in float32.")] = (
         Dtype.float32
     ),
@@ -161,9 +162,7 @@ def verify(
         str, typer.Option(metavar="KEY", help="API key of --against.", envvar="OPENAI_API_KEY", show_envvar=True)
     ] = "",
     as_json: JsonAnswer = False,
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Compare a model with transformers: layers, logits, every path of the engine, generated tokens, images.
@@ -332,19 +331,10 @@ def _mark(passed: bool) -> str:
 
 
 def report(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the report; made if missing.")
-    ] = Path("report"),
+    model: Checkpoint,
+    output: ReportFolder = Path("report"),
     as_json: JsonAnswer = False,
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Tick a model's bring-up checklist from evidence.

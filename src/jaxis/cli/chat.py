@@ -18,6 +18,7 @@ from jaxis.cli.options import (
     ChatTemplate,
     Debug,
     EngineOptions,
+    OptionalModel,
     SamplingOptions,
     TemplateKwargs,
     chat_params,
@@ -30,12 +31,7 @@ from jaxis.errors import JaxisError
 
 @expand_options
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False
-        ),
-    ] = None,
+    model: OptionalModel = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System message.", rich_help_panel=PROMPT_PANEL)
     ] = None,

@@ -12,7 +12,7 @@ import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import note, print_json, report_errors
-from jaxis.cli.options import Debug, JsonAnswer
+from jaxis.cli.options import Debug, JsonAnswer, Revision
 
 if TYPE_CHECKING:
     from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
@@ -86,9 +86,7 @@ def convert(
         ),
     ] = None,
     as_json: JsonAnswer = False,
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Convert a checkpoint between formats.

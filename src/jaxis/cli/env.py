@@ -8,13 +8,13 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
-from jaxis.cli.options import Debug, JsonAnswer
+from jaxis.cli.options import Debug, JsonAnswer, ReportFolder
 from jaxis.host.machine import cpu_flags, cpu_model, usable_cores
 from jaxis.version import __version__
 
@@ -131,9 +131,7 @@ def _to_text(name: str, value: Any) -> str:
 
 
 def doctor(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the report; made if missing.")
-    ] = Path("jaxis-doctor"),
+    output: ReportFolder = Path("jaxis-doctor"),
     as_json: JsonAnswer = False,
     debug: Debug = False,
 ) -> None:

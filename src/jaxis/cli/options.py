@@ -9,6 +9,7 @@ import inspect
 import json
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import typer
@@ -66,6 +67,21 @@ Debug = Annotated[
 ]
 
 JsonAnswer = Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default=False)]
+
+Revision = Annotated[str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")]
+AdditionalConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON|FILE", help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.'
+    ),
+]
+ReportFolder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the report; made if missing.")
+]
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False),
+]
 
 Replicas = Annotated[
     int, typer.Option(min=1, metavar="NUMBER", help="Engines that share the rows, on a Ray cluster if more than one.")

@@ -10,7 +10,7 @@ import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import note, report_errors
-from jaxis.cli.options import Debug, parse_additional_config
+from jaxis.cli.options import AdditionalConfig, Debug, Revision, parse_additional_config
 
 
 def pack(
@@ -22,15 +22,8 @@ def pack(
         str | None,
         typer.Option(metavar="NAME|FILE", help="int8, int4, or a YAML or JSON file with rules (default: as stored)."),
     ] = None,
-    additional_config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON|FILE", help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.'
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    additional_config: AdditionalConfig = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Write a model's weights as the CPU kernels read them, so that a start maps the file.

@@ -10,7 +10,7 @@ import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, print_json, report_errors
-from jaxis.cli.options import Debug, JsonAnswer
+from jaxis.cli.options import Debug, JsonAnswer, Revision
 from jaxis.rooms import check_room
 
 if TYPE_CHECKING:
@@ -110,9 +110,7 @@ def plan(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one HTML page too.", show_default=False)
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Tell whether and how a model fits on accelerators, and how fast it can be there at most.

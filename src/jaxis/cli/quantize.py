@@ -13,7 +13,7 @@ import typer
 
 from jaxis.cli.command import Command
 from jaxis.cli.console import note, print_json, report_errors
-from jaxis.cli.options import Debug, JsonAnswer, parse_additional_config
+from jaxis.cli.options import AdditionalConfig, Debug, JsonAnswer, Revision, parse_additional_config
 from jaxis.rooms import check_options
 
 if TYPE_CHECKING:
@@ -49,12 +49,7 @@ def quantize(
         str | None,
         typer.Option(metavar="NAME|FILE", help="int8 (the default), int4, or a YAML or JSON file with rules."),
     ] = None,
-    additional_config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON|FILE", help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.'
-        ),
-    ] = None,
+    additional_config: AdditionalConfig = None,
     target_bits: Annotated[
         float | None,
         typer.Option(
@@ -87,9 +82,7 @@ def quantize(
         ),
     ] = None,
     as_json: JsonAnswer = False,
-    revision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    ] = None,
+    revision: Revision = None,
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint with low-precision weights, which loads as it is.
