@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels.causal_conv import causal_conv
-from jaxis.kernels.delta_rule import gated_delta_rule
-from jaxis.kernels.selective_scan import selective_scan
-from jaxis.kernels.ssd import ssd
-from jaxis.kernels.state_slots import StateSlots
+from jaxis.kernels.causal_conv import ConvOperands, causal_conv
+from jaxis.kernels.delta_rule import DeltaRuleOperands, gated_delta_rule
+from jaxis.kernels.selective_scan import ScanOperands, selective_scan
+from jaxis.kernels.ssd import SsdOperands, ssd
+from jaxis.kernels.state_slots import RecurrentStates, StateSlots
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,8 @@ def delta_rule_kernel(
         )
 
     def call(inputs: Arrays, *step: Any) -> tuple[jax.Array | None, jax.Array]:
-        return gated_delta_rule(*inputs, *step, l2_norm_epsilon=EPSILON, scale=key_dim**-0.5)
+        operands = DeltaRuleOperands(*inputs, RecurrentStates(*step))
+        return gated_delta_rule(operands, l2_norm_epsilon=EPSILON, scale=key_dim**-0.5)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
@@ -149,7 +150,8 @@ def ssd_kernel(heads: int, groups: int, head_dim: int, state_size: int, *, has_d
 
     def call(inputs: Arrays, *step: Any) -> tuple[jax.Array | None, jax.Array]:
         x, dt, b, c = inputs
-        return ssd(x, dt, jnp.asarray(a), b, c, None if d is None else jnp.asarray(d), *step)
+        skip = None if d is None else jnp.asarray(d)
+        return ssd(SsdOperands(x, dt, jnp.asarray(a), b, c, skip, RecurrentStates(*step)))
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -178,7 +180,7 @@ def scan_kernel(channels: int, state_size: int) -> StateKernel:
 
     def call(inputs: Arrays, *step: Any) -> tuple[jax.Array | None, jax.Array]:
         x, dt, b, c = inputs
-        return selective_scan(x, dt, jnp.asarray(a), b, c, jnp.asarray(d), *step)
+        return selective_scan(ScanOperands(x, dt, jnp.asarray(a), b, c, jnp.asarray(d), RecurrentStates(*step)))
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -206,7 +208,8 @@ def conv_kernel(
 
     def call(inputs: Arrays, *step: Any) -> tuple[jax.Array | None, jax.Array]:
         b = None if offset is None else jnp.asarray(offset)
-        return causal_conv(*inputs, jnp.asarray(weight), b, *step, activation=activation, dilation=dilation)
+        operands = ConvOperands(*inputs, jnp.asarray(weight), b, RecurrentStates(*step))
+        return causal_conv(operands, activation=activation, dilation=dilation)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxis.kernels.delta_rule import DeltaRuleOperands, reference
 from jaxis.kernels.delta_rule import chunked as delta_rule
-from jaxis.kernels.delta_rule import reference
 from jaxis.kernels.selective_scan import chunked as selective_scan
 from jaxis.kernels.ssd import chunked as ssd
+from jaxis.kernels.state_slots import RecurrentStates
 from tests.kernels.state_kernels import KERNELS, MIX, StateStep, check_step, check_whole_sequences, each_kernel
 
 NAMES = [name for name in KERNELS if not name.startswith("conv")]
@@ -91,8 +92,8 @@ def test_decays_that_underflow_are_finite():
     def run(function):
         options = {"l2_norm_epsilon": 1e-6, "scale": 1.0}
         starts = jnp.asarray([0, 70], jnp.int32)
-        return jax.jit(lambda *args: function(*args, None, None, starts, jnp.int32(1), **options)[1])(
-            q, k, v, decay, beta
-        )
+        states = RecurrentStates(None, None, starts, jnp.int32(1))
+        operands = DeltaRuleOperands(q, k, v, decay, beta, states)
+        return jax.jit(lambda operands: function(operands, **options)[1])(operands)
 
     np.testing.assert_allclose(run(delta_rule.gated_delta_rule), run(reference.gated_delta_rule), rtol=1e-4, atol=2e-5)

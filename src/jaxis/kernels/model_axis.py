@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxis.kernels.state_slots import Operands
 from jaxis.parallel.mesh import MODEL_AXIS, on_each_device
 
 
@@ -21,14 +22,17 @@ def num_shards(num_heads: int) -> int:
 
 
 def split_over_model(
-    function: Callable[..., Any], operands: Sequence[Any], axes: Sequence[int | None], out_axes: Sequence[int]
+    function: Callable[[Operands], Any], operands: Operands, axes: Sequence[int | None], out_axes: Sequence[int]
 ) -> Any:
-    """Runs `function`, from the operands (arrays, pytrees of them, or None) to a tuple, on each device's part of them.
+    """Runs `function`, from the operands of a recurrent kernel to a tuple, on each device's part of them.
 
-    `axes` has the axis along which each operand is split (None: every device gets all of it), and `out_axes` the axis
-    along which the devices' parts of each result are joined.
+    `axes` has the axis along which each operand, and last the array of states, is split (None: every device gets all of
+    it), and `out_axes` the axis along which the devices' parts of each result are joined.
     """
-    return on_each_device(function, tuple(map(_spec, axes)), tuple(map(_spec, out_axes)))(*operands)
+    *specs, of_states = map(_spec, axes)
+    everywhere = PartitionSpec()
+    states = operands.states._make([of_states, everywhere, everywhere, everywhere])
+    return on_each_device(function, (operands._make([*specs, states]),), tuple(map(_spec, out_axes)))(operands)
 
 
 def _spec(axis: int | None) -> PartitionSpec:

@@ -9,52 +9,49 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels import native
-from jaxis.kernels.state_slots import StateSlots
+from jaxis.kernels.state_slots import Operands, RecurrentStates, StateSlots
+
+Results = tuple[jax.Array | None, jax.Array]
+
+
+def supports(states: RecurrentStates) -> bool:
+    return native.usable() and (states.array is None or states.array.dtype == jnp.float32)
 
 
 def call(
-    name: str,
-    inputs: tuple[jax.Array, ...],
-    state: jax.Array,
-    slots: StateSlots,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-    out_shape: tuple[int, ...],
-    **attributes: Any,
+    name: str, inputs: tuple[jax.Array, ...], states: RecurrentStates, out_shape: tuple[int, ...], **attributes: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Calls a kernel with the state slots that requests read and write; returns the state and the output.
+    """Calls a kernel with the state slots that requests read and write; returns the states and the output.
 
-    The state is updated in place if it is donated; the output is float32 of `out_shape`.
+    The states are updated in place if they are donated; the output is float32 of `out_shape`.
     """
-    outputs = (jax.ShapeDtypeStruct(state.shape, state.dtype), jax.ShapeDtypeStruct(out_shape, jnp.float32))
-    operands = (slots.read, slots.write, slots.keep, slots.keep_after, query_start_loc, num_requests)
-    state, out = native.call(name, outputs, *inputs, state, *operands, aliases={len(inputs): 0}, **attributes)
-    return state, out
+    array, slots = states.array, states.slots
+    assert array is not None
+    assert slots is not None
+    outputs = (jax.ShapeDtypeStruct(array.shape, array.dtype), jax.ShapeDtypeStruct(out_shape, jnp.float32))
+    requests = (slots.read, slots.write, slots.keep, slots.keep_after, states.query_start_loc, states.num_requests)
+    array, out = native.call(name, outputs, *inputs, array, *requests, aliases={len(inputs): 0}, **attributes)
+    return array, out
 
 
-def over_whole_sequences(
-    kernel: Callable[..., tuple[jax.Array, jax.Array]],
-    definition: Callable[..., tuple[jax.Array | None, jax.Array]],
-    inputs: tuple[jax.Array | None, ...],
-    empty_state: jax.Array,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> jax.Array:
-    """Returns the output over whole sequences; differentiated and vectorised as the definition.
+def in_place_or_whole(
+    kernel: Callable[[Operands], Results],
+    definition: Callable[[Operands], Results],
+    operands: Operands,
+    empty_state: jax.ShapeDtypeStruct,
+) -> Results:
+    """Calls a kernel; over whole sequences, it is differentiated and vectorised as the definition in plain JAX.
 
-    `kernel` maps the inputs, a state, slots, query_start_loc i32 [R + 1] and num_requests i32 [] to a state and the
-    output. `definition` is the same in plain JAX, and takes None as state and slots. `empty_state` has 0 slots.
+    `empty_state` is the array of 0 states that the kernel takes then.
     """
+    if operands.states.array is not None:
+        return kernel(operands)
 
-    def run(*operands: jax.Array) -> jax.Array:
-        *inputs, query_start_loc, num_requests = operands
-        none = jnp.full(query_start_loc.shape[0] - 1, -1, jnp.int32)
+    def run(operands: Operands) -> jax.Array:
+        states = operands.states
+        none = jnp.full(states.query_start_loc.shape[0] - 1, -1, jnp.int32)
         slots = StateSlots(read=none, write=none, keep=none, keep_after=none)
         empty = jnp.zeros(empty_state.shape, empty_state.dtype)  # made here: derivatives must hold no tracer
-        return kernel(*inputs, empty, slots, query_start_loc, num_requests)[1]
+        return kernel(operands._replace(states=states._replace(array=empty, slots=slots)))[1]
 
-    def define(*operands: jax.Array) -> jax.Array:
-        *inputs, query_start_loc, num_requests = operands
-        return definition(*inputs, None, None, query_start_loc, num_requests)[1]
-
-    return native.transformable(run, define)(*inputs, query_start_loc, num_requests)
+    return None, native.transformable(run, lambda operands: definition(operands)[1])(operands)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
-from jaxis.kernels.state_slots import StateSlots, load_slots, store_slots
+from jaxis.kernels.state_slots import RecurrentStates, load_slots, store_slots
 
 
 def sums_between(log_decay: jax.Array) -> jax.Array:
@@ -50,12 +50,10 @@ class TokenChunks(NamedTuple):
     chunk_size: int
 
     @classmethod
-    def of(
-        cls, slots: StateSlots | None, query_start_loc: jax.Array, num_requests: jax.Array, chunk_size: int
-    ) -> TokenChunks:
-        starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
-        lengths = jnp.where(lengths == 1, 0, lengths)
-        before = lengths if slots is None else jnp.where(_is_kept(slots, lengths), slots.keep_after, lengths)
+    def of(cls, states: RecurrentStates, chunk_size: int) -> TokenChunks:
+        slots, starts = states.slots, states.query_start_loc[:-1]
+        lengths = jnp.where(states.num_tokens == 1, 0, states.num_tokens)
+        before = lengths if slots is None else jnp.where(slots.is_kept(lengths), slots.keep_after, lengths)
         sizes = jnp.stack([before, lengths - before], axis=1).reshape(-1)
         starts = jnp.stack([starts, starts + before], axis=1).reshape(-1)
         return cls(starts, sizes, jnp.cumsum(-(-sizes // chunk_size)), chunk_size)
@@ -81,11 +79,8 @@ class TokenChunks(NamedTuple):
 def run_chunks(
     chunk_step: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array]],
     token_step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
-    state: jax.Array | None,
+    states: RecurrentStates,
     shape: tuple[int, ...],
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
     inputs: Any,
     out_shape: tuple[int, ...],
     *,
@@ -97,17 +92,15 @@ def run_chunks(
       chunk_step: Maps a state, the inputs [C, ...] of a chunk, and its number of tokens that are not padding, to the
         state after the chunk and its outputs [C, *out_shape]. The inputs of padding must not matter.
       token_step: Maps a state and one token's inputs to the state after the token and its output.
-      state: [num_slots, *shape]; None: requests begin with zeros, and their states are dropped.
+      states: States of the requests.
       shape: Shape of one state.
-      slots: State slots that the requests read and write; None without a state.
-      query_start_loc: i32 [R + 1].
-      num_requests: i32 [].
       inputs: Pytree of arrays [T, ...].
       out_shape: Shape of one token's output, which is zeros for padding.
       chunk_size: C.
     """
     num_tokens = jax.tree.leaves(inputs)[0].shape[0]
-    chunks = TokenChunks.of(slots, query_start_loc, num_requests, chunk_size)
+    slots, query_start_loc = states.slots, states.query_start_loc
+    chunks = TokenChunks.of(states, chunk_size)
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, chunk_size), *[(0, 0)] * (x.ndim - 1)]), inputs)
 
     def body(index: jax.Array, carry: tuple[jax.Array, jax.Array | None, jax.Array]) -> tuple[Any, ...]:
@@ -128,26 +121,23 @@ def run_chunks(
     # Without a state the length is a constant, so that the loop can be differentiated: each request has at most one
     # chunk that is not full.
     most = -(-num_tokens // chunk_size) + query_start_loc.shape[0] - 1
-    count = most if state is None else chunks.ends[-1]
-    _, state, out = jax.lax.fori_loop(0, count, body, (jnp.zeros(shape, jnp.float32), state, out))
-    state, singles = _single_tokens(token_step, state, shape, slots, query_start_loc, num_requests, inputs)
-    request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
-    is_single = (_num_tokens(query_start_loc, num_requests) == 1)[request]
+    count = most if states.array is None else chunks.ends[-1]
+    _, state, out = jax.lax.fori_loop(0, count, body, (jnp.zeros(shape, jnp.float32), states.array, out))
+    state, singles = _single_tokens(token_step, states._replace(array=state), shape, inputs)
+    request, valid = request_of_token(query_start_loc, states.num_requests, num_tokens)
+    is_single = (states.num_tokens == 1)[request]
     wide = (slice(None), *[None] * len(out_shape))
     return state, jnp.where(valid[wide], jnp.where(is_single[wide], singles[request], out[:num_tokens]), 0)
 
 
 def _single_tokens(
     token_step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
-    state: jax.Array | None,
+    states: RecurrentStates,
     shape: tuple[int, ...],
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
     inputs: Any,
 ) -> tuple[jax.Array | None, jax.Array]:
     """Returns the updated state, and outputs [R, ...], which are meaningful for requests with one token."""
-    starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
+    state, slots, starts, lengths = states.array, states.slots, states.query_start_loc[:-1], states.num_tokens
     rows = jax.tree.map(lambda x: x[jnp.minimum(starts, x.shape[0] - 1)], inputs)
     if state is None or slots is None:
         return None, jax.vmap(token_step)(jnp.zeros((starts.shape[0], *shape), jnp.float32), rows)[1]
@@ -155,14 +145,4 @@ def _single_tokens(
     before = load_slots(state, jnp.where(is_single, slots.read, -1)).astype(jnp.float32)
     after, out = jax.vmap(token_step)(before, rows)
     state = store_slots(state, jnp.where(is_single, slots.write, -1), after)
-    return store_slots(state, jnp.where(is_single & _is_kept(slots, lengths), slots.keep, -1), after), out
-
-
-def _num_tokens(query_start_loc: jax.Array, num_requests: jax.Array) -> jax.Array:
-    """Returns the number of each request's tokens in the step, i32 [R]; 0 for padding."""
-    is_request = jnp.arange(query_start_loc.shape[0] - 1) < num_requests
-    return jnp.where(is_request, query_start_loc[1:] - query_start_loc[:-1], 0)
-
-
-def _is_kept(slots: StateSlots, lengths: jax.Array) -> jax.Array:
-    return (slots.keep >= 0) & (slots.keep_after >= 1) & (slots.keep_after <= lengths)
+    return store_slots(state, jnp.where(is_single & slots.is_kept(lengths), slots.keep, -1), after), out

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,57 @@ class StateSlots:
     keep: jax.Array
     keep_after: jax.Array
 
+    def is_kept(self, num_tokens: jax.Array) -> jax.Array:
+        """Returns bool [R]: whether a state is kept after some of the request's tokens, whose number is i32 [R]."""
+        return (self.keep >= 0) & (self.keep_after >= 1) & (self.keep_after <= num_tokens)
+
+
+class RecurrentStates(NamedTuple):
+    """States of the requests whose tokens stand one behind the other in a flat batch.
+
+    Attributes:
+      array: [num_slots, *shape of a state], updated in place if donated. None: the requests are whole sequences, whose
+        states begin as zeros and are dropped, and a recurrence over them is differentiable.
+      slots: Slots that the requests read and write; None without an array.
+      query_start_loc: i32 [R + 1]; the tokens of request r are rows [r] to [r + 1], later rows are padding.
+      num_requests: i32 [], the number of requests that are not padding.
+    """
+
+    array: jax.Array | None
+    slots: StateSlots | None
+    query_start_loc: jax.Array
+    num_requests: jax.Array
+
+    def check(self) -> None:
+        """Raises ValueError if there is an array without slots, or slots without an array."""
+        if (self.array is None) != (self.slots is None):
+            raise ValueError("a state and its slots are given together")
+
+    @property
+    def num_tokens(self) -> jax.Array:
+        """Returns the number of each request's tokens, i32 [R]; 0 for padding."""
+        is_request = jnp.arange(self.query_start_loc.shape[0] - 1) < self.num_requests
+        return jnp.where(is_request, self.query_start_loc[1:] - self.query_start_loc[:-1], 0)
+
+    def valid(self, num_tokens: int) -> jax.Array:
+        """Returns bool [T], False for rows of padding."""
+        return request_of_token(self.query_start_loc, self.num_requests, num_tokens)[1]
+
+
+class StateOperands(Protocol):
+    """Operands of a recurrent kernel: a named tuple, whose last field has the requests' states."""
+
+    @property
+    def states(self) -> RecurrentStates: ...
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self: ...
+
+    def _replace(self, *, states: RecurrentStates) -> Self: ...
+
+
+Operands = TypeVar("Operands", bound=StateOperands)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -48,11 +101,10 @@ class TokenSlots:
     keep: jax.Array
 
     @classmethod
-    def of(
-        cls, slots: StateSlots | None, query_start_loc: jax.Array, num_requests: jax.Array, num_tokens: int
-    ) -> TokenSlots:
+    def of(cls, states: RecurrentStates, num_tokens: int) -> TokenSlots:
         """Returns the slots of a step's tokens; without slots of requests, only `valid` and `is_first` have meaning."""
-        request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
+        slots, query_start_loc = states.slots, states.query_start_loc
+        request, valid = request_of_token(query_start_loc, states.num_requests, num_tokens)
         count = jnp.arange(num_tokens, dtype=jnp.int32) - query_start_loc[request] + 1
         is_first = valid & (count == 1)
         if slots is None:

@@ -8,22 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_slots import TokenSlots, load_slots, store_slots
+from jaxis.kernels.state_slots import RecurrentStates, TokenSlots, load_slots, store_slots
 
 
 def scan_tokens(
     step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
-    state: jax.Array | None,
+    states: RecurrentStates,
     shape: tuple[int, ...],
-    tokens: TokenSlots,
     inputs: Any,
 ) -> tuple[jax.Array | None, jax.Array]:
     """Runs `step` over the tokens, from each request's state; returns the updated state, and outputs [T, ...].
 
-    `step` maps a state and one token's inputs to the state after the token and its output. The state is [num_slots,
-    *shape]; None: requests begin with zeros, and None is returned. `inputs` are a pytree of arrays [T, ...]. Outputs
-    are zeros for padding.
+    `step` maps a state of this shape and one token's inputs to the state after the token and its output. `inputs` are
+    a pytree of arrays [T, ...]. Outputs are zeros for padding.
     """
+    tokens = TokenSlots.of(states, jax.tree.leaves(inputs)[0].shape[0])
 
     def body(carry: tuple[jax.Array, jax.Array | None], token: tuple[TokenSlots, Any]) -> tuple[Any, jax.Array]:
         running, state = carry
@@ -34,5 +33,5 @@ def scan_tokens(
             state = store_slots(store_slots(state, slots.write, running), slots.keep, running)
         return (running, state), jnp.where(slots.valid, out, 0)
 
-    (_, state), out = jax.lax.scan(body, (jnp.zeros(shape, jnp.float32), state), (tokens, inputs))
+    (_, state), out = jax.lax.scan(body, (jnp.zeros(shape, jnp.float32), states.array), (tokens, inputs))
     return state, out

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.kernels.state_slots import StateSlots
+from jaxis.kernels.state_slots import RecurrentStates, StateSlots
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,11 @@ class AttentionMetadata:
     def num_tokens(self) -> jax.Array:
         """Number of tokens of the requests, i32 scalar; later rows are padding."""
         return self.query_start_loc[self.request_distribution[2]]
+
+    def states(self, array: jax.Array | None) -> RecurrentStates:
+        """Returns the states of the step's requests in an array [num_slots, ...]; None for whole sequences."""
+        slots = None if array is None else self.state_slots
+        return RecurrentStates(array, slots, self.query_start_loc, self.request_distribution[2])
 
     def block_tables_for(self, span: AttentionSpan) -> jax.Array:
         """Returns the block tables i32 [R, max_blocks] for this span. Raises ValueError if there are none."""

@@ -5,7 +5,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.causal_conv import causal_conv
+from jaxis.kernels.causal_conv import ConvOperands, causal_conv
 from jaxis.kernels.native_constants import MAX_CONV_WIDTH
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule, make_parameter
@@ -58,14 +58,6 @@ class CausalConv(JaxModule):
         self, state: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
     ) -> tuple[jax.Array | None, jax.Array]:
         """Returns the updated state and [T, C], for a state [num_slots, (W - 1) D, C] or None, and x [T, C]."""
-        return causal_conv(
-            x,
-            self.weight[...][:, 0],
-            None if self.bias is None else self.bias[...],
-            state,
-            metadata.state_slots if state is not None else None,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
-            activation=self.activation,
-            dilation=self.dilation,
-        )
+        bias = None if self.bias is None else self.bias[...]
+        operands = ConvOperands(x, self.weight[...][:, 0], bias, metadata.states(state))
+        return causal_conv(operands, activation=self.activation, dilation=self.dilation)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.delta_rule import gated_delta_rule
+from jaxis.kernels.delta_rule import DeltaRuleOperands, gated_delta_rule
 from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
@@ -144,19 +144,15 @@ class DeltaAttention(JaxModule):
         q, k, v = (rows for _, rows in convolved)
         b = b.astype(jnp.float32)
         log_decay = self.decay(f, self.A_log[...], self.dt_bias[...])
-        recurrent, out = gated_delta_rule(
-            q.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim),
-            k.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim),
-            v.reshape(num_tokens, sizes.num_value_heads, sizes.value_dim),
-            log_decay.reshape(num_tokens, sizes.num_value_heads, -1) if self.decay.per_channel else log_decay,
-            gated(jnp.full_like(b, self.beta_scale), b, "sigmoid"),
-            recurrent,
-            None if recurrent is None else metadata.state_slots,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
-            l2_norm_epsilon=_L2_NORM_EPSILON,
-            scale=sizes.key_dim**-0.5,
+        operands = DeltaRuleOperands(
+            q=q.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim),
+            k=k.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim),
+            v=v.reshape(num_tokens, sizes.num_value_heads, sizes.value_dim),
+            log_decay=log_decay.reshape(num_tokens, sizes.num_value_heads, -1) if self.decay.per_channel else log_decay,
+            beta=gated(jnp.full_like(b, self.beta_scale), b, "sigmoid"),
+            states=metadata.states(recurrent),
         )
+        recurrent, out = gated_delta_rule(operands, l2_norm_epsilon=_L2_NORM_EPSILON, scale=sizes.key_dim**-0.5)
         out = gated(self.o_norm(out).reshape(num_tokens, -1), z, self.gate_activation)
         state = None if kv_cache is None else (*(inputs for inputs, _ in convolved), recurrent)
         return state, self.o_proj(out)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.kernels.delta_rule import gated_delta_rule
+from jaxis.kernels.delta_rule import DeltaRuleOperands, gated_delta_rule
 from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
@@ -109,19 +109,15 @@ class GatedDeltaNet(JaxModule):
         qkv, z, b, a = self.project(x)
         inputs, qkv = self.conv1d(inputs, qkv, metadata)
         q, k, v = jnp.split(qkv, [self.keys_size, 2 * self.keys_size], axis=-1)
-        recurrent, out = gated_delta_rule(
-            q.reshape(num_tokens, self.num_key_heads, self.key_dim),
-            k.reshape(num_tokens, self.num_key_heads, self.key_dim),
-            v.reshape(num_tokens, self.num_value_heads, self.value_dim),
-            _DECAY(a, self.A_log[...], self.dt_bias[...]),
-            gated(jnp.ones_like(b, jnp.float32), b.astype(jnp.float32), "sigmoid"),
-            recurrent,
-            None if recurrent is None else metadata.state_slots,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
-            l2_norm_epsilon=_L2_NORM_EPSILON,
-            scale=self.key_dim**-0.5,
+        operands = DeltaRuleOperands(
+            q=q.reshape(num_tokens, self.num_key_heads, self.key_dim),
+            k=k.reshape(num_tokens, self.num_key_heads, self.key_dim),
+            v=v.reshape(num_tokens, self.num_value_heads, self.value_dim),
+            log_decay=_DECAY(a, self.A_log[...], self.dt_bias[...]),
+            beta=gated(jnp.ones_like(b, jnp.float32), b.astype(jnp.float32), "sigmoid"),
+            states=metadata.states(recurrent),
         )
+        recurrent, out = gated_delta_rule(operands, l2_norm_epsilon=_L2_NORM_EPSILON, scale=self.key_dim**-0.5)
         out = gated(self.norm(out).reshape(num_tokens, self.values_size), z, self.gate_activation)
         state = None if inputs is None or recurrent is None else (inputs, recurrent)
         return state, self.out_proj(out)

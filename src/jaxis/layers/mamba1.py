@@ -12,7 +12,7 @@ from flax import nnx
 from jaxis.config.hf_config import HFConfig
 from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import in_whole_vectors
-from jaxis.kernels.selective_scan import selective_scan
+from jaxis.kernels.selective_scan import ScanOperands, selective_scan
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear, rms_norm
@@ -108,18 +108,9 @@ class Mamba1(JaxModule):
         values, z = jnp.split(self.in_proj(x), 2, axis=-1)
         inputs, values = self.conv1d(inputs, values, metadata)
         dt, b, c = self._steps(values)
-        recurrent, out = selective_scan(
-            values,
-            dt,
-            -in_whole_vectors(jnp.exp, self.A_log[...]),
-            b,
-            c,
-            self.D[...],
-            recurrent,
-            None if recurrent is None else metadata.state_slots,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
-        )
+        rates = -in_whole_vectors(jnp.exp, self.A_log[...])
+        operands = ScanOperands(values, dt, rates, b, c, self.D[...], metadata.states(recurrent))
+        recurrent, out = selective_scan(operands)
         out = gated(out.astype(jnp.float32), z, "silu").astype(x.dtype)
         state = None if inputs is None or recurrent is None else (inputs, recurrent)
         return state, self.out_proj(out)

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxis.errors import ConfigError
 from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import in_whole_vectors, materialize
-from jaxis.kernels.ssd import ssd
+from jaxis.kernels.ssd import SsdOperands, ssd
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear
@@ -117,18 +117,16 @@ class Mamba2(JaxModule):
         inputs, convolved = self.conv1d(inputs, convolved, metadata)
         _, x_size, b_size, _, _ = sizes.projections
         values, b, c = jnp.split(convolved, [x_size, x_size + b_size], axis=-1)
-        recurrent, out = ssd(
-            values.reshape(num_tokens, sizes.num_heads, sizes.head_dim),
-            softplus(dt.astype(jnp.float32), self.dt_bias[...]),
-            -in_whole_vectors(jnp.exp, self.A_log[...]),
-            b.reshape(num_tokens, sizes.num_groups, sizes.state_size),
-            c.reshape(num_tokens, sizes.num_groups, sizes.state_size),
-            self.D[...],
-            recurrent,
-            None if recurrent is None else metadata.state_slots,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
+        operands = SsdOperands(
+            x=values.reshape(num_tokens, sizes.num_heads, sizes.head_dim),
+            dt=softplus(dt.astype(jnp.float32), self.dt_bias[...]),
+            a=-in_whole_vectors(jnp.exp, self.A_log[...]),
+            b=b.reshape(num_tokens, sizes.num_groups, sizes.state_size),
+            c=c.reshape(num_tokens, sizes.num_groups, sizes.state_size),
+            d=self.D[...],
+            states=metadata.states(recurrent),
         )
+        recurrent, out = ssd(operands)
         out = out.reshape(num_tokens, sizes.inner_size).astype(jnp.float32)
         out = (gated(out, z, "silu") if self.norm is None else self.norm(out, z)).astype(x.dtype)
         state = None if inputs is None or recurrent is None else (inputs, recurrent)

@@ -15,7 +15,7 @@ from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span
 from jaxis.config.rope_config import rope_config
 from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import in_whole_vectors, materialize
-from jaxis.kernels.selective_scan import selective_scan
+from jaxis.kernels.selective_scan import ScanOperands, selective_scan
 from jaxis.kernels.weights import head_matmul
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
@@ -77,18 +77,16 @@ class RgLru(JaxModule):
         # Mamba's scan with one element of state per channel multiplies its input by the step, which is undone here.
         scaled = inputs * jnp.where(is_first, 1.0, _input_scale(steps * rates)) / steps
         ones = jnp.ones((x.shape[0], 1), jnp.float32)
-        state, out = selective_scan(
-            materialize(scaled),
-            steps,
-            rates[:, None],
-            ones,
-            ones,
-            jnp.zeros_like(param),
-            state,
-            None if state is None else metadata.state_slots,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
+        operands = ScanOperands(
+            x=materialize(scaled),
+            dt=steps,
+            a=rates[:, None],
+            b=ones,
+            c=ones,
+            d=jnp.zeros_like(param),
+            states=metadata.states(state),
         )
+        state, out = selective_scan(operands)
         return state, out.astype(x.dtype)
 
     def _logits(self, x: jax.Array, weight: nnx.Param, bias: nnx.Param) -> jax.Array:

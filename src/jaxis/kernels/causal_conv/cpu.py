@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxis.kernels import native, native_states
 from jaxis.kernels.causal_conv import reference
+from jaxis.kernels.causal_conv.reference import ConvOperands
 from jaxis.kernels.native_constants import ACTIVATIONS
-from jaxis.kernels.state_slots import StateSlots
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
@@ -18,48 +18,21 @@ def supports(x: jax.Array) -> bool:
     return native.usable() and x.dtype in DTYPES
 
 
-def causal_conv(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-    *,
-    activation: str | None,
-) -> tuple[jax.Array | None, jax.Array]:
-    kernel = functools.partial(_kernel, activation=activation)
-    operands = (x, weight, bias)
-    if state is None or slots is None:
-        definition = functools.partial(reference.causal_conv, activation=activation)
-        empty = jnp.zeros((0, weight.shape[1] - 1, x.shape[1]), x.dtype)
-        return None, native_states.over_whole_sequences(
-            kernel, definition, operands, empty, query_start_loc, num_requests
-        )
-    return kernel(*operands, state, slots, query_start_loc, num_requests)
+def causal_conv(operands: ConvOperands, *, activation: str | None) -> tuple[jax.Array | None, jax.Array]:
+    kernel, definition = (functools.partial(each, activation=activation) for each in (_kernel, reference.causal_conv))
+    x, width = operands.x, operands.weight.shape[1]
+    empty = jax.ShapeDtypeStruct((0, width - 1, x.shape[1]), x.dtype)
+    return native_states.in_place_or_whole(kernel, definition, operands, empty)
 
 
-def _kernel(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    state: jax.Array,
-    slots: StateSlots,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-    *,
-    activation: str | None,
-) -> tuple[jax.Array, jax.Array]:
+def _kernel(operands: ConvOperands, *, activation: str | None) -> tuple[jax.Array, jax.Array]:
+    x, weight, bias, states = operands
     bias = jnp.zeros(0) if bias is None else bias
     inputs = (x, weight.astype(jnp.float32), bias.astype(jnp.float32))
     state, y = native_states.call(
         "causal_conv",
         inputs,
-        state,
-        slots,
-        query_start_loc,
-        num_requests,
+        states,
         x.shape,
         activation=np.int32(ACTIVATIONS[activation or "none"]),
     )

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.materialize import materialize
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
-from jaxis.kernels.state_slots import StateSlots
+from jaxis.kernels.state_slots import RecurrentStates
 from jaxis.kernels.token_window import earlier_rows, kept_rows
 
 
+class ConvOperands(NamedTuple):
+    """Operands of `causal_conv`, for a flat batch of T tokens.
+
+    Attributes:
+      x: [T, C].
+      weight: [C, W] with W from 2 to 8 taps. The last tap multiplies the token itself.
+      bias: [C]; None for none.
+      states: Of [(W - 1) D, C] each in x's type: the last inputs of each request, oldest first.
+    """
+
+    x: jax.Array
+    weight: jax.Array
+    bias: jax.Array | None
+    states: RecurrentStates
+
+
 def causal_conv(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-    *,
-    activation: str | None,
-    dilation: int = 1,
+    operands: ConvOperands, *, activation: str | None, dilation: int = 1
 ) -> tuple[jax.Array | None, jax.Array]:
+    x, weight, bias, (state, slots, *_) = operands
+    requests = operands.states.query_start_loc, operands.states.num_requests
     num_tokens, num_channels = x.shape
-    requests = query_start_loc, num_requests
     y = jnp.zeros((num_tokens, num_channels), jnp.float32) if bias is None else bias.astype(jnp.float32)
     distances = range((weight.shape[1] - 1) * dilation, -1, -dilation)
     for tap, inputs in enumerate(earlier_rows(x, state, slots, *requests, distances)):
@@ -33,8 +42,7 @@ def causal_conv(
         y = y + (product if dilation == 1 else materialize(product))
     if activation == "silu":
         y = jax.nn.silu(y)
-    _, valid = request_of_token(*requests, num_tokens)
-    y = jnp.where(valid[:, None], y, 0).astype(x.dtype)
+    y = jnp.where(operands.states.valid(num_tokens)[:, None], y, 0).astype(x.dtype)
     if state is None or slots is None:
         return None, y
     return kept_rows(x, state, slots, *requests), y

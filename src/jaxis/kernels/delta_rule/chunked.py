@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from jaxis.kernels.delta_rule import reference
 from jaxis.kernels.state_chunks import run_chunks, sums_between
-from jaxis.kernels.state_slots import StateSlots
 
 CHUNK_SIZE = 64
 CHANNEL_CHUNK_SIZE = 16
@@ -23,32 +22,17 @@ _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def gated_delta_rule(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    log_decay: jax.Array,
-    beta: jax.Array,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-    *,
-    l2_norm_epsilon: float | None,
-    scale: float,
+    operands: reference.DeltaRuleOperands, *, l2_norm_epsilon: float | None, scale: float
 ) -> tuple[jax.Array | None, jax.Array]:
-    q, k = reference.normalized(q, k, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
-    inputs = reference.DeltaRuleInputs(q, k, v, log_decay.reshape(*v.shape[:2], -1), beta).upcast()
+    v = operands.v
     state, out = run_chunks(
         _chunk_step,
         reference.token_step,
-        state,
-        (v.shape[1], k.shape[2], v.shape[2]),
-        slots,
-        query_start_loc,
-        num_requests,
-        inputs,
+        operands.states,
+        operands.state_shape,
+        reference.DeltaRuleInputs.of(operands, l2_norm_epsilon, scale),
         v.shape[1:],
-        chunk_size=CHANNEL_CHUNK_SIZE if log_decay.ndim == 3 else CHUNK_SIZE,
+        chunk_size=CHANNEL_CHUNK_SIZE if operands.log_decay.ndim == 3 else CHUNK_SIZE,
     )
     return state, out.astype(v.dtype)
 

@@ -7,8 +7,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.state_slots import RecurrentStates
 from jaxis.kernels.token_scan import scan_tokens
+
+
+class DeltaRuleOperands(NamedTuple):
+    """Operands of `gated_delta_rule`, for a flat batch of T tokens.
+
+    Attributes:
+      q, k: [T, Hk, dk].
+      v: [T, Hv, dv]; Hv / Hk consecutive value heads share a key head.
+      log_decay: float32 [T, Hv], the logarithm of the decay, at most 0; [T, Hv, dk] for a decay of each row of S.
+      beta: float32 [T, Hv].
+      states: Of float32 [Hv, dk, dv] each.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    log_decay: jax.Array
+    beta: jax.Array
+    states: RecurrentStates
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.v.shape[1], self.k.shape[2], self.v.shape[2])
 
 
 class DeltaRuleInputs(NamedTuple):
@@ -20,40 +43,23 @@ class DeltaRuleInputs(NamedTuple):
     log_decay: jax.Array  # [Hv, 1], or [Hv, dk] for a decay of each row of the state
     beta: jax.Array  # [Hv]
 
-    def upcast(self) -> DeltaRuleInputs:
-        return DeltaRuleInputs(*(x.astype(jnp.float32) for x in self))
+    @classmethod
+    def of(cls, operands: DeltaRuleOperands, l2_norm_epsilon: float | None, scale: float) -> DeltaRuleInputs:
+        """Returns the inputs in float32: q and k are divided by their length with an epsilon, then q is scaled."""
+        q, k, v, log_decay, beta, _ = operands
+        q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+        if l2_norm_epsilon is not None:
+            q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + l2_norm_epsilon) for x in (q, k))
+        inputs = cls(q * scale, k, v, log_decay.reshape(*v.shape[:2], -1), beta)
+        return cls(*(x.astype(jnp.float32) for x in inputs))
 
 
 def gated_delta_rule(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    log_decay: jax.Array,
-    beta: jax.Array,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-    *,
-    l2_norm_epsilon: float | None,
-    scale: float,
+    operands: DeltaRuleOperands, *, l2_norm_epsilon: float | None, scale: float
 ) -> tuple[jax.Array | None, jax.Array]:
-    num_tokens, num_heads, value_dim = v.shape
-    q, k = normalized(q, k, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
-    inputs = DeltaRuleInputs(q, k, v, log_decay.reshape(num_tokens, num_heads, -1), beta).upcast()
-    tokens = TokenSlots.of(slots, query_start_loc, num_requests, num_tokens)
-    state, out = scan_tokens(token_step, state, (num_heads, k.shape[2], value_dim), tokens, inputs)
-    return state, out.astype(v.dtype)
-
-
-def normalized(
-    q: jax.Array, k: jax.Array, *, l2_norm_epsilon: float | None, scale: float
-) -> tuple[jax.Array, jax.Array]:
-    """Returns queries times `scale`, and keys, in float32. With an epsilon, both are first divided by their length."""
-    q, k = q.astype(jnp.float32), k.astype(jnp.float32)
-    if l2_norm_epsilon is not None:
-        q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + l2_norm_epsilon) for x in (q, k))
-    return q * scale, k
+    inputs = DeltaRuleInputs.of(operands, l2_norm_epsilon, scale)
+    state, out = scan_tokens(token_step, operands.states, operands.state_shape, inputs)
+    return state, out.astype(operands.v.dtype)
 
 
 def token_step(state: jax.Array, token: DeltaRuleInputs) -> tuple[jax.Array, jax.Array]:

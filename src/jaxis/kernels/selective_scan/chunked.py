@@ -12,25 +12,14 @@ import jax.numpy as jnp
 
 from jaxis.kernels.selective_scan import reference
 from jaxis.kernels.state_chunks import run_chunks
-from jaxis.kernels.state_slots import StateSlots
 
 CHUNK_SIZE = 64
 UNROLLED_TOKENS = 8
 
 
-def selective_scan(
-    x: jax.Array,
-    dt: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
-    d: jax.Array,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> tuple[jax.Array | None, jax.Array]:
-    token_step = functools.partial(reference.token_step, a.T, d.astype(jnp.float32))
+def selective_scan(operands: reference.ScanOperands) -> tuple[jax.Array | None, jax.Array]:
+    x = operands.x
+    token_step = functools.partial(reference.token_step, operands.a.T, operands.d.astype(jnp.float32))
 
     def chunk_step(state: jax.Array, rows: reference.ScanInputs, num_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         valid = jnp.arange(rows.x.shape[0]) < num_tokens
@@ -41,12 +30,9 @@ def selective_scan(
     state, y = run_chunks(
         chunk_step,
         token_step,
-        state,
-        a.T.shape,
-        slots,
-        query_start_loc,
-        num_requests,
-        reference.ScanInputs.of(x, dt, b, c),
+        operands.states,
+        operands.a.T.shape,
+        reference.ScanInputs.of(operands),
         x.shape[1:],
         chunk_size=CHUNK_SIZE,
     )

@@ -8,8 +8,29 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.state_slots import RecurrentStates
 from jaxis.kernels.token_scan import scan_tokens
+
+
+class ScanOperands(NamedTuple):
+    """Operands of `selective_scan`, for a flat batch of T tokens.
+
+    Attributes:
+      x: [T, I].
+      dt: float32 [T, I], the time step, after its softplus.
+      a: float32 [I, N], negative.
+      b, c: [T, N], shared by all channels.
+      d: [I].
+      states: Of float32 [N, I] each.
+    """
+
+    x: jax.Array
+    dt: jax.Array
+    a: jax.Array
+    b: jax.Array
+    c: jax.Array
+    d: jax.Array
+    states: RecurrentStates
 
 
 class ScanInputs(NamedTuple):
@@ -21,26 +42,15 @@ class ScanInputs(NamedTuple):
     c: jax.Array  # [N]
 
     @classmethod
-    def of(cls, x: jax.Array, dt: jax.Array, b: jax.Array, c: jax.Array) -> ScanInputs:
+    def of(cls, operands: ScanOperands) -> ScanInputs:
+        x, dt, _, b, c, *_ = operands
         return cls(*(operand.astype(jnp.float32) for operand in (x, dt, b, c)))
 
 
-def selective_scan(
-    x: jax.Array,
-    dt: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
-    d: jax.Array,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> tuple[jax.Array | None, jax.Array]:
-    tokens = TokenSlots.of(slots, query_start_loc, num_requests, x.shape[0])
-    step = functools.partial(token_step, a.T, d.astype(jnp.float32))
-    state, y = scan_tokens(step, state, a.T.shape, tokens, ScanInputs.of(x, dt, b, c))
-    return state, y.astype(x.dtype)
+def selective_scan(operands: ScanOperands) -> tuple[jax.Array | None, jax.Array]:
+    step = functools.partial(token_step, operands.a.T, operands.d.astype(jnp.float32))
+    state, y = scan_tokens(step, operands.states, operands.a.T.shape, ScanInputs.of(operands))
+    return state, y.astype(operands.x.dtype)
 
 
 def token_step(rates: jax.Array, skip: jax.Array, state: jax.Array, token: ScanInputs) -> tuple[jax.Array, jax.Array]:

@@ -10,42 +10,25 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.ssd import reference
 from jaxis.kernels.state_chunks import run_chunks, sums_between
-from jaxis.kernels.state_slots import StateSlots
 
 CHUNK_SIZE = 64
 
 _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
-def ssd(
-    x: jax.Array,
-    dt: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
-    d: jax.Array | None,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> tuple[jax.Array | None, jax.Array]:
+def ssd(operands: reference.SsdOperands) -> tuple[jax.Array | None, jax.Array]:
     state, y = run_chunks(
         _chunk_step,
         reference.token_step,
-        state,
-        (*x.shape[1:], b.shape[2]),
-        slots,
-        query_start_loc,
-        num_requests,
-        reference.SsdInputs.of(x, dt, a, b, c),
-        x.shape[1:],
+        operands.states,
+        operands.state_shape,
+        reference.SsdInputs.of(operands),
+        operands.x.shape[1:],
         chunk_size=CHUNK_SIZE,
     )
-    _, valid = request_of_token(query_start_loc, num_requests, x.shape[0])
-    return state, reference.with_skip(y, x, d, valid)
+    return state, reference.with_skip(y, operands)
 
 
 def _chunk_step(state: jax.Array, rows: reference.SsdInputs, num_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -5,49 +5,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels import native, native_states
+from jaxis.kernels import native_states
 from jaxis.kernels.ssd import reference
-from jaxis.kernels.state_slots import StateSlots
+from jaxis.kernels.ssd.reference import SsdOperands
 
 
-def supports(state: jax.Array | None) -> bool:
-    return native.usable() and (state is None or state.dtype == jnp.float32)
+def ssd(operands: SsdOperands) -> tuple[jax.Array | None, jax.Array]:
+    empty = jax.ShapeDtypeStruct((0, *operands.state_shape), jnp.float32)
+    return native_states.in_place_or_whole(_kernel, reference.ssd, operands, empty)
 
 
-def ssd(
-    x: jax.Array,
-    dt: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
-    d: jax.Array | None,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> tuple[jax.Array | None, jax.Array]:
-    operands = (x, dt, a, b, c, d)
-    if state is None or slots is None:
-        empty = jnp.zeros((0, *x.shape[1:], b.shape[2]), jnp.float32)
-        return None, native_states.over_whole_sequences(
-            _kernel, reference.ssd, operands, empty, query_start_loc, num_requests
-        )
-    return _kernel(*operands, state, slots, query_start_loc, num_requests)
-
-
-def _kernel(
-    x: jax.Array,
-    dt: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
-    d: jax.Array | None,
-    state: jax.Array,
-    slots: StateSlots,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+def _kernel(operands: SsdOperands) -> tuple[jax.Array, jax.Array]:
+    x, dt, a, b, c, d, states = operands
     d = jnp.zeros(0) if d is None else d
     inputs = tuple(operand.astype(jnp.float32) for operand in (x, dt, a, b, c, d))
-    state, y = native_states.call("ssd", inputs, state, slots, query_start_loc, num_requests, x.shape)
+    state, y = native_states.call("ssd", inputs, states, x.shape)
     return state, y.astype(x.dtype)

@@ -7,8 +7,33 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.state_slots import RecurrentStates
 from jaxis.kernels.token_scan import scan_tokens
+
+
+class SsdOperands(NamedTuple):
+    """Operands of `ssd`, for a flat batch of T tokens.
+
+    Attributes:
+      x: [T, H, P].
+      dt: float32 [T, H], the time step, after its softplus.
+      a: float32 [H], negative.
+      b, c: [T, G, N]; H / G consecutive heads share a group.
+      d: [H]; None for zeros.
+      states: Of float32 [H, P, N] each.
+    """
+
+    x: jax.Array
+    dt: jax.Array
+    a: jax.Array
+    b: jax.Array
+    c: jax.Array
+    d: jax.Array | None
+    states: RecurrentStates
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (*self.x.shape[1:], self.b.shape[2])
 
 
 class SsdInputs(NamedTuple):
@@ -20,27 +45,14 @@ class SsdInputs(NamedTuple):
     c: jax.Array  # [G, N]
 
     @classmethod
-    def of(cls, x: jax.Array, dt: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> SsdInputs:
-        x, dt, a, b, c = (operand.astype(jnp.float32) for operand in (x, dt, a, b, c))
+    def of(cls, operands: SsdOperands) -> SsdInputs:
+        x, dt, a, b, c = (operand.astype(jnp.float32) for operand in operands[:5])
         return cls(x * dt[..., None], dt * a, b, c)
 
 
-def ssd(
-    x: jax.Array,
-    dt: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array,
-    d: jax.Array | None,
-    state: jax.Array | None,
-    slots: StateSlots | None,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
-) -> tuple[jax.Array | None, jax.Array]:
-    tokens = TokenSlots.of(slots, query_start_loc, num_requests, x.shape[0])
-    inputs = SsdInputs.of(x, dt, a, b, c)
-    state, y = scan_tokens(token_step, state, (*x.shape[1:], b.shape[2]), tokens, inputs)
-    return state, with_skip(y, x, d, tokens.valid)
+def ssd(operands: SsdOperands) -> tuple[jax.Array | None, jax.Array]:
+    state, y = scan_tokens(token_step, operands.states, operands.state_shape, SsdInputs.of(operands))
+    return state, with_skip(y, operands)
 
 
 def token_step(state: jax.Array, token: SsdInputs) -> tuple[jax.Array, jax.Array]:
@@ -51,8 +63,10 @@ def token_step(state: jax.Array, token: SsdInputs) -> tuple[jax.Array, jax.Array
     return state, jnp.einsum("hpn,hn->hp", state, c, precision=jax.lax.Precision.HIGHEST)
 
 
-def with_skip(y: jax.Array, x: jax.Array, d: jax.Array | None, valid: jax.Array) -> jax.Array:
+def with_skip(y: jax.Array, operands: SsdOperands) -> jax.Array:
     """Returns y [T, H, P] plus `d * x` for tokens that are not padding, in x's type."""
+    x, d = operands.x, operands.d
     if d is not None:
-        y = y + jnp.where(valid[:, None, None], d.astype(jnp.float32)[:, None] * x.astype(jnp.float32), 0)
+        valid = operands.states.valid(len(x))[:, None, None]
+        y = y + jnp.where(valid, d.astype(jnp.float32)[:, None] * x.astype(jnp.float32), 0)
     return y.astype(x.dtype)
