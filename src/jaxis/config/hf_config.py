@@ -164,15 +164,15 @@ class HFConfig(Mapping[str, Any]):
         shown = " and ".join(f"{self._as_written(key)}={self._plain(key)!r}" for key in present)
         return ConfigError(f"{self.source} has {shown}, {why}", keys=map(self._as_written, keys))
 
-    def ignore(self, key: str, *, because: str) -> None:
-        """Declares that the model knows a key, which may be absent, and that its value or nested values have no effect.
+    def ignore(self, *keys: str, because: str) -> None:
+        """Declares that the model knows keys, which may be absent, and that their (nested) values have no effect.
 
         Other readers may still use it: a layer ignores what only layers of another kind need. Raises ValueError without
         a reason.
         """
         if not because:
-            raise ValueError(f"{key!r} is ignored without a reason")
-        self._ignored.add(key)
+            raise ValueError(f"{', '.join(keys)} is ignored without a reason")
+        self._ignored.update(keys)
 
     def get_text_config(self) -> HFConfig:
         """Returns the text decoder's config: the nested `text_config` of a multimodal model, else this one."""

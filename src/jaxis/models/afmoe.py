@@ -54,8 +54,7 @@ class AfmoeForCausalLM(CausalLM):
         config.ignore("load_balance_coeff", because="it is for training")
         config.ignore("use_grouped_mm", because="it is how the same result is computed")
         config.ignore("intermediate_size", because="sparse layers do not have it")
-        for key in ("moe_intermediate_size", "num_shared_experts"):
-            config.ignore(key, because="dense layers do not have it")
+        config.ignore("moe_intermediate_size", "num_shared_experts", because="dense layers do not have it")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

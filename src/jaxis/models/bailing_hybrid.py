@@ -132,8 +132,7 @@ def _expect_what_all_have(config: HFConfig) -> None:
     config.expect("scale_router_input", False)
     config.expect("group_norm_size", 1)
     config.expect("num_kv_heads_for_linear_attn", 0, config["num_attention_heads"])
-    for key in ("partial_rotary_factor", "rotary_dim"):
-        config.ignore(key, because="qk_rope_head_dim says what is rotated")
+    config.ignore("partial_rotary_factor", "rotary_dim", because="qk_rope_head_dim says what is rotated")
     config.ignore("model_max_length", because="it is what transformers calls max_position_embeddings")
     config.ignore("mtp_use_kda", because="layers that draft tokens are not loaded")
 

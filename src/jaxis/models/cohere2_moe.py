@@ -50,8 +50,7 @@ class Cohere2MoeForCausalLM(Cohere2CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
-        for key in ("rms_norm_eps", "layer_norm_eps"):
-            config.ignore(key, because="the norms are of one of two kinds")
+        config.ignore("rms_norm_eps", "layer_norm_eps", because="the norms are of one of two kinds")
         for key in ("intermediate_size", "prefix_dense_intermediate_size"):
             config.ignore(key, because="a model may lack one of the two kinds of layers")
 
@@ -70,8 +69,7 @@ def _layer_type(config: HFConfig, layer_index: int) -> str:
     """Returns the layer's type by `layer_types`, or by two patterns, for the first dense layers and for the others."""
     keys = ("prefix_dense_sliding_window_pattern", "sliding_window_pattern")
     if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
-        for key in keys:
-            config.ignore(key, because="layer_types names each layer's type")
+        config.ignore(*keys, because="layer_types names each layer's type")
         return kind
     dense_pattern, pattern = (config.get(key, default) for key, default in zip(keys, (1, 4), strict=True))
     num_dense = num_dense_layers(config, 0)

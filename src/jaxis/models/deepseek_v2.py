@@ -38,8 +38,7 @@ def _routing(config: HFConfig) -> Routing:
     """Routing by softmax scores without renormalisation; the best experts of all or of the best groups."""
     has_groups = config.get("topk_method", "greedy") == "group_limited_greedy"
     if not has_groups:
-        for key in ("n_group", "topk_group"):
-            config.ignore(key, because="topk_method='greedy' chooses from all experts")
+        config.ignore("n_group", "topk_group", because="topk_method='greedy' chooses from all experts")
     return Routing(
         num_experts=config["n_routed_experts"],
         num_experts_per_token=config["num_experts_per_tok"],

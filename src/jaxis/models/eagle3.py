@@ -197,5 +197,4 @@ def _check_config(outer: HFConfig, layer: HFConfig) -> None:
         layer.ignore(key, because="the checkpoint has the head, and its layer sees all tokens")
     for key in ("speculators_config", "speculators_model_type", "speculators_version", "has_no_defaults_at_init"):
         outer.ignore(key, because="it says how the head was trained, or how another program runs it")
-    for key in ("embed_requires_grad", "enable_sp_ulysses", "tie_word_embeddings"):
-        outer.ignore(key, because="it concerns training")
+    outer.ignore("embed_requires_grad", "enable_sp_ulysses", "tie_word_embeddings", because="it concerns training")

@@ -47,8 +47,7 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
         config.expect("moe_gate_act", "softmax")
         config.ignore("moe_capacity", because="no token is dropped")
         config.ignore("intermediate_size", because="sparse layers do not have it")
-        for key in ("moe_intermediate_size", "moe_num_shared_experts"):
-            config.ignore(key, because="dense layers do not have it")
+        config.ignore("moe_intermediate_size", "moe_num_shared_experts", because="dense layers do not have it")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

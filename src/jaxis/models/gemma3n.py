@@ -171,8 +171,7 @@ class Gemma3nForCausalLM(SharedCacheCausalLM):
             raise config.fault(
                 "altup_active_idx", "altup_num_inputs", why="expected an index of the inputs, from 0: correct the file"
             )
-        for key in ("altup_coef_clip", "altup_lr_multiplier"):
-            config.ignore(key, because="it is for training")
+        config.ignore("altup_coef_clip", "altup_lr_multiplier", because="it is for training")
         config.ignore("query_pre_attn_scalar", because="scores are not scaled")
 
     @classmethod

@@ -100,8 +100,7 @@ def _head_sizes(config: HFConfig, index: int, kind: str) -> tuple[int, int]:
     head_dim: int = config.get("head_dim", 256)
     num_kv_heads: int = config.get("num_key_value_heads", 4)
     if "per_layer_config" in config:
-        for key in ("global_head_dim", "num_global_key_value_heads"):
-            config.ignore(key, because="per_layer_config has the sizes")
+        config.ignore("global_head_dim", "num_global_key_value_heads", because="per_layer_config has the sizes")
         own = settings_of_layer(config, index)
         return own.get("head_dim", head_dim), own.get("num_key_value_heads", num_kv_heads)
     if kind != FULL_ATTENTION:

@@ -72,8 +72,7 @@ class GraniteMoeHybridForCausalLM(GraniteCausalLM):
         for key in sizes:
             config.ignore(f"mamba_{key}", because="attention does not have it")
         if not config.get("num_local_experts", 8):
-            for key in ("num_experts_per_tok", "intermediate_size"):
-                config.ignore(key, because="there are no experts")
+            config.ignore("num_experts_per_tok", "intermediate_size", because="there are no experts")
 
 
 FAMILY = Family(

@@ -45,8 +45,7 @@ class JambaForCausalLM(CausalLM):
         config.ignore("layers_num_experts", because="periods of layers say which have experts")
         for key in ("num_experts_per_tok", "expert_layer_period", "expert_layer_offset"):
             config.ignore(key, because="it matters only with several experts")
-        for key in ("num_attention_heads", "num_key_value_heads"):
-            config.ignore(key, because="there may be no layer of attention")
+        config.ignore("num_attention_heads", "num_key_value_heads", because="there may be no layer of attention")
 
 
 def _mamba(scope: LayerScope) -> Mamba1:

@@ -82,8 +82,7 @@ class LagunaForCausalLM(CausalLM):
             config.expect("mlp_only_layers", [0])
         config.ignore("num_attention_heads", because="num_attention_heads_per_layer has each layer's")
         config.ignore("intermediate_size", because="sparse layers do not have it")
-        for key in ("moe_intermediate_size", "shared_expert_intermediate_size"):
-            config.ignore(key, because="dense layers do not have it")
+        config.ignore("moe_intermediate_size", "shared_expert_intermediate_size", because="dense layers do not have it")
 
 
 @dataclass(frozen=True, kw_only=True)

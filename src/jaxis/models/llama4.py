@@ -40,8 +40,7 @@ class Llama4ForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.ignore("attention_chunk_size", because="layers without chunks see everything")
-        for key in ("floor_scale", "attn_scale"):
-            config.ignore(key, because="only layers without a rope have a temperature")
+        config.ignore("floor_scale", "attn_scale", because="only layers without a rope have a temperature")
         config.ignore("interleave_moe_layer_step", because="moe_layers, where there is one, names the sparse layers")
         config.ignore("intermediate_size", because="dense layers do not have it")
         config.ignore("intermediate_size_mlp", because="sparse layers do not have it")

@@ -48,13 +48,10 @@ class MambaForCausalLM(CausalLM):
         check_mamba_keys(config)
         ignore_rope(config)
         config.expect("hidden_act", "silu")
-        for key in _OF_TRAINING:
-            config.ignore(key, because="it says how training begins")
+        config.ignore(*_OF_TRAINING, because="it says how training begins")
         config.expect("rms_norm", True)
-        for key in _OF_MAKERS:
-            config.ignore(key, because="only the makers' own code reads it")
-        for key in ("num_attention_heads", "num_key_value_heads"):
-            config.ignore(key, because="there is nothing but Mamba")
+        config.ignore(*_OF_MAKERS, because="only the makers' own code reads it")
+        config.ignore("num_attention_heads", "num_key_value_heads", because="there is nothing but Mamba")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

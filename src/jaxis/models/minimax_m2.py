@@ -57,8 +57,7 @@ class MiniMaxM2ForCausalLM(CausalLM):
         config.expect("norm_topk_prob", True)
         config.expect("shared_intermediate_size", 0)
         config.expect("attn_type_list", [1] * config["num_hidden_layers"])  # 0 was MiniMax M1's lightning attention
-        for key in ("use_mtp", "mtp_transformer_layers"):
-            config.ignore(key, because="layers that predict later tokens are not loaded")
+        config.ignore("use_mtp", "mtp_transformer_layers", because="layers that predict later tokens are not loaded")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -62,8 +62,7 @@ class MptForCausalLM(CausalLM):
         config.expect("expansion_ratio", 4)
         config.expect("logit_scale", None)
         config.expect("norm_type", "low_precision_layernorm")
-        for key in ("learned_pos_emb", "max_position_embeddings"):
-            config.ignore(key, because="positions are known by biases alone")
+        config.ignore("learned_pos_emb", "max_position_embeddings", because="positions are known by biases alone")
         for key in ("id2label", "label2id"):  # which the reference writes as if attention were a model of its own
             attention.read_object(key)
         config.ignore("embedding_fraction", because="it scales gradients alone")

@@ -64,8 +64,7 @@ class NemotronHForCausalLM(CausalLM):
         config.expect("attention_bias", False)
         config.expect("sliding_window", None)
         config.expect("n_shared_experts", 1)
-        for key in _KEYS_OF_ONE_KIND:
-            config.ignore(key, because="layers of another kind do not have it")
+        config.ignore(*_KEYS_OF_ONE_KIND, because="layers of another kind do not have it")
         config.ignore("expand", because="Mamba2's heads and their size are given")
         config.ignore("moe_shared_expert_overlap", because="it says what runs at the same time")
         for key in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):

@@ -37,13 +37,7 @@ class SmolLM3ForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("use_sliding_window", False)
-        for key in ("sliding_window", "max_window_layers"):
-            config.ignore(key, because="only use_sliding_window turns windows on")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(tied_by_default=True)
+        config.ignore("sliding_window", "max_window_layers", because="only use_sliding_window turns windows on")
 
 
 FAMILY = Family("SmolLM3", (SmolLM3ForCausalLM,), "no RoPE in every fourth layer", gguf=("smollm3",))

@@ -51,8 +51,7 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
             self_attn = latent_attention(scope / "self_attn", interleaved_rope=interleaved_rope)
         config = scope.config
         unused = ("intermediate_size",) if is_sparse else ("moe_intermediate_size", "n_shared_experts")
-        for key in unused:
-            config.ignore(key, because="layers of the other kind have it")
+        config.ignore(*unused, because="layers of the other kind have it")
         mlp = dense_or_sparse(
             scope,
             routing,

@@ -19,7 +19,5 @@ def check_hunyuan_keys(config: HFConfig) -> None:
     config.expect("attention_head_dim", config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]))
     config.ignore("cla_share_factor", because="use_cla is off")
     config.ignore("org_vocab_size", because="vocab_size says it")
-    for key in ("class_num", "dense_list", "pool_type"):
-        config.ignore(key, because="there is no classification head")
-    for key in _TOKENS:
-        config.ignore(key, because="tokens are the tokenizer's business")
+    config.ignore("class_num", "dense_list", "pool_type", because="there is no classification head")
+    config.ignore(*_TOKENS, because="tokens are the tokenizer's business")

@@ -79,8 +79,7 @@ def check_mamba_keys(config: HFConfig) -> None:
         config.ignore(key, because="it says how training begins")
     for key in ("chunk_size", "mamba_chunk_size"):
         config.ignore(key, because="the result of the recurrence does not depend on how it is cut")
-    for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
-        config.ignore(key, because="states are float32")
+    config.ignore("mamba_ssm_dtype", "mamba_ssm_cache_dtype", because="states are float32")
     config.ignore("residual_in_fp32", because="residuals have the type of the activations")
     config.ignore("rescale_prenorm_residual", because="it says how training begins")
     for key in ("use_mamba_kernels", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"):
@@ -98,8 +97,7 @@ def _is_no_limit(value: Any) -> bool:
 def ignore_rope(config: HFConfig) -> None:
     """Declares the keys of the rope and of the context length, which matter only with a rope."""
     keys = ("max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
-    for key in keys:
-        config.ignore(key, because="no layer has a rope")
+    config.ignore(*keys, because="no layer has a rope")
 
 
 def tiny_inner_size(twin: Mapping[str, Any]) -> int:

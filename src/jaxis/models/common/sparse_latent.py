@@ -96,8 +96,7 @@ def layers_with_indexer(config: HFConfig) -> list[bool]:
     if kinds is None:
         frequency, offset = config.get("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
         return [max(i - offset + 1, 0) % max(frequency, 1) == 0 for i in range(num_layers)]
-    for other in _SCHEDULE_KEYS:
-        config.ignore(other, because=f"{key} says it of each layer")
+    config.ignore(*_SCHEDULE_KEYS, because=f"{key} says it of each layer")
     found = [_HAS_INDEXER.get(kind) for kind in kinds]
     if len(found) != num_layers or None in found or not found[0]:
         raise config.fault(key, why=f"expected 'full' or 'shared' for each of {num_layers} layers, and 'full' first")

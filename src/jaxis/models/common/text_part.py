@@ -58,8 +58,7 @@ class TextPart(CausalLM):
                 f"the text's config in {config.source} has model_type={model_type!r}, expected "
                 f"{' or '.join(map(repr, self.text_model_types))}, the text of {type(self).__name__}: correct the file"
             )
-        for key in self.other_keys:
-            config.ignore(key, because="it is about a part that is not loaded")
+        config.ignore(*self.other_keys, because="it is about a part that is not loaded")
         self._outside: bool | None = config.get("tie_word_embeddings")
         model_config = dataclasses.replace(vllm_config.model_config, hf_config=text_config)
         super().__init__(dataclasses.replace(vllm_config, model_config=model_config), rng, quant_config)

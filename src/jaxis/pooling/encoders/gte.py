@@ -68,8 +68,7 @@ class GteModel(NomicBertModel):
         ):
             config.expect(key, expected)
         config.ignore("logn_attention_clip1", because="scores are not scaled by the length")
-        for key in ("unpad_inputs", "use_memory_efficient_attention"):
-            config.ignore(key, because="it chooses how the same is computed")
+        config.ignore("unpad_inputs", "use_memory_efficient_attention", because="it chooses how the same is computed")
         config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:

@@ -97,8 +97,7 @@ class NomicBertModel(TextEncoder):
             config.expect(key, None, 0)
         config.ignore("reorder_and_upcast_attn", because="scores are float32")
         config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
-        for key in ("dense_seq_output", "use_xentropy"):
-            config.ignore(key, because="a head that predicts words is not loaded")
+        config.ignore("dense_seq_output", "use_xentropy", because="a head that predicts words is not loaded")
         config.ignore("pad_vocab_size_multiple", because="vocab_size has the padding")
         config.ignore("max_trained_positions", because="positions are rotary")
 
