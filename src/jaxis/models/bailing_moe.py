@@ -15,7 +15,7 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
     num_dense_layers,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 
 
@@ -24,12 +24,7 @@ class BailingMoeV2DecoderLayer(PreNormDecoderLayer):
 
     def __init__(self, scope: LayerScope, *, default_theta: float = 600_000.0) -> None:
         config = scope.config
-        routing = sigmoid_routing(
-            config,
-            config["num_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 2.5),
-        )
+        routing = usual_sigmoid_routing(config, config["num_experts"], default_factor=2.5)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(

@@ -14,7 +14,7 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
     is_sparse_layer,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 
 
@@ -22,11 +22,8 @@ class Dots1DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
-        routing = sigmoid_routing(
-            config,
-            config["n_routed_experts"],
-            renormalize=config.get("norm_topk_prob", False),
-            scaling_factor=config.get("routed_scaling_factor", 1.0),
+        routing = usual_sigmoid_routing(
+            config, config["n_routed_experts"], default_factor=1.0, default_renormalize=False
         )
         is_sparse = is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=0)
         num_shared = config["n_shared_experts"] if is_sparse else 0

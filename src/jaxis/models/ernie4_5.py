@@ -11,7 +11,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.towers.paddleocr import PaddleOcrVision
@@ -37,11 +37,7 @@ class Ernie4_5DecoderLayer(PreNormDecoderLayer):
 
 class Ernie4_5ForCausalLM(CausalLM):
     layer_class = Ernie4_5DecoderLayer
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(tied_by_default=True)
+    tied_by_default = True
 
 
 class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):

@@ -13,7 +13,7 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
     is_sparse_layer,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 
 
@@ -22,12 +22,7 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=4)
         has_no_windows = config.get("sliding_window", 4096) is None
-        routing = sigmoid_routing(
-            config,
-            config["num_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 2.5),
-        )
+        routing = usual_sigmoid_routing(config, config["num_experts"], default_factor=2.5)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(

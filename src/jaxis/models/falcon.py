@@ -12,7 +12,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.qkv_packing import PACKED, PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -62,6 +62,8 @@ def _num_kv_heads(config: HFConfig, is_new: bool) -> int:
 
 class FalconForCausalLM(CausalLM):
     layer_class = _layer
+    make_norm = biased_layer_norm
+    tied_by_default = True
     renames = (
         ("transformer.word_embeddings", "model.embed_tokens"),
         ("transformer.h", "model.layers"),
@@ -89,10 +91,6 @@ class FalconForCausalLM(CausalLM):
         if config.get("new_decoder_architecture", False) and config.get("num_ln_in_parallel_attn", 2) == 2:
             return cls.renames
         return tuple(rename for rename in cls.renames if rename[0] not in ("ln_attn", "ln_mlp"))
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope), tied_by_default=True)
 
 
 FAMILY = Family(

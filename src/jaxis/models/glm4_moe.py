@@ -13,7 +13,7 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
     num_dense_layers,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 from jaxis.models.common.text_part import InnerTextPart
 from jaxis.models.common.towers.glm import GlmVision
@@ -23,12 +23,7 @@ class Glm4MoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias, qk_norm = config.get("attention_bias", False), config.get("use_qk_norm", False)
-        routing = sigmoid_routing(
-            config,
-            config["n_routed_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 1.0),
-        )
+        routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, qk_norm=qk_norm),

@@ -9,7 +9,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.qkv_packing import PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -34,6 +34,7 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
 
 class GPTNeoXForCausalLM(CausalLM):
     layer_class = _layer
+    make_norm = biased_layer_norm
     renames = (
         ("gpt_neox.embed_in", "model.embed_tokens"),
         ("gpt_neox.final_layer_norm", "model.norm"),
@@ -49,10 +50,6 @@ class GPTNeoXForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("is_decoder", True, False)
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope))
 
 
 FAMILY = Family(

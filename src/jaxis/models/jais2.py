@@ -6,7 +6,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family, PlainGGUF
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -29,10 +29,7 @@ class Jais2DecoderLayer(PreNormDecoderLayer):
 
 class Jais2ForCausalLM(CausalLM):
     layer_class = Jais2DecoderLayer
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope))
+    make_norm = biased_layer_norm
 
 
 FAMILY = Family(

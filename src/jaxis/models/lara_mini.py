@@ -23,7 +23,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET
 
@@ -81,13 +81,9 @@ def _experts(scope: LayerScope) -> SparseMoE:
 
 class LaraMiniForCausalLM(CausalLM):
     layer_class = LaraMiniDecoderLayer
+    tied_by_default = True
     router_aux_loss_coef = 0.001
     renames = (("mlp.shared_expert", "mlp.shared_experts"), ("linear_attn.out_norm", "linear_attn.norm"))
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(tied_by_default=True)
 
 
 FAMILY = Family(

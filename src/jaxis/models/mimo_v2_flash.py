@@ -21,18 +21,13 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
-from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, usual_sigmoid_routing
 
 
 class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = sigmoid_routing(
-            config,
-            config["n_routed_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 1.0),
-        )
+        routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
         super().__init__(
             scope,
             self_attn=_attention(scope),

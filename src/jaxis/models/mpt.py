@@ -9,7 +9,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import unbiased_layer_norm
 
@@ -38,6 +38,8 @@ class MptDecoderLayer(PreNormDecoderLayer):
 
 class MptForCausalLM(CausalLM):
     layer_class = MptDecoderLayer
+    make_norm = unbiased_layer_norm
+    tied_by_default = True
     renames = (
         ("transformer.wte", "model.embed_tokens"),
         ("transformer.blocks", "model.layers"),
@@ -66,10 +68,6 @@ class MptForCausalLM(CausalLM):
         for key in ("id2label", "label2id"):  # which the reference writes as if attention were a model of its own
             attention.read_object(key)
         config.ignore("embedding_fraction", because="it scales gradients alone")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=unbiased_layer_norm(scope), tied_by_default=True)
 
 
 FAMILY = Family(

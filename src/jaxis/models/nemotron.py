@@ -12,7 +12,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 
 
@@ -52,10 +52,7 @@ class NemotronDecoderLayer(PreNormDecoderLayer):
 
 class NemotronForCausalLM(CausalLM):
     layer_class = NemotronDecoderLayer
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=_norm(scope))
+    make_norm = _norm
 
 
 FAMILY = Family(

@@ -11,7 +11,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 
 
@@ -38,10 +38,7 @@ class OlmoDecoderLayer(PreNormDecoderLayer):
 
 class OlmoForCausalLM(CausalLM):
     layer_class = OlmoDecoderLayer
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=_UnweightedLayerNorm(scope))
+    make_norm = _UnweightedLayerNorm
 
 
 FAMILY = Family(

@@ -10,7 +10,7 @@ from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.qkv_packing import PACKED_BY_GROUP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -42,6 +42,7 @@ class PersimmonDecoderLayer(PreNormDecoderLayer):
 
 class PersimmonForCausalLM(CausalLM):
     layer_class = PersimmonDecoderLayer
+    make_norm = biased_layer_norm
     renames = (
         ("model.final_layernorm", "model.norm"),
         ("self_attn.query_key_value", "self_attn.qkv_proj"),
@@ -51,10 +52,6 @@ class PersimmonForCausalLM(CausalLM):
         ("mlp.dense_h_to_4h", "mlp.up_proj"),
         ("mlp.dense_4h_to_h", "mlp.down_proj"),
     )
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope))
 
 
 FAMILY = Family(

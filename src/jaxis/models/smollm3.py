@@ -9,7 +9,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.no_rope_layers import has_rope
 
@@ -33,6 +33,7 @@ class SmolLM3DecoderLayer(PreNormDecoderLayer):
 
 class SmolLM3ForCausalLM(CausalLM):
     layer_class = SmolLM3DecoderLayer
+    tied_by_default = True
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -13,19 +13,14 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     expect_no_dense_layers,
     ignore_sizes_of_other_layers,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 
 
 class SolarOpenDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = sigmoid_routing(
-            config,
-            config["n_routed_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 1.0),
-        )
+        routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(

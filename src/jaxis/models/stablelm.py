@@ -8,7 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import HeadLayerNorms
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -36,11 +36,8 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
 
 class StableLmForCausalLM(CausalLM):
     layer_class = _layer
+    make_norm = biased_layer_norm
     renames = (("q_layernorm", "q_norm"), ("k_layernorm", "k_norm"))
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope))
 
 
 FAMILY = Family(

@@ -10,8 +10,12 @@ from jaxis.layers.leaves import layer_norm
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+
+
+def _norm(scope: LayerScope) -> JaxLayerNorm:
+    return layer_norm(scope, epsilon=scope.config.get("norm_epsilon", 1e-5))
 
 
 class Starcoder2DecoderLayer(PreNormDecoderLayer):
@@ -32,6 +36,8 @@ class Starcoder2DecoderLayer(PreNormDecoderLayer):
 
 class Starcoder2ForCausalLM(CausalLM):
     layer_class = Starcoder2DecoderLayer
+    make_norm = _norm
+    tied_by_default = True
     renames = (("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj"))
 
     @classmethod
@@ -40,14 +46,6 @@ class Starcoder2ForCausalLM(CausalLM):
         config.expect("mlp_type", "default")
         # GPT-BigCode's key, which the reference does not read: the kind of GELU is in `hidden_act`.
         config.expect("activation_function", config.get("hidden_act", "gelu_pytorch_tanh"), "gelu")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(tied_by_default=True, norm=_norm(scope))
-
-
-def _norm(scope: LayerScope) -> JaxLayerNorm:
-    return layer_norm(scope, epsilon=scope.config.get("norm_epsilon", 1e-5))
 
 
 FAMILY = Family("StarCoder2", (Starcoder2ForCausalLM,), "LayerNorm, plain feed-forward, biases", gguf=("starcoder2",))

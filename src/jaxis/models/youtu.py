@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek import latent_attention
 from jaxis.models.common.family import Family
 
@@ -22,11 +22,7 @@ class YoutuDecoderLayer(PreNormDecoderLayer):
 
 class YoutuForCausalLM(CausalLM):
     layer_class = YoutuDecoderLayer
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(tied_by_default=True)
+    tied_by_default = True
 
 
 FAMILY = Family("Youtu-LLM", (YoutuForCausalLM,), "latent attention, dense blocks")

@@ -318,6 +318,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
       layer_class: Factory of the decoder layers.
       model_class: Class of the decoder below the head.
       renames, other_names, transposed, module_renames, unadaptable: Fields of the family's `CheckpointNames`.
+      make_norm: Creates the final norm; None for an RMS norm with config.json's `rms_norm_eps`.
+      tied_by_default: True if the head is tied to the embeddings when config.json does not say.
       buffers: Name suffixes, after the renames, of tensors that are computed here instead of loaded.
       router_aux_loss_coef: Default factor of the loss that balances routers in training; None for no such loss.
       checkpoint_names: Table of this model's names.
@@ -336,6 +338,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
     transposed: ClassVar[tuple[str, ...]] = ()
     module_renames: ClassVar[Sequence[Rename] | None] = None
     unadaptable: ClassVar[tuple[str, ...]] = ()
+    make_norm: ClassVar[Callable[[LayerScope], Norm] | None] = None
+    tied_by_default: ClassVar[bool] = False
     # Old versions of the reference saved this buffer; here the rope is computed from the config.
     buffers: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     router_aux_loss_coef: ClassVar[float | None] = None
@@ -400,9 +404,9 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        """Reads the settings outside the layers from config.json."""
-        del scope
-        return DecoderOptions()
+        """Reads the settings outside the layers from config.json; overridden for others than the class has."""
+        norm = None if cls.make_norm is None else cls.make_norm(scope)
+        return DecoderOptions(norm=norm, tied_by_default=cls.tied_by_default)
 
     @classmethod
     def head(cls, scope: LayerScope, options: DecoderOptions) -> JaxLmHead:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxis.config.layer_settings import value_of_layer
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
@@ -88,8 +88,6 @@ GRANITE_MOE_RENAMES = (
 
 class GraniteCausalLM(CausalLM):
     """Base of models with multipliers on embeddings and logits; each model sets its layer class."""
-
-    tied_by_default: ClassVar[bool] = False
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

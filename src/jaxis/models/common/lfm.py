@@ -14,7 +14,7 @@ from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.short_conv import ShortConv
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 
 
 class LfmDecoderLayer(PreNormDecoderLayer):
@@ -51,6 +51,8 @@ lfm_mlp = partial(GatedMLP, activation="silu")
 
 
 class LfmCausalLM(CausalLM):
+    make_norm = lfm_norm
+    tied_by_default = True
     renames = (
         ("model.embedding_norm", "model.norm"),
         ("operator_norm", "input_layernorm"),
@@ -76,10 +78,6 @@ class LfmCausalLM(CausalLM):
         config.expect("num_heads", config["num_attention_heads"])
         if config.get("layer_types") is not None:
             config.ignore("full_attn_idxs", because="layer_types names each layer's type")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=lfm_norm(scope), tied_by_default=True)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
         """Returns whether the head is tied. LFM2's files have another name of the key."""

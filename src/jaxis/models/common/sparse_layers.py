@@ -83,6 +83,18 @@ def dense_or_sparse(
     )
 
 
+def usual_sigmoid_routing(
+    config: HFConfig, num_experts: int, *, default_factor: float, default_renormalize: bool = True
+) -> Routing:
+    """`sigmoid_routing` with DeepSeek V3's keys of the factor and of renormalizing, which may be absent."""
+    return sigmoid_routing(
+        config,
+        num_experts,
+        renormalize=config.get("norm_topk_prob", default_renormalize),
+        scaling_factor=config.get("routed_scaling_factor", default_factor),
+    )
+
+
 def sigmoid_routing(config: HFConfig, num_experts: int, *, renormalize: bool, scaling_factor: float) -> Routing:
     """DeepSeek V3's routing of X experts with its keys of groups; the reference multiplies in float32.
 
