@@ -110,7 +110,7 @@ def test_no_kernel_spills(name, mesh, tmp_path):
         sinks,
         array(dtype, 64, num_heads, head_dim),
         cache,
-        *step(),
+        layout.Batch(*step()),
     )
     assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path))
 
@@ -122,7 +122,7 @@ def test_no_kernel_of_latent_attention_spills(name, mesh, tmp_path):
     head_dim = value_dim + rope_dim
     attend = functools.partial(latent_gpu.latent_attention, value_dim=value_dim, scale=0.1)
     cache = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, head_dim, cache_dtype)).array
-    lowered = lower(mesh, attend, array(dtype, 64, num_heads, head_dim), cache, *step())
+    lowered = lower(mesh, attend, array(dtype, 64, num_heads, head_dim), cache, layout.Batch(*step()))
     assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path))
 
 

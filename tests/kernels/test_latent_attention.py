@@ -80,9 +80,8 @@ def test_a_step_without_requests_is_finite():
 def test_the_definition_equals_dense_attention(dtype):
     step = make_latent_step(MIX, pad_tokens=3, pad_requests=1)
     kv_cache = cached(step.kv_cache, VALUE_DIM, dtype)
-    operands = (step.q, kv_cache, step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
     attend = jax.jit(functools.partial(reference.latent_attention, value_dim=VALUE_DIM, scale=SCALE))
-    out = attend(*map(jnp.asarray, operands))
+    out = attend(*jax.tree.map(jnp.asarray, (step.q, kv_cache, step.batch)))
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
 

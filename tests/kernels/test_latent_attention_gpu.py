@@ -18,9 +18,8 @@ FEW = [(130, 1), (0, 13), (40, 30)]
 
 def check(step: Step, value_dim: int, dtype: type = np.float32, atol: float = 1e-5) -> None:
     kv_cache = cached(step.kv_cache, value_dim, dtype)
-    operands = (step.q, kv_cache, step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
     attend = functools.partial(gpu.latent_attention, value_dim=value_dim, scale=SCALE, interpret=True)
-    out = np.asarray(jax.jit(attend)(*map(jnp.asarray, operands)))
+    out = np.asarray(jax.jit(attend)(*jax.tree.map(jnp.asarray, (step.q, kv_cache, step.batch))))
     assert out.shape == (*step.q.shape[:2], value_dim)
     assert out.dtype == step.q.dtype
     rows = out.astype(np.float64)

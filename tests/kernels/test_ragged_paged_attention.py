@@ -155,7 +155,7 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
             slot = expected[step.block_tables[r, positions[row] // 16], positions[row] % 16]
             slot[0::2], slot[1::2] = k[row], v[row]
     written = jax.jit(write_kv_cache)(
-        jnp.asarray(step.kv_cache), jnp.asarray(k), jnp.asarray(v), jnp.asarray(positions), *step.operands[3:]
+        jnp.asarray(step.kv_cache), jnp.asarray(k), jnp.asarray(v), jnp.asarray(positions), step.operands[2]
     )
     np.testing.assert_array_equal(written, expected)
 
@@ -165,7 +165,7 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
         jnp.asarray(v),
         paged(step.kv_cache),
         jnp.asarray(positions),
-        *step.operands[2:],
+        *step.operands[2],
     )
     np.testing.assert_array_equal(cache.array, expected)
     for r, (history, queries) in enumerate(requests):

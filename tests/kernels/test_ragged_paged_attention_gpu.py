@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import gpu, gpu_decode, gpu_prefill
-from jaxis.kernels.ragged_paged_attention.gpu_tile import Batch
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 from tests.support.attention_steps import BFLOAT16, MIX, Step, make_step, with_cache_type
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 from tests.kernels.tpu_attention import make_interpretable, strict_interpreter
 from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
 
@@ -56,8 +57,9 @@ def run(step: Step, cache_type: type, sinks: np.ndarray | None = None, **options
     no_queries = np.zeros((max(1, begins.sum()), *step.q.shape[1:]), step.q.dtype)
     parts = [part_of(step, 0 * begins, begins, no_queries), part_of(step, begins, ends, step.q)]
     parts[1][-1][:] = step.request_distribution
-    for q, k, v, *operands in parts:
-        cache, out = attend(*map(jnp.asarray, (q, k, v, cache, *operands)), sinks=sinks)
+    for q, k, v, positions, *batch in parts:
+        operands = jax.tree.map(jnp.asarray, (q, k, v, cache, positions, Batch(*batch)))
+        cache, out = attend(*operands, sinks=sinks)
     return cache, np.asarray(out)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 # (history, query tokens) of each request: decodes first, then prefills, chunks with history, and empty requests.
 MIX = [(0, 1), (130, 1), (7, 1), (0, 13), (200, 71), (5, 0), (31, 1), (16, 16)]
@@ -38,17 +39,12 @@ class Step:
     values: list[np.ndarray]
 
     @property
-    def operands(self) -> tuple[jax.Array, ...]:
-        return jax.device_put(
-            (
-                self.q,
-                self.kv_cache,
-                self.seq_lens,
-                self.block_tables,
-                self.query_start_loc,
-                self.request_distribution,
-            )
-        )
+    def batch(self) -> Batch:
+        return Batch(self.seq_lens, self.block_tables, self.query_start_loc, self.request_distribution)
+
+    @property
+    def operands(self) -> tuple[jax.Array, jax.Array, Batch]:
+        return jax.device_put((self.q, self.kv_cache, self.batch))
 
     @property
     def num_tokens(self) -> int:

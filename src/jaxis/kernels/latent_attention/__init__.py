@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxis.kernels.latent_attention import blockwise, cpu, layout, selected
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.platform import supports_triton
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 __all__ = ["latent_attention", "latent_cache_layout"]
 
@@ -68,21 +69,19 @@ def latent_attention(
     Returns:
       The updated cache, and [T, H, value_dim] in q's type (padding rows are finite and meaningless).
     """
-    operands = (seq_lens, block_tables, query_start_loc, request_distribution)
+    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     options: Any = {"value_dim": value_dim, "scale": scale, "sinks": sinks}
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
-        array, out = cpu.latent_attention(q, entries, array, *operands, selection, **options)
+        array, out = cpu.latent_attention(q, entries, array, batch, selection, **options)
         return cache_layout.cache(array), out
-    array = layout.write_latent_cache(
-        array, entries, value_dim, positions, block_tables, query_start_loc, request_distribution
-    )
+    array = layout.write_latent_cache(array, entries, value_dim, positions, batch)
     kv_cache = cache_layout.cache(array)
     if selection is not None:
-        return kv_cache, selected.latent_attention(q, array, *operands[1:], selection, **options)
+        return kv_cache, selected.latent_attention(q, array, batch, selection, **options)
     if supports_triton():
         from jaxis.kernels.latent_attention import gpu
 
         if gpu.supports(q, array, value_dim):
-            return kv_cache, gpu.latent_attention(q, array, *operands, **options)
-    return kv_cache, blockwise.latent_attention(q, array, *operands, **options)
+            return kv_cache, gpu.latent_attention(q, array, batch, **options)
+    return kv_cache, blockwise.latent_attention(q, array, batch, **options)

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxis.kernels.latent_attention.layout import ContextPart, decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, product, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import Batch, request_of_token
 
 # Context tokens read at a time, and queries per prefill tile, each with all its heads.
 CHUNK_TOKENS = 128
@@ -21,10 +21,7 @@ TILE_QUERIES = 16
 def latent_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     value_dim: int,
     scale: float,
@@ -36,15 +33,13 @@ def latent_attention(
     With a `part`, the cache holds only these tokens of each block, and the result is float32 [T, H, value_dim + 2]: the
     sum of weighted values, the largest score, and the sum of weights relative to it.
     """
-    attention = _Attention(q, kv_cache, block_tables, value_dim, scale, part, sinks)
+    attention = _Attention(q, kv_cache, batch.block_tables, value_dim, scale, part, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
-        request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
-        attention = dataclasses.replace(attention, block_tables=block_tables[request])
-        return attention.decode(seq_lens[request], valid[0].astype(jnp.int32))
-    num_decodes, num_requests = request_distribution[0], request_distribution[2]
-    out = attention.decode(seq_lens, num_decodes)
-    return attention.prefill(out, seq_lens, query_start_loc, num_decodes, num_requests)
+        request, valid = request_of_token(batch.query_start_loc, batch.request_distribution[2], 1)
+        attention = dataclasses.replace(attention, block_tables=batch.block_tables[request])
+        return attention.decode(batch.seq_lens[request], valid[0].astype(jnp.int32))
+    return attention.prefill(attention.decode(batch.seq_lens, batch.request_distribution[0]), batch)
 
 
 @dataclass(frozen=True)
@@ -65,15 +60,10 @@ class _Attention:
         rows = self._attend(self.q[:num_rows], self.block_tables[:num_rows], positions[:, None])
         return jnp.zeros((num_tokens, num_heads, rows.shape[-1]), rows.dtype).at[:num_rows].set(rows)
 
-    def prefill(
-        self,
-        out: jax.Array,
-        seq_lens: jax.Array,
-        query_start_loc: jax.Array,
-        num_decodes: jax.Array,
-        num_requests: jax.Array,
-    ) -> jax.Array:
-        """Fills the rows of `out` [T, H, results] that belong to requests `num_decodes` to `num_requests`."""
+    def prefill(self, out: jax.Array, batch: Batch) -> jax.Array:
+        """Fills the rows of `out` [T, H, results] that belong to requests which are no decodes."""
+        seq_lens, _, query_start_loc, distribution = batch
+        num_decodes, num_requests = distribution[0], distribution[2]
         num_tokens, tile = self.q.shape[0], min(TILE_QUERIES, self.q.shape[0])
         index = jnp.arange(seq_lens.shape[0])
         is_prefill = (index >= num_decodes) & (index < num_requests)

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxis.kernels.latent_attention import blockwise, layout
 from jaxis.kernels.latent_attention.layout import ContextPart
 from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 from jaxis.parallel.mesh import MODEL_AXIS, devices_of_layer, on_each_device
 
 
@@ -44,9 +45,10 @@ def latent_attention(
     kernel = functools.partial(
         _on_device, block_size=kv_cache.layout.block_size, value_dim=value_dim, scale=scale, heads_are_split=is_split
     )
-    in_specs = (heads, PartitionSpec(), cache_spec, *[PartitionSpec()] * 5)
-    operands = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
-    array, out = on_each_device(kernel, in_specs, (cache_spec, heads))(q, entries, kv_cache.array, *operands)
+    everywhere = PartitionSpec()
+    in_specs = (heads, everywhere, cache_spec, everywhere, everywhere)
+    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
+    array, out = on_each_device(kernel, in_specs, (cache_spec, heads))(q, entries, kv_cache.array, positions, batch)
     return kv_cache.layout.cache(array), out
 
 
@@ -55,10 +57,7 @@ def _on_device(
     entries: jax.Array,
     kv_cache: jax.Array,
     positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     block_size: int,
     value_dim: int,
@@ -68,13 +67,10 @@ def _on_device(
     """Returns one device's updated part of the cache, and the outputs of its heads."""
     size, num_heads, dtype = kv_cache.shape[1], q.shape[1], q.dtype
     part = ContextPart(block_size, size, lax.axis_index(MODEL_AXIS) * size)
-    kv_cache = layout.write_latent_cache(
-        kv_cache, entries, value_dim, positions, block_tables, query_start_loc, request_distribution, part
-    )
+    kv_cache = layout.write_latent_cache(kv_cache, entries, value_dim, positions, batch, part)
     if heads_are_split:
         q = lax.all_gather(q, MODEL_AXIS, axis=1, tiled=True)
-    operands = (seq_lens, block_tables, query_start_loc, request_distribution)
-    sums = blockwise.latent_attention(q, kv_cache, *operands, value_dim=value_dim, scale=scale, part=part)
+    sums = blockwise.latent_attention(q, kv_cache, batch, value_dim=value_dim, scale=scale, part=part)
     values, peak, total = jnp.split(sums, [value_dim, value_dim + 1], axis=-1)
     highest = lax.pmax(peak, MODEL_AXIS)
     # Where no device saw anything (padding), all peaks are -inf, and -inf - -inf would be NaN.

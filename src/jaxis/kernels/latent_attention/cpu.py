@@ -11,6 +11,7 @@ from jaxis.kernels import native
 from jaxis.kernels.latent_attention import layout
 from jaxis.kernels.native_constants import ATTENTION_TILE
 from jaxis.kernels.paged_cache import CacheLayout
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
@@ -30,10 +31,7 @@ def latent_attention(
     q: jax.Array,
     entries: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     selection: jax.Array | None = None,
     *,
     value_dim: int,
@@ -50,10 +48,7 @@ def latent_attention(
         q.astype(jnp.float32),
         entries.astype(jnp.float32),
         kv_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution,
+        *batch,
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         *([] if selection is None else [selection]),
         aliases={2: 0},

@@ -17,8 +17,8 @@ from jaxis.kernels.ragged_paged_attention.gpu import MAX_INT8_ELEMENTS, product_
 from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
 from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
 from jaxis.kernels.ragged_paged_attention.gpu_rows import read_rows
-from jaxis.kernels.ragged_paged_attention.gpu_tile import Batch, Chunk, PagedAttention, TileSize
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
+from jaxis.kernels.ragged_paged_attention.gpu_tile import Chunk, PagedAttention, TileSize
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, Batch
 
 MAX_VALUE_DIM = 512
 
@@ -31,10 +31,7 @@ def supports(q: jax.Array, kv_cache: jax.Array, value_dim: int) -> bool:
 def latent_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     value_dim: int,
     scale: float,
@@ -57,7 +54,6 @@ def latent_attention(
         read_chunk=functools.partial(read_chunk, value_dim=value_dim, head_dim=head_dim),
         scale=scale,
     )
-    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     out = jnp.zeros((num_tokens, num_heads, value_dim), q.dtype)
     if num_tokens > 1:
         out = attend_prefills(attention, q, kv_cache, batch, sinks, out, prefill_tile(attention), interpret=interpret)

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, places_of_tokens
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, Batch, places_of_tokens
 from jaxis.kernels.ragged_paged_attention.tpu_layout import whole_lanes
 
 
@@ -79,16 +79,13 @@ def write_latent_cache(
     entries: jax.Array,
     value_dim: int,
     positions: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     part: ContextPart | None = None,
 ) -> jax.Array:
     """Writes this step's entries [T, D] at their positions [T]; padding and tokens outside `part` write nothing."""
     num_blocks, num_slots, _, size = kv_cache.shape
     block_size = num_slots if part is None else part.block_size
-    operands = (positions, block_tables, query_start_loc, request_distribution)
-    block, slot = places_of_tokens(*operands, block_size, num_blocks)
+    block, slot = places_of_tokens(positions, *batch[1:], block_size, num_blocks)
     if part is not None:
         slot -= part.first
         block = jnp.where((slot >= 0) & (slot < part.size), block, num_blocks)

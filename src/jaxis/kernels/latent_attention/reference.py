@@ -9,21 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.latent_attention.layout import decode
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import Batch, request_of_token
 
 
 def latent_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     value_dim: int,
     scale: float,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
+    seq_lens, block_tables, query_start_loc, request_distribution = batch
     num_tokens = q.shape[0]
     context_len = block_tables.shape[1] * kv_cache.shape[1]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)

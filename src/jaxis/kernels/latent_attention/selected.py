@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxis.kernels.latent_attention.layout import decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import Batch, request_of_token
 
 TILE_QUERIES = 8
 CHUNK_TOKENS = 128
@@ -20,9 +20,7 @@ CHUNK_TOKENS = 128
 def latent_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     selection: jax.Array,
     *,
     value_dim: int,
@@ -30,6 +28,7 @@ def latent_attention(
     sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attends with each query to its request's cached entries at the positions in `selection`; padding rows are 0."""
+    _, block_tables, query_start_loc, request_distribution = batch
     num_tokens = q.shape[0]
     request, _ = request_of_token(query_start_loc, request_distribution[2], num_tokens)
     rows = ((0, -num_tokens % TILE_QUERIES), (0, 0))

@@ -69,24 +69,24 @@ def ragged_paged_attention(
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
     """
-    operands = (seq_lens, block_tables, query_start_loc, request_distribution)
+    batch = layout.Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks}
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
-        array, out = cpu.ragged_paged_attention(q, k, v, array, *operands, **options)
+        array, out = cpu.ragged_paged_attention(q, k, v, array, batch, **options)
         return cache_layout.cache(array), out
     if cache_layout.kernels == "tpu":
         from jaxis.kernels.ragged_paged_attention import tpu
 
         block_size = cache_layout.block_size
-        array, out = tpu.ragged_paged_attention(q, k, v, array, positions, *operands, block_size=block_size, **options)
+        array, out = tpu.ragged_paged_attention(q, k, v, array, positions, batch, block_size=block_size, **options)
         return cache_layout.cache(array), out
     if k is not None and v is not None:
-        array = layout.write_kv_cache(array, k, v, positions, *operands[1:])
+        array = layout.write_kv_cache(array, k, v, positions, batch)
     kernel = blockwise
     if supports_triton():
         from jaxis.kernels.ragged_paged_attention import gpu
 
         if span.is_causal and gpu.supports(q, array):
             kernel = gpu
-    return cache_layout.cache(array), kernel.ragged_paged_attention(q, array, *operands, **options)
+    return cache_layout.cache(array), kernel.ragged_paged_attention(q, array, batch, **options)

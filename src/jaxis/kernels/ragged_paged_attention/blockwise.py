@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, product, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import read_blocks, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import Batch, read_blocks, request_of_token, split_kv
 
 # Context tokens read at a time, and queries per prefill tile: large enough for efficient matrix products, small enough
 # to stay in cache. Decodes read less at a time, because every request reads as many chunks as the longest; and no more
@@ -32,10 +32,7 @@ TILE_QUERIES = 64
 def ragged_paged_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     scale: float,
     span: AttentionSpan = FULL_CONTEXT,
@@ -47,15 +44,14 @@ def ragged_paged_attention(
 
     `read_blocks` maps the cache and blocks [...] to their entries, [..., block_size, 2 * K, D].
     """
-    attention = _Attention(q, kv_cache, block_tables, scale, span, soft_cap, sinks, read_blocks)
+    attention = _Attention(q, kv_cache, batch.block_tables, scale, span, soft_cap, sinks, read_blocks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
-        request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
-        attention = dataclasses.replace(attention, block_tables=block_tables[request])
-        return attention.decode(jnp.zeros_like(q), seq_lens[request], valid[0].astype(jnp.int32))
-    num_decodes, num_requests = request_distribution[0], request_distribution[2]
-    out = attention.decode(jnp.zeros_like(q), seq_lens, num_decodes)
-    return attention.prefill(out, seq_lens, query_start_loc, num_decodes, num_requests)
+        request, valid = request_of_token(batch.query_start_loc, batch.request_distribution[2], 1)
+        attention = dataclasses.replace(attention, block_tables=batch.block_tables[request])
+        return attention.decode(jnp.zeros_like(q), batch.seq_lens[request], valid[0].astype(jnp.int32))
+    out = attention.decode(jnp.zeros_like(q), batch.seq_lens, batch.request_distribution[0])
+    return attention.prefill(out, batch)
 
 
 @dataclass(frozen=True)
@@ -136,15 +132,10 @@ class _Attention:
         result = lax.fori_loop(0, num_chunks, one_chunk, OnlineSoftmax.empty((num, num_heads), head_dim))
         return result.output(self.sinks).astype(queries.dtype)
 
-    def prefill(
-        self,
-        out: jax.Array,
-        seq_lens: jax.Array,
-        query_start_loc: jax.Array,
-        num_decodes: jax.Array,
-        num_requests: jax.Array,
-    ) -> jax.Array:
-        """Fills the rows of `out` [T, H, D] that belong to requests `num_decodes` to `num_requests`."""
+    def prefill(self, out: jax.Array, batch: Batch) -> jax.Array:
+        """Fills the rows of `out` [T, H, D] that belong to requests which are no decodes."""
+        seq_lens, _, query_start_loc, distribution = batch
+        num_decodes, num_requests = distribution[0], distribution[2]
         num_tokens, tile = self.q.shape[0], min(TILE_QUERIES, self.q.shape[0])
         index = jnp.arange(seq_lens.shape[0])
         is_prefill = (index >= num_decodes) & (index < num_requests)

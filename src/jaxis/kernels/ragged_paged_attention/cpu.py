@@ -18,6 +18,7 @@ from jaxis.kernels import native
 from jaxis.kernels.head_tiles import padded, whole_tiles
 from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
 from jaxis.kernels.paged_cache import CacheLayout
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
@@ -39,10 +40,7 @@ def ragged_paged_attention(
     k: jax.Array | None,
     v: jax.Array | None,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     scale: float,
     span: AttentionSpan = FULL_CONTEXT,
@@ -64,10 +62,7 @@ def ragged_paged_attention(
         keys,
         values,
         kv_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution,
+        *batch,
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         aliases={3: 0},
         block_size=np.int64(block_size),

@@ -18,8 +18,8 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
 from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
 from jaxis.kernels.ragged_paged_attention.gpu_rows import MIN_DOT_SIZE, read_rows
-from jaxis.kernels.ragged_paged_attention.gpu_tile import Batch, Chunk, PagedAttention, TileSize
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
+from jaxis.kernels.ragged_paged_attention.gpu_tile import Chunk, PagedAttention, TileSize
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, Batch
 
 MAX_HEAD_DIM = 256
 MAX_INT8_ELEMENTS = 1 << 31
@@ -33,10 +33,7 @@ def supports(q: jax.Array, kv_cache: jax.Array) -> bool:
 def ragged_paged_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     scale: float,
     span: AttentionSpan = FULL_CONTEXT,
@@ -62,7 +59,6 @@ def ragged_paged_attention(
         span=span,
         soft_cap=soft_cap,
     )
-    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     if num_tokens > 1:
         tile = prefill_tile(attention, kv_cache.dtype)
         q = attend_prefills(attention, q, kv_cache, batch, sinks, None, tile, interpret=interpret)

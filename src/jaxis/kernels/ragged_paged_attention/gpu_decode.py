@@ -18,7 +18,6 @@ from jaxis.kernels.ragged_paged_attention.gpu_rows import load, padded_size, rea
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
     MASKED,
-    Batch,
     HeadTile,
     PagedAttention,
     SoftmaxSums,
@@ -26,6 +25,7 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     attend,
     empty_sums,
 )
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 # The fewest tokens that a program attends to: fewer are not worth the cost of combining.
 MIN_PARTITION_TOKENS = 128

@@ -12,7 +12,6 @@ from jax.experimental import pallas as pl
 from jaxis.kernels.ragged_paged_attention.gpu_rows import read_rows, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
-    Batch,
     HeadTile,
     PagedAttention,
     SoftmaxSums,
@@ -20,6 +19,7 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     attend,
     empty_sums,
 )
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 NO_TILE = -1
 

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.gpu_rows import load, padded_size
+from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 LOG2_E = math.log2(math.e)
 # The score of a token that a query does not see. Finite, because -inf - -inf is NaN: a query that has seen nothing yet
@@ -40,20 +41,6 @@ class Chunk(NamedTuple):
     key_scales: tuple[jax.Array | None, ...]
     values: jax.Array
     value_scale: jax.Array | None
-
-
-class Batch(NamedTuple):
-    """Requests of a step, in the arguments of the public function: arrays, or references to them inside a kernel."""
-
-    seq_lens: Any
-    block_tables: Any
-    query_start_loc: Any
-    request_distribution: Any
-
-    def query_len(self, request: jax.Array) -> jax.Array:
-        """Returns the number of a request's tokens in this step; 0 for padding."""
-        queries = self.query_start_loc[request + 1] - self.query_start_loc[request]
-        return jnp.where(request < self.request_distribution[2], queries, 0)
 
 
 class TileSize(NamedTuple):

@@ -8,7 +8,7 @@ followed by the four bytes of its float32 scale: `[num_blocks, block_size, 2 * K
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,20 @@ def sees_in_request(request: jax.Array, valid: jax.Array) -> jax.Array:
     return (request[:, None] == request) & (token[:, None] >= token) & valid
 
 
+class Batch(NamedTuple):
+    """Requests of a step, in the arguments of the public functions: arrays, or references to them inside a kernel."""
+
+    seq_lens: Any
+    block_tables: Any
+    query_start_loc: Any
+    request_distribution: Any
+
+    def query_len(self, request: jax.Array) -> jax.Array:
+        """Returns the number of a request's tokens in this step; 0 for padding."""
+        queries = self.query_start_loc[request + 1] - self.query_start_loc[request]
+        return jnp.where(request < self.request_distribution[2], queries, 0)
+
+
 class CachePlaces(NamedTuple):
     """Places of T tokens in a cache: blocks i32 [T], num_blocks for padding, and offsets in them i32 [T]."""
 
@@ -106,19 +120,10 @@ def places_of_tokens(
     return CachePlaces(jnp.where(valid, block, num_blocks), positions % block_size)
 
 
-def write_kv_cache(
-    kv_cache: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    positions: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
-) -> jax.Array:
+def write_kv_cache(kv_cache: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, batch: Batch) -> jax.Array:
     """Writes this step's keys and values [T, K, D] at their positions [T]; padding tokens write nothing."""
     num_blocks, block_size, combined, entry_size = kv_cache.shape
-    operands = (positions, block_tables, query_start_loc, request_distribution)
-    places = places_of_tokens(*operands, block_size, num_blocks)
+    places = places_of_tokens(positions, *batch[1:], block_size, num_blocks)
     entries = jnp.stack([encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)], axis=2)
     entries = entries.reshape(-1, combined, entry_size)
     flat = kv_cache.reshape(-1, combined, entry_size)

@@ -9,22 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import Batch, decode, request_of_token, split_kv
 
 
 def ragged_paged_attention(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     scale: float,
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
+    seq_lens, block_tables, query_start_loc, request_distribution = batch
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, combined_heads, _ = kv_cache.shape
     num_kv_heads = combined_heads // 2
@@ -39,7 +37,7 @@ def ragged_paged_attention(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
     # A request's last query is at the end of its sequence.
-    position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
+    position: jax.Array = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     context_position = jnp.arange(context_len)
     first = span.first_visible(position)
     last = span.last_visible(position, seq_lens[request])

@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.tpu import ragged_paged_attention as pallas
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.hbm import in_hbm
 from jaxis.kernels.ragged_paged_attention import blockwise
-from jaxis.kernels.ragged_paged_attention.layout import places_of_tokens, request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import Batch, places_of_tokens, request_of_token
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, padded_size, read_heads, write_heads
 
 # Of pages, their tokens, and queries that are computed at a time, as in most entries of the kernel's table of measured
@@ -32,10 +32,7 @@ def ragged_paged_attention(
     v: jax.Array | None,
     kv_cache: jax.Array,
     positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     block_size: int,
     scale: float,
@@ -44,17 +41,16 @@ def ragged_paged_attention(
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     head_dim = q.shape[-1]
-    operands = (seq_lens, block_tables, query_start_loc, request_distribution)
     if k is not None and v is not None:
-        places = places_of_tokens(positions, *operands[1:], block_size, len(kv_cache))
+        places = places_of_tokens(positions, *batch[1:], block_size, len(kv_cache))
         kv_cache = write_heads(kv_cache, k, v, places, block_size)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, padded_size(head_dim) - head_dim)))
-    if span == FULL_CONTEXT and sinks is None and supports(padded, kv_cache, block_tables):
-        out = _by_kernel(padded, kv_cache, *operands, scale=scale, soft_cap=soft_cap)
+    if span == FULL_CONTEXT and sinks is None and supports(padded, kv_cache, batch.block_tables):
+        out = _by_kernel(padded, kv_cache, batch, scale=scale, soft_cap=soft_cap)
     else:
         read = functools.partial(read_heads, head_dim=head_dim, block_size=block_size, dtype=q.dtype)
         out = blockwise.ragged_paged_attention(
-            padded, kv_cache, *operands, scale=scale, span=span, soft_cap=soft_cap, sinks=sinks, read_blocks=read
+            padded, kv_cache, batch, scale=scale, span=span, soft_cap=soft_cap, sinks=sinks, read_blocks=read
         )
     return kv_cache, out[..., :head_dim]
 
@@ -72,15 +68,13 @@ def supports(q: Shaped, kv_cache: Shaped, block_tables: Shaped) -> bool:
 def _by_kernel(
     q: jax.Array,
     kv_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     scale: float,
     soft_cap: float | None,
 ) -> jax.Array:
     """Returns [T, H, 128]; padding rows are 0."""
+    seq_lens, block_tables, query_start_loc, request_distribution = batch
     _, valid = request_of_token(query_start_loc, request_distribution[2], len(q))
     # The kernel reads ahead, and waits only for requests with tokens: there must be one, and none without at the end.
     rows = jnp.where(valid[0], query_start_loc, jnp.minimum(jnp.arange(len(query_start_loc)), 1))
