@@ -27,6 +27,7 @@ from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
 from jaxis.engine.weights.new_weights import Weights
 from jaxis.errors import AdaptersInUseError, ConfigError, EngineError, RequestError
+from jaxis.host.garbage import age_objects
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.outputs import (
@@ -205,6 +206,7 @@ class LLM:
                 weights=params,
                 tokenizer=tokenizer,
             )
+        age_objects()  # the first answer would wait for a collection of them
 
     @property
     def engine(self) -> LLMEngine:

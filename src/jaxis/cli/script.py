@@ -8,8 +8,9 @@ import os
 import sys
 
 from jaxis.engine.client.worker_start import start_ahead
+from jaxis.host.garbage import nothing_collected
 
-# Imports make many objects that stay: with Python's 700, a tenth of a short command's time goes into collections.
+# Python's 700 would take a tenth of a short command's time.
 _GC_THRESHOLD = 10_000
 
 
@@ -33,8 +34,8 @@ def script() -> None:
     if sys.argv[1:2] == ["serve"] and "--debug" not in sys.argv:  # which changes what JAX reads when it is imported
         start_ahead()
     try:
-        from jaxis.cli.main import main
-
+        with nothing_collected():
+            from jaxis.cli.main import main
         main()
     except SystemExit as stop:
         exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
