@@ -49,13 +49,17 @@ class Programs:
         self._lock = threading.Lock()
         self.last_wait: CompileWait | None = None
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
+        self._worker_of_waits = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jaxis-compile-now")
 
     def run(self, key: ProgramKey, *operands: Any) -> Any:
         """Dispatches the program of a key, compiled first if need be; see `ProgramKey.run`."""
         return self.executor.run(key, self.get(key), *operands)
 
     def precompile(self, key: ProgramKey) -> Future[Compiled]:
-        """Starts compiling the program of a key, unless that was already started."""
+        """Starts compiling the program of a key, unless that was already started.
+
+        The result is cancelled if the program is in the queue when `get` is called.
+        """
         with self._lock:
             if key not in self._programs:
                 self._programs[key] = self._workers.submit(self._timed_compile, key)
@@ -69,6 +73,9 @@ class Programs:
     def get(self, key: ProgramKey) -> Compiled:
         """Returns the program of a key; waits until it is compiled."""
         future = self.precompile(key)
+        with self._lock:
+            if future.cancel():  # in the queue, behind programs that no step waits for
+                future = self._programs[key] = self._worker_of_waits.submit(self._timed_compile, key)
         if not future.done():
             self.last_wait = wait = CompileWait(time.monotonic())
             with self._on_wait(key.description):
@@ -83,7 +90,8 @@ class Programs:
 
     def close(self) -> None:
         """Drops the programs, after waiting for those that are compiling, and closes the executor."""
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        for workers in (self._workers, self._worker_of_waits):
+            workers.shutdown(wait=True, cancel_futures=True)
         self._programs.clear()
         self.executor.close()
 

@@ -232,14 +232,16 @@ class Runner:
         self._check_is_sampled()
         parts = self.features.parts(output.scheduled)
         shape = self.step_shape(output.num_tokens, output.num_rows, parts)
+        observing = self.features.observing(output)
+        observers = tuple(feature.observer for feature in observing)
+        self.programs.precompile(ForwardKey(shape, observers))  # before those of the next step
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
             in_decodes = tuple(each for part in parts if (each := part.in_decodes) is not None)
             self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, parts=in_decodes)
-        observing = self.features.observing(output)
-        packed, observed = self._forward(output, shape, tuple(feature.observer for feature in observing))
+        packed, observed = self._forward(output, shape, observers)
         self.newest = NewestStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
