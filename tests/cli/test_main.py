@@ -79,6 +79,28 @@ print(sorted({"jax", "flax", "torch", "transformers", "prompt_toolkit"} & set(sy
     assert output.splitlines()[-1] == "[]"
 
 
+def test_a_command_imports_no_other():
+    program = """
+import sys
+from jaxis.cli.main import main
+sys.argv = ["jaxis", "generate", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+print(sorted(name for name in ("serve", "train", "plan", "generate") if f"jaxis.cli.{name}" in sys.modules))
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "['generate']"
+
+
+@pytest.mark.parametrize(("arguments", "shown"), [(["generat"], "generate"), (["--help"], "serve"), ([], "serve")])
+def test_without_a_known_command_all_are_known(arguments, shown):
+    program = f"import sys; from jaxis.cli.main import main; sys.argv = ['jaxis', *{arguments!r}]; main()"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert shown in process.stdout + process.stderr
+
+
 def test_shell_completion_offers_the_commands(run_jaxis, monkeypatch, cli_environment):
     monkeypatch.setitem(cli_environment, "_JAXIS_COMPLETE", "complete_bash")
     monkeypatch.setitem(cli_environment, "COMP_WORDS", "jaxis ge")

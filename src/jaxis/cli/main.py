@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -54,17 +55,29 @@ class _Commands(TyperGroup):
             raise
 
 
-app = typer.Typer(
-    name="jaxis",
-    cls=_Commands,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-for _name, _module in _MODULES.items():
-    _commands = {command.name: command for command in import_module(f"jaxis.cli.{_module}").COMMANDS}
-    _commands[_name].add_to(app)
+def make_app(names: Iterable[str] = _MODULES) -> typer.Typer:
+    """Makes the application with some of the commands. The modules of all, and their options, take half a second."""
+    app = typer.Typer(
+        name="jaxis",
+        cls=_Commands,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+    )
+    for name in names:
+        commands = {command.name: command for command in import_module(f"jaxis.cli.{_MODULES[name]}").COMMANDS}
+        commands[name].add_to(app)
+    app.callback()(jaxis)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """Makes `app`, with all commands, when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["app"] = app = make_app()
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +86,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def jaxis(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -119,4 +131,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A character that the terminal cannot show becomes a question mark, and the answer continues.
             stream.reconfigure(errors="replace")
+    wanted = sys.argv[1:2]
+    app = make_app(wanted) if wanted and wanted[0] in _MODULES else make_app()
     app(prog_name="jaxis")
