@@ -288,6 +288,7 @@ def _run(server: DrainingServer, config: ServerConfig, listener: socket.socket) 
 def _import_server() -> None:
     """Imports the server, which takes as long as JAX, while the engine's process imports that."""
     importlib.import_module("jaxis.server.run")
+    importlib.import_module("jaxis.server.protocol").protocols()
     gc.freeze()  # the modules stay: no collection need look at them
 
 

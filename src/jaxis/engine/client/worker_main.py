@@ -55,8 +55,8 @@ def main() -> None:
     from jaxis.host.channel import to_frame
     from jaxis.host.progress import ProgressDisplay
 
+    gc.freeze()  # the modules stay: no collection need look at them, as one would at once
     gc.enable()
-    gc.freeze()  # the modules stay, so collections can skip them
     if not (line := sys.stdin.readline()):  # no engine was wanted
         os._exit(1)
     settings: dict[str, Any] = json.loads(line)
@@ -74,10 +74,10 @@ def main() -> None:
     except JaxisError as error:
         connection.sendall(to_frame(wire.EngineFailed.of(error)))
         return
+    connection.sendall(to_frame(wire.EngineReady(info)))
     # The objects of start-up stay, so collections can skip them.
     gc.collect()
     gc.freeze()
-    connection.sendall(to_frame(wire.EngineReady(info)))
     is_served.set()
     with progress.silent():
         Worker(core, connection, settings["stall_seconds"]).run()
