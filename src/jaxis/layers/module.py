@@ -98,6 +98,13 @@ class UnusedRngs(nnx.Rngs):
     """
 
 
+class AbstractRngs(nnx.Rngs):
+    """Keys of a model that is constructed abstractly without a trace: new parameters are shapes and types."""
+
+    def __init__(self, seed: int) -> None:
+        del seed
+
+
 class DeferredRngs(nnx.Rngs):
     """Keys of a model whose new parameters are abstract, until `initialize` gives them their initial values."""
 
@@ -133,6 +140,8 @@ def parameter_of(
     make: Callable[[jax.Array], Any], rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike, **metadata: Any
 ) -> nnx.Param:
     """Creates a parameter of the checkpoint's shape and value `make(key)`, or what the kind of keys says instead."""
+    if isinstance(rngs, AbstractRngs):
+        return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), **metadata)
     if isinstance(rngs, UnusedRngs):
         return nnx.Param(jnp.zeros(shape, dtype), **metadata)
     key = rngs.params()

@@ -6,6 +6,7 @@ value. A parameter that was not loaded stays abstract, so random weights cannot 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -22,6 +23,7 @@ from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.mapped_table import MappedTable
 from jaxis.layers.module import (
+    AbstractRngs,
     DeferredRngs,
     HasAfterLoading,
     JaxModule,
@@ -85,7 +87,7 @@ def load_model(
     hf_config = vllm_config.model_config.hf_config
     model_class = model_class or model_class_of(hf_config)
 
-    def construct(rngs: type[nnx.Rngs] = UnusedRngs) -> JaxModule:
+    def construct(rngs: type[nnx.Rngs]) -> JaxModule:
         model = construct_model(model_class, vllm_config, mesh, rngs)
         _check_experts(model, vllm_config, mesh)
         cut_to_stage(model, stage)
@@ -151,7 +153,7 @@ def construct_abstractly(
     not supported, or the model cannot be divided into stages.
     """
     model_class = model_class or model_class_of(vllm_config.model_config.hf_config)
-    model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
+    model = _construct_abstractly(lambda rngs: construct_model(model_class, vllm_config, rngs=rngs))
     cut_to_stage(model, stage)
     if check_config:
         _check_config(vllm_config, model_class)
@@ -173,12 +175,17 @@ def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Callabl
     return {name: make() for name, make in offered.items() if name in parameters}
 
 
-def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
+def _construct_abstractly(construct: Callable[[type[nnx.Rngs]], JaxModule]) -> JaxModule:
     """Returns the model with abstract parameters; other arrays of the constructor (tables, random states) are real."""
+    # Most constructors compute nothing, and then a trace is not needed; the error of any other shows again in a trace.
+    with contextlib.suppress(Exception), jax.no_execution(True):
+        model = construct(AbstractRngs)
+        if not any(_has_arrays(module) for _, module in named_modules(model)):
+            return model
     graphs: list[nnx.GraphDef[JaxModule]] = []
 
     def split() -> tuple[nnx.State, nnx.State]:
-        graph, parameters, constants = nnx.split(construct(), nnx.Param, ...)
+        graph, parameters, constants = nnx.split(construct(UnusedRngs), nnx.Param, ...)
         graphs.append(graph)
         return parameters, constants
 
@@ -187,6 +194,10 @@ def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
         # Compiled, so that the parameters' initial values are never computed.
         constants = jax.jit(lambda: split()[1])()
     return nnx.merge(graphs[-1], parameters, constants)
+
+
+def _has_arrays(module: nnx.Module) -> bool:
+    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(list(vars(module).values())))
 
 
 def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
