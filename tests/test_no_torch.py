@@ -37,6 +37,22 @@ print([name for name in {FORBIDDEN!r} if name in sys.modules])
     assert run(script, checkpoint()).split("\n", 1)[1] == "[]\n"
 
 
+def test_a_start_imports_no_formats_processors_grammars_or_adapters_that_it_does_not_use(checkpoint, tmp_path):
+    packed = tmp_path / "packed"
+    script = """
+import sys
+from jaxis import LLM
+
+LLM(sys.argv[1], max_num_batched_tokens=64, max_num_seqs=1, kv_cache_memory="8MiB", show_progress=False)
+rooms = ("quantization.checkpoints", "vision.processors.tiles", "parsing.tool_parsers", "engine.grammar.json_schema")
+unused = [f"jaxis.{room}" for room in (*rooms, "lora.store", "image_encoder.encoder")]
+print([name for name in (*unused, "llguidance") if name in sys.modules])
+"""
+    pack = "import sys; from jaxis.cli.main import main; sys.argv = ['jaxis', 'pack', *sys.argv[1:]]; main()"
+    run(pack, checkpoint(), packed)
+    assert run(script, packed).splitlines()[-1] == "[]"
+
+
 def test_importing_jaxis_does_not_wait_for_jax():
     script = """
 import sys
@@ -44,6 +60,23 @@ import jaxis
 from jaxis import SamplingParams
 
 print([name for name in ("jax", "flax", "numpy", "tokenizers", "rich") if name in sys.modules])
+"""
+    assert run(script) == "[]\n"
+
+
+def test_the_server_is_imported_while_its_engine_starts():
+    script = """
+import sys
+from jaxis.cli.serve import _import_server
+
+_import_server()
+before = set(sys.modules)
+from jaxis.server.config import ServerConfig
+from jaxis.server.protocol import protocols
+from jaxis.server.run import make_server
+
+protocols()
+print(sorted(name for name in set(sys.modules) - before if name.startswith("jaxis")))
 """
     assert run(script) == "[]\n"
 

@@ -25,7 +25,6 @@ from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.tied_tables import tables_of
 from jaxis.packed.folder import PackedFolder
 from jaxis.quantization.arguments import requested_config
-from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, PackingConfig
 
@@ -131,6 +130,9 @@ def make_quant_config(
 ) -> QuantizationConfig | None:
     """Returns the storage of weights, by the checkpoint and the user's choice; None leaves them as they are."""
     if args.load_format != "dummy":
+        # All formats, of which a packed folder needs none.
+        from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+
         config = quantization_of_checkpoint(hf_config, choice, stored)
     else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice

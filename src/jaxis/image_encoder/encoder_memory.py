@@ -11,17 +11,14 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.embedded_inputs.feature import EmbeddedInputs
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.extra_memory import ExtraMemory, LeftOut, NoMemory
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import missing_module
-from jaxis.image_encoder.encoder import ImageEncoder
 from jaxis.image_encoder.tower_source import MmprojTensors, TowerSource, tower_source
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
-from jaxis.models.common.towers.tower import VisionTower
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import Dequantize, PackingConfig
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.quantization import QuantizationConfig
     from jaxis.engine.arguments import EngineArgs
+    from jaxis.models.common.towers.tower import VisionTower
 
 MAX_INPUTS = {"image": 32, "video": 32}
 """Default limits of a prompt's inputs, by kind."""
@@ -67,11 +65,14 @@ class EncoderMemory(ExtraMemory):
         return weight_bytes(tower)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
+        from jaxis.engine.embedded_inputs.feature import EmbeddedInputs
+        from jaxis.image_encoder.encoder import ImageEncoder
+
         [stage] = executor.stages  # `make_memory` gives others none
         source = self._source
         tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
         loaded = load_model(self._config, stage.context.mesh, model_class=source.tower_class, tensors=tensors)
-        tower = cast(VisionTower, loaded)
+        tower = cast("VisionTower", loaded)
         encoder = ImageEncoder(tower, self._pixel_scale, self._max_inputs, stage.context, source.files)
         note(f"images: {human_bytes(encoder.num_bytes)} for the vision tower; see docs/images.md")
         return [EmbeddedInputs(encoder, self._config.scheduler_config.max_num_batched_tokens)]

@@ -18,26 +18,28 @@ from jaxis.loading.gguf_files import mmproj_beside
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.loading.packed_name import is_packed
 from jaxis.models.common.text_part import TextPart
-from jaxis.models.common.towers.gemma3 import Gemma3Vision
-from jaxis.models.common.towers.idefics3 import Idefics3Vision
-from jaxis.models.common.towers.qwen import Qwen2_5VLVision, Qwen2VLVision, Qwen3VLVision
-from jaxis.models.common.towers.tower import VisionTower
 from jaxis.models.registry import model_class_of
-from jaxis.quantization.formats.gguf import read_blocks
 from jaxis.rooms import room_module
 
 if TYPE_CHECKING:
     from jaxis.loading.gguf.container import GGUFTensor
     from jaxis.loading.gguf.mmproj import MmprojFile
+    from jaxis.models.common.towers.tower import VisionTower
 
-_TOWERS: Mapping[str, type[VisionTower]] = {
-    "qwen2vl_merger": Qwen2VLVision,
-    "qwen2.5vl_merger": Qwen2_5VLVision,
-    "qwen3vl_merger": Qwen3VLVision,
-    "gemma3": Gemma3Vision,
-    "idefics3": Idefics3Vision,
-}
-"""The kind of an mmproj file -> its tower."""
+
+def _towers() -> Mapping[str, type[VisionTower]]:
+    """Returns the towers by the kinds of mmproj files."""
+    from jaxis.models.common.towers.gemma3 import Gemma3Vision
+    from jaxis.models.common.towers.idefics3 import Idefics3Vision
+    from jaxis.models.common.towers.qwen import Qwen2_5VLVision, Qwen2VLVision, Qwen3VLVision
+
+    return {
+        "qwen2vl_merger": Qwen2VLVision,
+        "qwen2.5vl_merger": Qwen2_5VLVision,
+        "qwen3vl_merger": Qwen3VLVision,
+        "gemma3": Gemma3Vision,
+        "idefics3": Idefics3Vision,
+    }
 
 
 class MmprojTensors:
@@ -139,12 +141,14 @@ def _in_mmproj(path: Path, hf_config: HFConfig) -> TowerSource:
             )
         # The text's keys say whether its RoPE counts rows and columns.
         config = HFConfig({**text, **file.config}, source=str(path))
-        return TowerSource(_TOWERS[file.kind], config, path)
+        return TowerSource(_towers()[file.kind], config, path)
 
 
 def _floats(tensor: GGUFTensor, stored: np.ndarray) -> np.ndarray:
     if tensor.block_type.dtype is not None:
         return stored
+    from jaxis.quantization.formats.gguf import read_blocks
+
     shape = (math.prod(tensor.shape[:-1]), tensor.shape[-1])
     weight = read_blocks(tensor.block_type, stored.reshape(shape[0], -1), shape)
     return np.asarray(dequantize(weight), np.float32).reshape(tensor.shape)

@@ -12,25 +12,29 @@ from jaxis.engine.execution.extra_memory import ExtraMemory
 from jaxis.engine.execution.feature import RequestFeature
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
-from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
-from jaxis.lora.feature import AdapterFeature
-from jaxis.lora.store import AdapterStore
 
 
 class AdapterMemory(ExtraMemory):
     """Device memory for the places of adapters, whose number and rank engine arguments have."""
 
     def __init__(self, args: EngineArgs) -> None:
+        from jaxis.lora.adaptable import ALL_LINEAR
+
         self._args = args
         self._targets = tuple(args.lora_target_modules or (ALL_LINEAR,))
         sizes = f"{args.max_loras} adapters of rank {args.max_lora_rank}"
         self.text = f"places for {sizes} (--max-loras, --max-lora-rank)"
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
+        from jaxis.lora.adaptable import place_bytes
+
         return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
         """Creates the places, and loads the adapters that are named at the start."""
+        from jaxis.lora.feature import AdapterFeature
+        from jaxis.lora.store import AdapterStore
+
         args = self._args
         [stage] = executor.stages  # `check_combinations` refuses others
         with jax.set_mesh(stage.context.mesh):

@@ -18,16 +18,16 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, cast
 
-import llguidance
 import numpy as np
 
-from jaxis.engine.grammar.grammar_source import grammar_source
 from jaxis.engine.grammar.token_mask import pack_token_ids
 from jaxis.errors import OverloadedError, RequestError
 from jaxis.host.threads import SizedExecutor
 from jaxis.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
+    import llguidance
+
     from jaxis.tokenizer import Tokenizer
 
 COMPILE_SECONDS = 5.0
@@ -200,6 +200,10 @@ class GrammarCompiler:
             compilation.future.set_exception(error)
 
     def _compile(self, spec: StructuredOutputs, tokenizer: Tokenizer) -> CompiledGrammar:
+        import llguidance
+
+        from jaxis.engine.grammar.grammar_source import grammar_source
+
         source, ignored = grammar_source(spec)
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(self._llguidance_tokenizer(tokenizer), source, log_level=0, limits=limits)
@@ -213,6 +217,8 @@ class GrammarCompiler:
         return grammar
 
     def _llguidance_tokenizer(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
+        import llguidance
+
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 # Provides the attributes of llguidance's wrapper, whose constructor accepts only certain tokenizers.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.grammar.matcher import Grammar
-from jaxis.engine.grammar.thinking_budget import with_thinking_budget
-from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxis.parsing.model_parsers import ModelParsers
 
 
 class RequestGrammars:
@@ -40,8 +42,12 @@ class RequestGrammars:
             grammar = self._compiler.compile(params.structured_outputs)
         if params.thinking_token_budget is None:
             return grammar
+        from jaxis.engine.grammar.thinking_budget import with_thinking_budget
+
         return with_thinking_budget(grammar, params, self._parsers.reasoning, prompt, prompt_token_ids, self._compiler)
 
     @cached_property
     def _parsers(self) -> ModelParsers:
+        from jaxis.parsing.model_parsers import ModelParsers
+
         return ModelParsers.select(self._compiler.tokenizer, self._model_type)

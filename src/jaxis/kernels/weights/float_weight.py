@@ -58,7 +58,8 @@ def as_weight(value: WeightValue) -> Weight:
     """Returns a parameter's value with the operations of a weight. Raises TypeError if it is not a weight."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return FloatWeight(cast(jax.Array, value))
-    if isinstance(value, Weight):
+    # The instance check of a protocol asks for each of its members.
+    if Weight in type(value).__mro__ or isinstance(value, Weight):
         return value
     raise TypeError(f"{type(value).__name__} is not a type of weight: see kernels/weights/weight.py")
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxis.vision.processors import gemma, llava_next, tile_families, whole
 from jaxis.vision.processors.preprocessor_config import ProcessorSettings, Reader
 from jaxis.vision.processors.processor import ImageProcessor
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
-_READERS: Mapping[str, Reader] = {**gemma.READERS, **llava_next.READERS, **tile_families.READERS, **whole.READERS}
+
+@functools.cache
+def _readers() -> Mapping[str, Reader]:
+    from jaxis.vision.processors import gemma, llava_next, tile_families, whole
+
+    return {**gemma.READERS, **llava_next.READERS, **tile_families.READERS, **whole.READERS}
 
 
 def read_processor(files: Path, tokenizer: Tokenizer | None) -> ImageProcessor | None:
@@ -31,6 +36,6 @@ def read_processor(files: Path, tokenizer: Tokenizer | None) -> ImageProcessor |
         return None
     settings = ProcessorSettings(files, tokenizer)
     for name in settings.names:
-        if known := [prefix for prefix in _READERS if name.startswith(prefix)]:
-            return _READERS[max(known, key=len)](settings)
+        if known := [prefix for prefix in _readers() if name.startswith(prefix)]:
+            return _readers()[max(known, key=len)](settings)
     return None
