@@ -215,6 +215,24 @@ class TestModelsWrittenByTheGuides:
     def test_arrays_that_are_no_parameters_keep_the_constructors_values(self, tmp_path):
         np.testing.assert_array_equal(self.load(tmp_path, GuideModel).table, np.arange(4.0))
 
+    @pytest.mark.parametrize("table", [np.arange(4.0, dtype=np.float32), (np.arange(3), {"it": np.arange(2)})])
+    def test_arrays_of_numpy_become_arrays_of_the_model(self, tmp_path, table):
+        class Tabular(JaxModule, LoadableWithIterator):
+            def __init__(self, vllm_config, rng):
+                size = vllm_config.model_config.hf_config.hidden_size
+                self.proj = JaxLinear(size, 3, rng, use_bias=False, quant_config=None, prefix="proj")
+                self.table = table
+
+        loaded = jax.tree.leaves(self.load(tmp_path, Tabular).table)
+        assert all(isinstance(array, jax.Array) for array in loaded)
+        assert jax.tree.all(jax.tree.map(np.array_equal, loaded, jax.tree.leaves(table)))
+
+    def test_one_that_computes_nothing_is_not_traced(self, tmp_path, monkeypatch):
+        tensors = llama_tensors()
+        folder = write_checkpoint(tmp_path, LLAMA, tensors)
+        monkeypatch.setattr(jax, "eval_shape", lambda *_: pytest.fail("the model was traced"))
+        assert_loaded(load(folder), tensors)
+
     def test_the_older_one(self, tmp_path):
         model = self.load(tmp_path, OlderGuideModel)
         assert isinstance(model.mesh, jax.sharding.Mesh)
