@@ -152,8 +152,8 @@ def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tm
     assert result.exit_code == 1
     assert result.stderr == (
         f"jaxis: error: {folder} has no chat template, so it cannot chat: give one with --chat-template FILE or NAME "
-        "(chatml, deepseek-v4, deepseek-v4.1, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), or use "
-        "`jaxis generate`\n"
+        "(chatml, deepseek-v4, deepseek-v4.1, gemma, kimi-k3, llama2, llama3, mistral, mistral-v7, phi3, zephyr), or "
+        "use `jaxis generate`\n"
     )
 
 

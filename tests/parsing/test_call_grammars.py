@@ -57,9 +57,11 @@ TRIMMED = {
     "command_r",
     "granite_33",
 }
+K3_OPENING = "<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|>"  # before its grammar begins
 PYTHON = {"seed_oss"}  # the template writes lists and booleans as Python does
 # What ends a turn ends the answer, and is in no grammar.
 ENDS = (
+    "<|close|>message<|sep|><|end_of_msg|>",
     "</s>",
     "<|call|>",
     "<|eot_id|>",
@@ -78,6 +80,7 @@ ENDS = (
 )
 # How a call begins in formats whose whole answer has a form: messages with headers, or text that begins with no brace.
 BEGINNINGS = {
+    "kimi_k3": '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="{}" index="1"<|sep|>',
     "openai": "<|channel|>commentary to=functions.{}",
     "muse_glimmer": " to={}<|message|>",
     "llama3_json": "{{",
@@ -243,7 +246,7 @@ def test_what_the_template_writes_is_allowed(name):
     turn = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": [call]}
     messages = with_template_arguments([{"role": "user", "content": "?"}, turn], form.template)
     text = render_chat_template(form.template, messages, add_generation_prompt=False).removeprefix("USER")
-    text = text.removeprefix("<think></think>").lstrip("\n")
+    text = text.removeprefix("<think></think>").removeprefix(K3_OPENING).lstrip("\n")
     text = re.sub(r'(?:\n<think></think>|, "id": "[^"]*")', "", text)
     for end in ENDS:
         text = text.removesuffix(end)

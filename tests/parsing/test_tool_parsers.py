@@ -29,7 +29,7 @@ WEATHER = FunctionTool(
             "city": {"type": "string"},
             "code": {"type": "string"},
             "days": {"type": "integer"},
-            "flags": {"type": "array"},
+            "flags": {"type": "array", "items": {"properties": {"b": {"type": "array"}}}},
             "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         },
     },
@@ -147,6 +147,23 @@ def test_jumbled_text_is_the_same_at_any_cut(name):
 # What only looks like a call, or is one that is wrong: (format, text, content, calls).
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 NOW = ("now", "{}", "complete")
+K3_TOOLS, M3_END = "<|open|>tools<|sep|>", "]<]minimax[>[</tool_call>"
+K3_CALL = f'{K3_TOOLS}<|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|>'
+M3_CALL = f']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n{M3_END}'
+
+
+def k3_argument(key, kind, value):
+    argument = f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+    return K3_CALL.replace("<|close|>call", argument + "<|close|>call")
+
+
+def m3_element(name, inner):
+    return M3_CALL.replace(
+        "]<]minimax[>[</inv", f"]<]minimax[>[<{name}>{inner}]<]minimax[>[</{name}>]<]minimax[>[</inv"
+    )
+
+
+K3_UNTYPED = k3_argument("a", "string", "1").replace(' type="string"', "")
 ODD = [
     ("hermes", "The tag <tool_call> opens a call, {name} says which.", None, []),
     ("hermes", "if a <tool_call", None, []),
@@ -294,6 +311,54 @@ ODD = [
     ("pythonic", "[unknown(a=1)]", None, []),
     ("pythonic", "So: [now()]", None, []),
     ("pythonic", "[now(a='b", "", [("now", '{"a": "b', "unfinished")]),
+    ("kimi_k3", K3_CALL, "", [NOW]),
+    ("kimi_k3", K3_CALL + K3_CALL.replace("1", "2") + "<|close|>tools<|sep|><|close|>message<|sep|>", "", [NOW, NOW]),
+    ("kimi_k3", "Hi <b>.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>", "Hi <b>.", []),
+    ("kimi_k3", K3_CALL.removesuffix("<|close|>call<|sep|>"), "", [("now", "", "unfinished")]),
+    ("kimi_k3", K3_CALL.replace("index", "no"), K3_CALL.replace("index", "no").removeprefix(K3_TOOLS), []),
+    ("kimi_k3", k3_argument("a", "string", 'x "<b>'), "", [("now", '{"a": "x \\"<b>"}', "complete")]),
+    ("kimi_k3", k3_argument("a &quot;&amp;b", "string", "1"), "", [("now", '{"a \\"&b": "1"}', "complete")]),
+    ("kimi_k3", k3_argument("a", "number", "1"), "", [("now", '{"a": 1}', "complete")]),
+    ("kimi_k3", k3_argument("a", "array", '["1", {}]'), "", [("now", '{"a": ["1", {}]}', "complete")]),
+    ("kimi_k3", k3_argument("a", "null", "null"), "", [("now", '{"a": null}', "complete")]),
+    ("kimi_k3", K3_UNTYPED, K3_UNTYPED.removeprefix(K3_TOOLS), []),
+    ("minimax_m3", M3_CALL, "", [NOW]),
+    ("minimax_m3", "Well.\n" + M3_CALL + "[e~[", "Well.", [NOW]),
+    ("minimax_m3", M3_CALL.partition("</invoke")[0], "", [("now", "", "unfinished")]),
+    ("minimax_m3", M3_CALL.replace("invoke", "call"), M3_CALL.replace("invoke", "call").removesuffix(M3_END), []),
+    ("minimax_m3", "]<]minimax[>[ and ]<]minimax[>[<tool_call> b", None, []),
+    ("minimax_m3", m3_element("a", "x <b>\n"), "", [("now", '{"a": "x <b>\\n"}', "complete")]),
+    ("minimax_m3", m3_element("a", "1") + "b", "b", [("now", '{"a": 1}', "complete")]),
+    (
+        "minimax_m3",
+        m3_element("a", "]<]minimax[>[<item>1]<]minimax[>[</item>\n]<]minimax[>[<item>x]<]minimax[>[</item>"),
+        "",
+        [("now", '{"a": [1, "x"]}', "complete")],
+    ),
+    (
+        "minimax_m3",
+        m3_element("a", "]<]minimax[>[<b>]<]minimax[>[<c>null]<]minimax[>[</c>]<]minimax[>[</b>"),
+        "",
+        [("now", '{"a": {"b": {"c": null}}}', "complete")],
+    ),
+    (
+        "minimax_m3",
+        m3_element("a", "b ]<]minimax[>[<c>1]<]minimax[>[</c>"),
+        m3_element("a", "b ]<]minimax[>[<c>1]<]minimax[>[</c>").removesuffix(M3_END),
+        [],
+    ),
+    (
+        "minimax_m3",
+        m3_element("a", "]<]minimax[>[<c>1]<]minimax[>[</d>"),
+        m3_element("a", "]<]minimax[>[<c>1]<]minimax[>[</d>").removesuffix(M3_END),
+        [],
+    ),
+    (
+        "minimax_m3",
+        m3_element("a", "]<]minimax[>[<c>" * 200),
+        m3_element("a", "]<]minimax[>[<c>" * 200).removesuffix(M3_END),
+        [],
+    ),
     ("granite", '<tool_call>[{"name": "now", "arguments": {}}]', "", [NOW]),
     ("granite", '<tool_call>{"name": "now", "arguments": {}}</tool_call> b', "b", [NOW]),
     ("granite", '<|tool_call|>{"name": "now", "arguments": {}}<|end_of_text|>', "", [NOW]),
@@ -342,6 +407,20 @@ REASONING = [
         "Yes.",
     ),
     ("seed_oss", "", "<seed:think>Hm.</seed:think>\nYes.<seed:eos>", "Hm.", "Yes."),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "Hm. <b><|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>",
+        "Hm. <b>",
+        "Yes.",
+    ),
+    ("kimi_k3", "<|open|>response<|sep|>", "Yes.<|close|>response<|sep|><|end_of_msg|>", "", "Yes."),
+    ("kimi_k3", "<|open|>think<|sep|>", "Hm.<|end_of_msg|>", "Hm.", ""),
+    ("kimi_k3", "<|open|>think<|sep|>", "Hm." + K3_CALL, "Hm.", ""),
+    ("minimax_m3", "]~b]ai\n", "<mm:think>Hm.\n</mm:think>\n\nYes.[e~[", "Hm.", "Yes."),
+    ("minimax_m3", "]~b]ai\n<mm:think>", "Hm.</mm:think>Yes.", "Hm.", "Yes."),
+    ("minimax_m3", "]~b]ai\n", "</mm:think>\nYes.", "", "Yes."),
+    ("minimax_m3", "]~b]ai\n", "Yes </mm:think>.", "", "Yes </mm:think>."),
     (
         "seed_oss",
         "",

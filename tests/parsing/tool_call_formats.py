@@ -96,6 +96,36 @@ KIMI = Format(
     "{% endfor %}<|tool_calls_section_end|><|im_end|>" + _END,
     "kimi_k2",
 )
+KIMI_K3 = Format(
+    "kimi_k3",
+    "{% macro t(v) %}{{ 'boolean' if v is boolean else 'null' if v is none else 'number' if v is number else 'string' "
+    "if v is string else 'object' if v is mapping else 'array' }}{% endmacro %}"
+    + _LOOP
+    + "<|open|>think<|sep|>{{ m.reasoning_content }}<|close|>think<|sep|><|open|>response<|sep|>{{ m.content }}"
+    "<|close|>response<|sep|><|open|>tools<|sep|>"
+    + _CALLS
+    + '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"'
+    '<|sep|>{% for k, v in f.arguments.items() %}<|open|>argument key="{{ k }}" type="{{ t(v) }}"<|sep|>'
+    "{{ v if v is string else v | tojson }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>{% endfor %}"
+    "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>" + _END,
+    "kimi_k3",
+)
+_M3_VALUE = (
+    "{% macro value(v) %}{% if v is string %}{{ v }}{% elif v is mapping %}{% for k, x in v.items() %}"
+    "]<]minimax[>[<{{ k }}>{{ value(x) }}]<]minimax[>[</{{ k }}>{% endfor %}{% elif v is iterable %}"
+    "{% for x in v %}]<]minimax[>[<item>{{ value(x) }}]<]minimax[>[</item>{% endfor %}{% else %}{{ v | tojson }}"
+    "{% endif %}{% endmacro %}"
+)
+MINIMAX_M3 = Format(
+    "minimax_m3",
+    _M3_VALUE
+    + _LOOP
+    + "{% if m.reasoning_content %}<mm:think>{{ m.reasoning_content }}</mm:think>{% endif %}{{ m.content }}"
+    "]<]minimax[>[<tool_call>\n" + _CALLS + ']<]minimax[>[<invoke name="{{ f.name }}">\n'
+    "{% for k, v in f.arguments.items() %}]<]minimax[>[<{{ k }}>{{ value(v) }}]<]minimax[>[</{{ k }}>{% endfor %}"
+    "]<]minimax[>[</invoke>\n{% endfor %}]<]minimax[>[</tool_call>[e~[" + _END,
+    "minimax_m3",
+)
 GPT_OSS = Format(
     "openai",
     _LOOP + "{% if m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|>"

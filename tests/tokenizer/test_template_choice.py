@@ -67,7 +67,7 @@ def test_an_earlier_turn_stays_as_it_was(name):
 
 
 def test_all_templates_that_are_there_are_tested():
-    of_programs = "deepseek-v4", "deepseek-v4.1"  # which test_deepseek_templates.py tests
+    of_programs = "deepseek-v4", "deepseek-v4.1", "kimi-k3"  # which test_deepseek_templates.py and another file test
     assert template_names() == sorted([*DOCUMENTED, *of_programs])
 
 

@@ -57,8 +57,8 @@ ChatTemplate = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|NAME",
-        help="Chat template in place of the model's: a file, or chatml, deepseek-v4, deepseek-v4.1, gemma, llama2, "
-        "llama3, mistral, mistral-v7, phi3, zephyr.",
+        help="Chat template in place of the model's: a file, or chatml, deepseek-v4, deepseek-v4.1, gemma, "
+        "kimi-k3, llama2, llama3, mistral, mistral-v7, phi3, zephyr.",
         rich_help_panel=PROMPT_PANEL,
     ),
 ]

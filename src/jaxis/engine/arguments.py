@@ -77,8 +77,8 @@ class EngineArgs(EngineArgFields):
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
         "dequantize": its weights in `dtype`. See docs/quantization.md.
       chat_template: Template of conversations in place of the checkpoint's: the name of one that jaxis brings (chatml,
-        deepseek-v4, deepseek-v4.1, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
-        See docs/loading.md.
+        deepseek-v4, deepseek-v4.1, gemma, kimi-k3, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja
+        source. See docs/loading.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
         unless they are given, and say so. `jaxis serve` does. See docs/loading.md.
       adapter: Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See docs/adapters.md.

@@ -10,6 +10,8 @@ _TOOL_MARKS = (
     (("<|START_ACTION|>",), "cohere_command3"),
     (("json-formatted list of actions",), "cohere_command_r"),
     (("<|tool_call_begin|>",), "kimi_k2"),
+    (("<|open|>", "<|end_of_msg|>"), "kimi_k3"),
+    (("]<]minimax[>[",), "minimax_m3"),
     (("<｜DSML｜ calls>",), "deepseek_v41"),
     (("<｜DSML｜tool_calls>",), "deepseek_v4"),
     (("｜DSML｜",), "deepseek_v32"),
@@ -41,6 +43,8 @@ _TOOL_MARKS = (
     (("<|/tool|>",), "phi4_mini_json"),
 )
 _REASONING_MARKS = (
+    (("<|open|>", "<|end_of_msg|>"), "kimi_k3"),
+    (("<mm:think>",), "minimax_m3"),
     (("<|START_THINKING|>", "<|START_TEXT|>"), "cohere_command4"),
     (("<|START_THINKING|>",), "cohere_command3"),
     (("Here is my thought process:",), "granite"),

@@ -17,7 +17,7 @@ DEFAULT_TEMPLATE = "default"
 TEMPLATES = Path(__file__).parent.parent / "assets" / "chat_templates"
 """Folder of the chat templates that jaxis brings."""
 # `model_type` in config.json -> name of the template of a model whose checkpoint brings a program instead.
-_TEMPLATE_OF_MODEL = {"deepseek_v4": "deepseek-v4", "deepseek_v41": "deepseek-v4.1"}
+_TEMPLATE_OF_MODEL = {"deepseek_v4": "deepseek-v4", "deepseek_v41": "deepseek-v4.1", "kimi_k3": "kimi-k3"}
 MAX_TEMPLATE_BYTES = 1 << 20  # the longest published ones have some 50 KB
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 

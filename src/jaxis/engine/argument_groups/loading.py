@@ -83,8 +83,8 @@ class LoadingArguments(ArgumentGroup):
         None,
         description=(
             "Template of conversations in place of the checkpoint's: the name of one that jaxis brings (chatml, "
-            "deepseek-v4, deepseek-v4.1, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or "
-            "Jinja source. See [chat templates](loading.md#chat-templates)."
+            "deepseek-v4, deepseek-v4.1, gemma, kimi-k3, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a "
+            "file, or Jinja source. See [chat templates](loading.md#chat-templates)."
         ),
     )
     fit_memory: bool = argument(

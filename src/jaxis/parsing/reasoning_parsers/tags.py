@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
 from jaxis.parsing.text_reader import Reading
+from jaxis.parsing.tool_parsers.kimi_k3 import KIMI_K3_DROPPED, KIMI_K3_RESPONSE, KIMI_K3_TOOLS
 
 
 class ThinkReasoningParser(ReasoningParser):
@@ -51,6 +52,34 @@ class KimiReasoningParser(ThinkReasoningParser):
     """Kimi K2 Thinking and K2.5, which may call from within their reasoning: a call is a special token."""
 
     interruptions = ("<|tool_calls_section_begin|>",)
+
+
+class KimiK3ReasoningParser(ThinkReasoningParser):
+    """Kimi K3: a channel of its own before that of the answer, in which the grammar of an answer begins."""
+
+    needs_special_tokens = True
+    opening = "<|open|>think<|sep|>"
+    closings = (f"<|close|>think<|sep|>{KIMI_K3_RESPONSE}",)
+    dropped = KIMI_K3_DROPPED
+
+    @classmethod
+    def marks_before_answer(cls, prompt: str) -> ReasoningMarks | None:
+        return None if prompt.endswith(KIMI_K3_RESPONSE) else super().marks_before_answer(prompt)
+
+    def _read_reasoning(self) -> Reading[None]:
+        markers = ("<|close|>think<|sep|>", KIMI_K3_RESPONSE, KIMI_K3_TOOLS, "<|end_of_msg|>")
+        if (yield from self._reader.until(markers, self._add_reasoning)) == KIMI_K3_TOOLS:
+            self._reader.unread(KIMI_K3_TOOLS)
+
+
+class MiniMaxM3ReasoningParser(ThinkReasoningParser):
+    """MiniMax M3, which begins an answer with the closing tag where it chooses not to reason."""
+
+    opening = "<mm:think>"
+    closings = ("</mm:think>",)
+
+    def _take_opening(self) -> Reading[bool]:
+        return (yield from self._reader.comes(self.closings[0])) or (yield from super()._take_opening())
 
 
 class SeedOssReasoningParser(ThinkReasoningParser):

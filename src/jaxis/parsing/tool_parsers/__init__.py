@@ -22,8 +22,10 @@ from jaxis.parsing.tool_parsers.invocations import (
     MuseGlimmerToolParser,
 )
 from jaxis.parsing.tool_parsers.kimi import KimiToolParser
+from jaxis.parsing.tool_parsers.kimi_k3 import KimiK3ToolParser
 from jaxis.parsing.tool_parsers.lfm2 import LFM2ToolParser
 from jaxis.parsing.tool_parsers.llama import LlamaToolParser
+from jaxis.parsing.tool_parsers.minimax_m3 import MiniMaxM3ToolParser
 from jaxis.parsing.tool_parsers.mistral import MistralToolParser
 from jaxis.parsing.tool_parsers.olmo3 import MiniCPMToolParser, Olmo3ToolParser
 from jaxis.parsing.tool_parsers.python_list import PythonListToolParser
@@ -49,11 +51,13 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hunyuan_a13b": HunyuanToolParser,
     "hy_v3": HunyuanV3ToolParser,
     "kimi_k2": KimiToolParser,
+    "kimi_k3": KimiK3ToolParser,
     "lfm2": LFM2ToolParser,
     "llama3_json": LlamaToolParser,
     "llama4_pythonic": PythonListToolParser,
     "minicpm": MiniCPMToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
+    "minimax_m3": MiniMaxM3ToolParser,
     "mistral": MistralToolParser,
     "muse_glimmer": MuseGlimmerToolParser,
     "nemotron_nano_v2": NemotronNanoV2ToolParser,

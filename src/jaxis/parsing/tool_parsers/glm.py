@@ -31,7 +31,7 @@ class GLMToolParser(XMLToolParser):
         return grammar.rule(f"{begin} {cls.write_arguments(grammar, tool)} {grammar.text(cls.call_end)}")
 
     @classmethod
-    def _after_name(cls, _is_string: bool) -> str:
+    def _after_name(cls, _kinds: frozenset[str]) -> str:
         return "</arg_key>\n<arg_value>"
 
     def _read_call(self, _opener: str) -> Reading[None]:

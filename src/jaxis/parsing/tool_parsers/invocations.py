@@ -142,8 +142,8 @@ class DeepSeekV32ToolParser(InvocationsToolParser):
         return " ".join((calls, grammar.text(f"\n{cls.section_tags[1]}")))
 
     @classmethod
-    def _after_name(cls, is_string: bool) -> str:
-        return f'" string="{"true" if is_string else "false"}">'
+    def _after_name(cls, kinds: frozenset[str]) -> str:
+        return f'" string="{"true" if kinds == {"string"} else "false"}">'
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._expect('name="')
