@@ -56,3 +56,41 @@ def test_what_does_not_fit_is_refused(changed, message):
 def load(module, named):
     list(module.load_weights(named.items()))
     module.after_loading()
+
+
+def packed_tensors():
+    """Rows [24, 16] in NVFP4 in two shards, and what they stand for."""
+    rng = np.random.default_rng(2)
+    codes = rng.integers(0, 16, (24, 16)).astype(np.uint8)
+    scales = rng.uniform(0.5, 2, (24, 1)).astype(ml_dtypes.float8_e4m3fn)
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    wide = levels[codes & 7] * np.where(codes > 7, -1, 1) * scales.astype(np.float32) * np.float32(0.25)
+    named = {"layer_multipliers": np.array([3, 5], np.int64)}
+    for shard, rows in (("1", slice(12, 24)), ("0", slice(0, 12))):
+        named[f"ngram_embedding.shard_{shard}.weight_scale"] = scales[rows]
+        named[f"ngram_embedding.shard_{shard}.weight"] = codes[rows, ::2] | codes[rows, 1::2] << 4
+        named[f"ngram_embedding.shard_{shard}.weight_scale_2"] = np.array(0.25, np.float32)
+    return wide, named
+
+
+def test_packed_rows_are_multiplied_by_the_scales_of_their_blocks():
+    wide, named = packed_tensors()
+    module = NgramEmbedding(scope_of({}), HASH, num_rows=24, width=16, stored=STORED)
+    load(module, named)
+    ids = np.stack([(WINDOW[:, 0] * 3 ^ WINDOW[:, 1] * 5) % 11, WINDOW[:, 0] * 7 % 13 + 11], axis=1)
+    np.testing.assert_array_equal(in_one_program(module, WINDOW), wide[ids].reshape(9, 32))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"shard_0.weight_scale_2": np.array(0.5, np.float32)}, "shard_0.weight_scale_2 is 0.5, but another part"),
+        ({"shard_0.weight_scale": None}, "the table of n-grams has 12 rows in 1 parts of the checkpoint, 24"),
+        ({"shard_0.weight_scale": None, "shard_1.weight_scale": None}, "has packed elements without scales"),
+    ],
+)
+def test_packed_rows_that_do_not_fit_their_scales_are_refused(changed, message):
+    named = packed_tensors()[1] | {f"ngram_embedding.{name}": x for name, x in changed.items()}
+    module = NgramEmbedding(scope_of({}), HASH, num_rows=24, width=16, stored=STORED)
+    with pytest.raises(CheckpointError, match=message):
+        load(module, {name: x for name, x in named.items() if x is not None})

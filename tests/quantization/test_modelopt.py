@@ -23,10 +23,10 @@ from tests.support.tiny_checkpoints import LLAMA_4_SIZES, write_checkpoint
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
-def nvfp4(weight):
+def nvfp4(weight, scale_2=None):
     """(Its tensors, what they stand for): scales [out, in / 16] e4m3 times one float32, amax / (6 * 448)."""
     groups = weight.float().unflatten(-1, (-1, 16))
-    scale_2 = weight.abs().max().float() / (6 * 448)
+    scale_2 = weight.abs().max().float() / (6 * 448) if scale_2 is None else torch.tensor(scale_2)
     scale = (groups.abs().amax(-1) / 6 / scale_2).to(torch.float8_e4m3fn)
     effective = scale.float() * scale_2
     magnitude = groups.abs() / torch.where(effective == 0, 1, effective)[..., None]

@@ -98,7 +98,7 @@ def encoded_by(scheme: QuantizationScheme, scale_dtype: torch.dtype = torch.floa
 
     def encode(_: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         tensors = compress(weight, scheme, scale_dtype)
-        return tensors, decompress_wide(tensors, scheme)
+        return tensors, decompress_wide(tensors, scheme).contiguous()
 
     return encode
 

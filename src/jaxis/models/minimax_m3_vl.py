@@ -121,8 +121,9 @@ class MiniMaxM3SparseForCausalLM(CausalLM):
     layer_class = MiniMaxM3DecoderLayer
     router_aux_loss_coef = 0.001
     renames = (
-        ("block_sparse_moe", "mlp"),
-        ("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
+        # Dense layers' blocks are named `mlp` in files too.
+        *((f"block_sparse_moe.{part}", f"mlp.{part}") for part in ("experts", "gate", "shared_experts")),
+        ("block_sparse_moe.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
         *((f"self_attn.index_{part}", f"self_attn.indexer.{part}") for part in _INDEX_PARTS),
     )
 

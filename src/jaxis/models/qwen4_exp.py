@@ -118,6 +118,7 @@ class Qwen4ExpForCausalLM(QwenHybridCausalLM):
         config.expect("norm_topk_prob", True)
         config.expect("indexer_kv_heads", 1)
         config.ignore("split_ngram_parts", because="files say how many parts a table has")
+        config.ignore("ple_embedding_dtype", because="tensors of the table say it")
         config.ignore("intermediate_size", because="every layer has experts")
         config.ignore("number_of_conv_states", because="it follows from the other keys")
         config.ignore("mtp", because="layers that draft tokens do not change logits")

@@ -20,7 +20,7 @@ from jaxis.quantization.by_tensors import FormatsByTensors
 from jaxis.quantization.formats.fp8_blocks import Fp8BlocksFormat
 from jaxis.quantization.formats.fp8_tensor import Fp8TensorFormat
 from jaxis.quantization.formats.microscaling import MicroscalingFormat
-from jaxis.quantization.formats.nvfp4 import NvFp4Format
+from jaxis.quantization.formats.nvfp4 import NVFP4_PACKED
 from jaxis.quantization.module_patterns import WHERE
 from jaxis.quantization.tensor_names import TensorNames
 
@@ -54,7 +54,7 @@ class FloatModules:
         tensors = self.tensors or {}
         if f"{name}.weight_packed" in tensors:
             if f"{name}.weight_global_scale" in tensors:
-                return NvFp4Format("weight_packed", "weight_global_scale", divides=True)
+                return NVFP4_PACKED
             return MicroscalingFormat(4, "weight_packed")
         weight = tensors.get(f"{name}.weight")
         if weight is None or weight.dtype != _E4M3:

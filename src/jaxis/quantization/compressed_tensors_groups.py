@@ -20,7 +20,7 @@ from jaxis.quantization.formats.integers import Integers, IntQuantizedFormat, Pa
 from jaxis.quantization.formats.microscaling import GROUP_SIZE as MX_GROUP_SIZE
 from jaxis.quantization.formats.microscaling import MicroscalingFormat
 from jaxis.quantization.formats.nvfp4 import GROUP_SIZE as NVFP4_GROUP_SIZE
-from jaxis.quantization.formats.nvfp4 import NvFp4Format
+from jaxis.quantization.formats.nvfp4 import NVFP4_PACKED
 from jaxis.quantization.module_patterns import ModuleList, check_keys, names_of
 
 # The columns of a group are not neighbours: the file has `weight_g_idx`.
@@ -159,7 +159,7 @@ def _naive_quantized(weights: Mapping[str, Any], activations: Any, where: str) -
 
 def _nvfp4(weights: Mapping[str, Any], _: Any, where: str) -> WeightFormat:
     _expect(weights, where, type=("float",), num_bits=(4,), symmetric=(True,), group_size=(NVFP4_GROUP_SIZE,))
-    return NvFp4Format("weight_packed", "weight_global_scale", divides=True)
+    return NVFP4_PACKED
 
 
 def _microscaling(bits: int) -> Callable[[Mapping[str, Any], Any, str], WeightFormat]:

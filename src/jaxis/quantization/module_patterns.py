@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxis.errors import ConfigError
@@ -19,9 +19,11 @@ FUSED_MODULES = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "fused_wqa_wkv": ("wq_a", "wkv"),
 }
 """Fused modules of engines -> their parts in checkpoints. Lists of modules name the ones or the others."""
 
+_WILDCARD = re.compile(r"[*?\[]")
 _NAMES_SOME_EXPERTS = re.compile(r"experts\W{0,4}[\d\[(]")
 
 _Decision = TypeVar("_Decision")
@@ -80,15 +82,35 @@ def _to_a_boundary(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
 
 
-def is_excluded(name: str, wildcards: Sequence[str]) -> bool:
-    """Returns whether a shell wildcard matches the name or that of a module around it, as ModelOpt excludes modules."""
-    for wildcard in wildcards:
-        for each in _spellings(name, wildcard):
-            parts = each.split(".")
-            enclosing = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-            if any(fnmatch.fnmatchcase(module, wildcard) for module in enclosing):
-                return True
-    return False
+class WildcardList:
+    """Modules as ModelOpt lists them: by name or shell wildcard, each of which also means the modules inside.
+
+    Names are looked up: lists that name each expert have tens of thousands.
+    """
+
+    def __init__(self, wildcards: Iterable[str]) -> None:
+        wildcards = tuple(wildcards)
+        self._wildcards = tuple(each for each in wildcards if _WILDCARD.search(each))
+        self._names = frozenset(canonical(each) for each in wildcards if not _WILDCARD.search(each))
+
+    def has(self, name: str) -> bool:
+        return is_meant(name, self._matches)
+
+    def _matches(self, name: str) -> bool:
+        if any(module in self._names for module in _enclosing(canonical(name))):
+            return True
+        return any(
+            fnmatch.fnmatchcase(module, wildcard)
+            for wildcard in self._wildcards
+            for spelling in _spellings(name, wildcard)
+            for module in _enclosing(spelling)
+        )
+
+
+def _enclosing(name: str) -> Iterator[str]:
+    """Returns the names of the modules around one, and its own."""
+    parts = name.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 def is_meant(name: str, matches: Callable[[str], bool]) -> bool:

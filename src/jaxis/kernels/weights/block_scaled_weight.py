@@ -59,7 +59,7 @@ class BlockScaledWeight(Weight):
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         value = jnp.asarray(self.value)
-        elements = _decode_e2m1(value) if self.qtype == "float4_e2m1fn" else value.astype(jnp.float32)
+        elements = decode_e2m1(value) if self.qtype == "float4_e2m1fn" else value.astype(jnp.float32)
         rows, columns = self.shape[-2:]
         scale = jnp.asarray(self.scale).astype(jnp.float32)
         scale = jnp.repeat(scale, self.block_shape[0], axis=-2)[..., :rows, :]
@@ -137,7 +137,7 @@ def scale_shape(shape: tuple[int, ...], block_shape: tuple[int, int]) -> tuple[i
     return (*leading, -(-rows // block_shape[0]), -(-columns // block_shape[1]))
 
 
-def _decode_e2m1(pairs: jax.Array) -> jax.Array:
+def decode_e2m1(pairs: jax.Array) -> jax.Array:
     """Decodes uint8 [..., n] with two elements per byte to float32 [..., 2 n]."""
     code = jnp.stack([pairs & 0xF, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1).astype(jnp.int32)
     magnitude, exponent, mantissa = code & 7, (code >> 1) & 3, code & 1

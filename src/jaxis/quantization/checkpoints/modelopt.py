@@ -21,8 +21,8 @@ from jaxis.quantization.formats.fp8_blocks import Fp8BlocksFormat
 from jaxis.quantization.formats.fp8_tensor import Fp8TensorFormat
 from jaxis.quantization.formats.microscaling import MicroscalingFormat
 from jaxis.quantization.formats.nvfp4 import GROUP_SIZE as NVFP4_GROUP_SIZE
-from jaxis.quantization.formats.nvfp4 import NvFp4Format
-from jaxis.quantization.module_patterns import WHERE, check_keys, is_excluded, is_meant, names_of
+from jaxis.quantization.formats.nvfp4 import NVFP4
+from jaxis.quantization.module_patterns import WHERE, WildcardList, check_keys, names_of
 from jaxis.quantization.stored import StoredConfig
 from jaxis.quantization.tensor_names import TensorNames
 
@@ -37,8 +37,8 @@ _FORMATS: dict[str, WeightFormat] = {
     "FP8": Fp8TensorFormat(),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8TensorFormat(has_row_scales=True),
     "FP8_PB_WO": Fp8BlocksFormat((128, 128), "weight_scale", has_unit_axes=True),
-    "NVFP4": NvFp4Format(),
-    "W4A16_NVFP4": NvFp4Format(),
+    "NVFP4": NVFP4,
+    "W4A16_NVFP4": NVFP4,
     "MXFP8": MicroscalingFormat(8, "weight"),
 }
 _MIXED = "MIXED_PRECISION"
@@ -58,20 +58,17 @@ class ModelOptConfig(StoredConfig):
             formats = _formats_of_layers(config.get("quantized_layers"))
         else:
             formats = {"*": _read_algorithm(config, WHERE)}
-        super().__init__((*excluded, *formats), TensorNames(), tensors)
-        self._excluded, self._formats = excluded, formats
+        # Modules that are copied from an owner's MXFP8 keep its name of the scales.
+        super().__init__((*excluded, *formats), TensorNames({"weight_scale_inv": "weight_scale"}), tensors)
+        self._excluded = WildcardList(excluded)
+        self._formats = {
+            each: WildcardList(name for name, other in formats.items() if other == each) for each in formats.values()
+        }
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
-        if isinstance(layer, JaxEmbed) or any(_is_one_of(name, self._excluded) for name in names):
+        if isinstance(layer, JaxEmbed) or any(self._excluded.has(name) for name in names):
             return None
-        return next(
-            (each for wildcard, each in self._formats.items() if any(_is_one_of(name, (wildcard,)) for name in names)),
-            None,
-        )
-
-
-def _is_one_of(name: str, wildcards: Sequence[str]) -> bool:
-    return is_meant(name, lambda each: is_excluded(each, wildcards))
+        return next((each for each, modules in self._formats.items() if any(map(modules.has, names))), None)
 
 
 def _formats_of_layers(layers: Any) -> dict[str, WeightFormat]:

@@ -55,3 +55,8 @@ class NvFp4Format:
         # One for each row, so that rows can be looked up, sharded and stacked like the other arrays.
         super_scale = np.full((shape[0], 1), factor, np.float32)
         return CodedWeight(tensors[self.weight_name], scale, super_scale=super_scale, bits=4, levels=E2M1_LEVELS)
+
+
+NVFP4 = NvFp4Format()
+NVFP4_PACKED = NvFp4Format("weight_packed", "weight_global_scale", divides=True)
+"""As compressed-tensors stores it."""
