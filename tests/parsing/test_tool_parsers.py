@@ -191,6 +191,8 @@ ODD = [
     ("hermes", 'a <tool_call>{"name": "now", "argum', None, []),
     ("hermes", 'a <tool_call>{"name": "now", "arguments": {"a": "b', "a", [("now", '{"a": "b', "unfinished")]),
     ("hermes", "", None, []),
+    ("longcat", "a\n" + CALL.replace("tool_call", "longcat_tool_call"), "a", [NOW]),
+    ("longcat", CALL, None, []),
     ("hermes", " \n", None, []),
     ("llama", '{"name": "Ann", "age": 3}<|eot_id|>', '{"name": "Ann", "age": 3}', []),
     ("llama", '{"name": "nobody", "parameters": {}}', None, []),

@@ -37,6 +37,7 @@ HERMES = Format(
     '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>{% endfor %}' + _END,
     "qwen3",
 )
+LONGCAT = Format("longcat", HERMES.template.replace(_THINK, "").replace("tool_call>", "longcat_tool_call>"))
 LLAMA = Format(
     "llama3_json",
     _LOOP + _CALLS + '{{ \'{"name": "\' + f.name + \'", "parameters": \' }}{{ f.arguments | tojson }}}{% endfor %}'

@@ -35,6 +35,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from tests.support.kimi_k3_reference import KimiK3Reference
+from tests.support.longcat_ngram_reference import LongcatNgramReference
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.places import TESTS
 from tests.support.step5_reference import Step5Reference
@@ -77,7 +78,11 @@ class Family:
 
 
 # References of models that transformers does not have.
-RESTATED = {"KimiK3ForCausalLM": KimiK3Reference, "Step5ForCausalLM": Step5Reference}
+RESTATED = {
+    "KimiK3ForCausalLM": KimiK3Reference,
+    "LongcatFlashNgramForCausalLM": LongcatNgramReference,
+    "Step5ForCausalLM": Step5Reference,
+}
 # By name: to import the classes takes seconds, in each worker.
 MODEL_TYPES = {config_class: model_type for model_type, config_class in CONFIG_MAPPING_NAMES.items()}
 
@@ -253,6 +258,16 @@ def _published_internlm2(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray
     return found
 
 
+def _published_longcat(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """It saves weights of experts that are the identity, and the reference of n-grams has them as `embed_tokens`."""
+    experts = {int(found[1]) for name in tensors if (found := re.search(r"experts\.(\d+)\.down_proj", name))}
+    return {
+        name.replace("embed_tokens.", "ngram_embeddings.") if "embed_tokens.weight" not in name else name: tensor
+        for name, tensor in tensors.items()
+        if (found := re.search(r"experts\.(\d+)\.", name)) is None or int(found[1]) in experts
+    }
+
+
 _PUBLISHED_KEYS = {
     "Telechat3ForCausalLM": {
         **{"model_type": "telechat3", "rope_parameters": None, "rope_theta": 1_000_000.0},
@@ -279,6 +294,8 @@ RENAMED = {
     "BailingHybridConfig": _published_bailing_hybrid,
     "DoryConfig": _published_dory,
     "KimiLinearConfig": _published_kimi_linear,
+    "LongcatFlashConfig": _published_longcat,
+    "LongcatFlashNgramForCausalLM": _published_longcat,
     "OlmoHybridConfig": _published_olmo_hybrid,
 }
 
@@ -309,6 +326,8 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
             hidden_states = (model.get_input_embeddings()(input_ids), *hidden_states[:-2], hidden_states[-1])
         if family.config_class in ("DoryConfig", "HrmTextConfig"):  # which list what leaves each run of a layer
             hidden_states = (*_inputs_of_layers(model, input_ids), hidden_states[-1])
+        if family.architecture == "LongcatFlashNgramForCausalLM":  # whose first layer adds the n-grams
+            hidden_states = (model.model.embed_tokens.word_embeddings(input_ids), *hidden_states[1:])
         if family.name == "OPT 350M":  # which lists what its last projection makes of it
             states: list[torch.Tensor] = []
             hook = model.model.decoder.project_out.register_forward_pre_hook(lambda _, args: states.append(args[0]))

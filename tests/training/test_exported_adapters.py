@@ -32,8 +32,8 @@ from tests.training.gradients import random_examples
 QUICK = ("GPT-2", "Command A Vision")
 # Their checkpoints have names of code that is not transformers'.
 ELSEWHERE = ("LFM3", "EXAONE", "Step 3.5", "InternLM 2")
-# All but one whose config.json has a key that nothing reads, which loading refuses, and one that is not trained.
-REFUSED = ("EXAONE 4, no windows", "Qwen3.8-Flash-Next")
+# All but one whose config.json has a key that nothing reads, which loading refuses, and those that are not trained.
+REFUSED = ("EXAONE 4, no windows", "Qwen3.8-Flash-Next", "LongCat-Flash-Lite")
 ROWS = {family.name: family for family in FAMILIES if family.name not in (*REFUSED, *ELSEWHERE)}
 # PEFT takes these names of a mixture of experts for those of its experts, also where a dense layer is meant.
 TAKEN_FOR_EXPERTS = ["gate_proj", "up_proj", "down_proj"]

@@ -137,7 +137,7 @@ def experts(
 ) -> JaxExperts:
     """Creates the experts that a router with this routing chooses among; `hidden_size` is config.json's by default."""
     return JaxExperts(
-        routing.num_experts,
+        routing.num_experts - routing.num_identity,
         scope.config["hidden_size"] if hidden_size is None else hidden_size,
         intermediate_size,
         scope.rngs,

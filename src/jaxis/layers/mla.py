@@ -28,6 +28,7 @@ from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.parallel.mesh import on_each_device
 
@@ -107,9 +108,14 @@ class MultiHeadLatentAttention(JaxModule):
       latent_norm_epsilon: Epsilon of the norms of latents.
       use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
 
+    Attributes:
+      latent_multiplier: Factor of the normed latents, which a family sets.
+
     Raises:
       ConfigError: decode_context_parallel_size would divide the context of attention with sinks.
     """
+
+    latent_multiplier: float = 1.0
 
     def __init__(
         self,
@@ -212,7 +218,8 @@ class MultiHeadLatentAttention(JaxModule):
             q = self.q_b_proj(query_latent)
         latents, rope_key = jnp.split(compressed, [self.sizes.kv_lora_rank], axis=-1)
         q = q.reshape(x.shape[0], self.sizes.num_heads, self.sizes.qk_head_dim)
-        return q, self.kv_a_layernorm(latents), rope_key[:, None], query_latent, *gate
+        latents = scaled(self.kv_a_layernorm(latents), self.latent_multiplier)
+        return q, latents, rope_key[:, None], query_latent, *gate
 
     def _attend_to_cache(
         self,

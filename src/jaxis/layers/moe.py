@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from jaxis.kernels.gates import gated
+from jaxis.kernels.materialize import materialize
 from jaxis.kernels.weights import GatedUnit
 from jaxis.layers import leaves
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -79,6 +81,10 @@ class SparseMoE(JaxModule):
         expert_ids, expert_weights = self.gate(x, *token_ids)
         hidden = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
         y = self.experts(hidden, expert_ids, expert_weights, metadata)
+        if self.gate.routing.num_identity:
+            is_identity = expert_ids >= self.experts.num_experts
+            weight = jnp.where(is_identity, expert_weights, 0).sum(-1, keepdims=True)
+            y = (y.astype(jnp.float32) + materialize(weight * hidden.astype(jnp.float32))).astype(y.dtype)
         if self.latent_norm is not None:
             y = self.latent_norm(y)
         if self.fc2_latent_proj is not None:

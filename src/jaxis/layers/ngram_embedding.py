@@ -17,7 +17,7 @@ from jaxis.layers.ngram_hash import NgramHash
 from jaxis.layers.scope import LayerScope
 from jaxis.loading.headers import HeaderTensor
 
-_PART = re.compile(r"ngram_embedding\.(?:shard_(\d+)\.)?weight(_scale|_scale_2)?")
+_PART = re.compile(r"(?:ngram_embedding\.)?(?:shard_(\d+)\.)?weight(_scale|_scale_2)?")
 _SCALED = 16  # elements of a scale beside packed ones
 
 

@@ -55,7 +55,7 @@ class TokenWindow:
     Attributes:
       size: n, at least 2.
       filler: Id in place of those before the sequence's beginning.
-      ends: Id after which a token does not see what lies before, but the filler; None for none.
+      ends: Id of which later tokens see the filler, as of all before it; None for none.
     """
 
     size: int
@@ -75,11 +75,12 @@ class TokenWindow:
         slots = None if state is None else metadata.state_slots
         requests = metadata.query_start_loc, metadata.request_distribution[2]
         distances = range(1, self.size)
-        window = [ids]
+        window, is_beyond = [ids], jnp.zeros(ids.shape, bool)
         for earlier in earlier_rows(rows, state, slots, *requests, distances):
             before = jnp.where(earlier[:, 0] == 0, self.filler, earlier[:, 0] - 1)
-            if self.ends is not None and len(window) > 1:
-                before = jnp.where(window[-1] == self.ends, self.filler, before)
+            if self.ends is not None:
+                is_beyond |= before == self.ends
+                before = jnp.where(is_beyond, self.filler, before)
             window.append(before)
         if state is not None and slots is not None:
             state = kept_rows(rows, state, slots, *requests)

@@ -40,6 +40,7 @@ class Routing:
       num_allowed_groups: Number of the best groups that a token's experts come from.
       group_score: Score of a group: its best expert ("max") or the sum of its best two ("top2_sum").
       float32_logits: True if the router multiplies in float32 regardless of the model's type.
+      num_identity: Number of the last experts that have no weights and return their input.
 
     Raises:
       ConfigError: On construction, if the values are inconsistent.
@@ -54,6 +55,7 @@ class Routing:
     num_allowed_groups: int = 1
     group_score: GroupScore = "max"
     float32_logits: bool = False
+    num_identity: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("score_function", get_args(ScoreFunction)), ("group_score", get_args(GroupScore))):

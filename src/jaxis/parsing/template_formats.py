@@ -37,6 +37,7 @@ _TOOL_MARKS = (
     (("<|tool_call|>", "<|end_of_role|>"), "granite"),
     (("<|tool_call|>",), "phi4_mini_json"),
     (("<tool_call>",), "hermes"),
+    (("<longcat_tool_call>",), "longcat"),
     (("<tool_calls>",), "hunyuan_a13b"),
     (("<|python_tag|>",), "llama3_json"),
     (('"parameters": dictionary of argument name',), "llama3_json"),

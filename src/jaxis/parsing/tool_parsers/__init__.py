@@ -13,7 +13,7 @@ from jaxis.parsing.tool_parsers.gemma4 import FunctionGemmaToolParser, Gemma4Too
 from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser
 from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
-from jaxis.parsing.tool_parsers.hermes import HermesToolParser
+from jaxis.parsing.tool_parsers.hermes import HermesToolParser, LongcatToolParser
 from jaxis.parsing.tool_parsers.invocations import (
     DeepSeekV4ToolParser,
     DeepSeekV32ToolParser,
@@ -55,6 +55,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "lfm2": LFM2ToolParser,
     "llama3_json": LlamaToolParser,
     "llama4_pythonic": PythonListToolParser,
+    "longcat": LongcatToolParser,
     "minicpm": MiniCPMToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "minimax_m3": MiniMaxM3ToolParser,
