@@ -35,6 +35,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from tests.support.kimi_k3_reference import KimiK3Reference
+from tests.support.ling25_reference import Ling25Reference
 from tests.support.longcat_ngram_reference import LongcatNgramReference
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.places import TESTS
@@ -79,6 +80,7 @@ class Family:
 
 # References of models that transformers does not have.
 RESTATED = {
+    "BailingMoeV2_5ForCausalLM": Ling25Reference,
     "KimiK3ForCausalLM": KimiK3Reference,
     "LongcatFlashNgramForCausalLM": LongcatNgramReference,
     "Step5ForCausalLM": Step5Reference,
@@ -285,6 +287,14 @@ _PUBLISHED_KEYS = {
     "BailingMoeV2ForCausalLM": {
         **{"model_type": "bailing_moe", "num_experts": 8, "num_shared_experts": 2, "use_qkv_bias": False},
         **{"n_routed_experts": None, "n_shared_experts": None, "attention_bias": None},
+    },
+    "BailingMoeV2_5ForCausalLM": {
+        # Of lightning attention; the reference would read it for all layers.
+        "partial_rotary_factor": 0.5,
+        **{"head_dim": 24, "layer_types": None, "mlp_layer_types": None, "linear_head_dim": None},
+        **{"linear_num_heads": None, "linear_conv_kernel_dim": None, "short_conv_kernel_size": None},
+        **{"kda_safe_gate": None, "kda_lower_bound": None, "num_experts_per_tok": 3, "num_experts_per_token": None},
+        **{"n_group": 4, "num_expert_group": None, "norm_topk_prob": True, "moe_renormalize": None},
     },
     "InternLM2ForCausalLM": {"model_type": "internlm2", "bias": False, "attention_bias": None, "mlp_bias": None},
 }
