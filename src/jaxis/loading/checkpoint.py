@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxis.config.mistral_params import is_mistral_format
 from jaxis.errors import CheckpointError
+from jaxis.host.closing import Closing
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.missing_weights import NOT_MODELS, explain_missing_weights
 from jaxis.loading.mistral_names import MistralNames
@@ -20,7 +21,7 @@ _INDEX = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """A folder's safetensors weights, in one file or in shards, as one set of named tensors. A context manager.
 
     Reads the files that transformers would: `model.safetensors`; else the shards named in
@@ -98,12 +99,6 @@ class Checkpoint:
         """Closes every file; arrays that still view one stay valid."""
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __contains__(self, name: object) -> bool:
         return name in self._place_of

@@ -11,12 +11,12 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.host.closing import Closing
 from jaxis.host.extras import check_extra
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import TensorInfo
@@ -31,7 +31,7 @@ LAYOUT_VERSION = 1
 READ_BYTES = 64 << 20
 
 
-class OrbaxCheckpoint:
+class OrbaxCheckpoint(Closing):
     """The weights of a folder that `jaxis convert --to orbax` made. A context manager; see `Checkpoint`.
 
     Attributes:
@@ -82,12 +82,6 @@ class OrbaxCheckpoint:
 
     def close(self) -> None:
         self._arrays.clear()
-
-    def __enter__(self) -> OrbaxCheckpoint:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self.close()
 
     def __contains__(self, name: object) -> bool:
         return name in self._infos

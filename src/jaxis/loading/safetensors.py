@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.host.closing import Closing
 from jaxis.host.json_object import parse_json_object
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 from jaxis.loading.mapped_pages import drop_pages
@@ -70,7 +71,7 @@ class TensorInfos(dict[str, TensorInfo]):
         self.metadata = dict(metadata)
 
 
-class SafetensorsFile:
+class SafetensorsFile(Closing):
     """One open safetensors file, with the header's free-form `__metadata__`, if any. A context manager.
 
     Raises CheckpointError on opening, if the file cannot be read or breaks the format in any way.
@@ -127,12 +128,6 @@ class SafetensorsFile:
         """Releases the map; the file is unmapped when the last array that views it is gone."""
         # Not mmap.close(): an ndarray refers to the map without locking its buffer, and would be left dangling.
         self._map = None
-
-    def __enter__(self) -> SafetensorsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.host.closing import Closing
 from jaxis.loading.gguf_block_types import BlockType, find_block_type
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 from jaxis.loading.header_cache import kept_headers
@@ -68,7 +69,7 @@ class GGUFTensor:
         return math.prod(self.shape) // self.block_type.elements * self.block_type.nbytes
 
 
-class GGUFFile:
+class GGUFFile(Closing):
     """One open GGUF file. A context manager.
 
     Attributes:
@@ -116,12 +117,6 @@ class GGUFFile:
         """Releases the map; the file is unmapped when the last array that views it is gone."""
         # Not mmap.close(): an ndarray refers to the map without locking its buffer, and would be left dangling.
         self._map = None
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.closing import Closing
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.model_files import GGUFModelFiles
 from jaxis.loading.gguf.names import parts_of
@@ -21,7 +22,7 @@ _OF_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(\w+)")
 _EXPERT_STACKS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
-class GGUFCheckpoint:
+class GGUFCheckpoint(Closing):
     """The weights of a GGUF model, under the names of a Hugging Face checkpoint. A context manager; see `Checkpoint`.
 
     A tensor of floats is an array of them. A quantized one, [out, in], is an array uint8 [out, bytes of a row] of the
@@ -106,12 +107,6 @@ class GGUFCheckpoint:
 
     def close(self) -> None:
         self._files.close()
-
-    def __enter__(self) -> GGUFCheckpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __contains__(self, name: object) -> bool:
         return name in self._parts or name in self._small

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.closing import Closing
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.container import GGUFFile, GGUFTensor, shortest_float
 
@@ -82,7 +83,7 @@ _NAMES: Mapping[str, _Names] = {
 }
 
 
-class MmprojFile:
+class MmprojFile(Closing):
     """The vision part of a model. A context manager.
 
     Attributes:
@@ -136,12 +137,6 @@ class MmprojFile:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> MmprojFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _find_parts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields (Hugging Face name, tensors in the file that it is made of)."""

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.errors import CheckpointError
+from jaxis.host.closing import Closing
 from jaxis.loading.gguf.container import GGUFFile, GGUFTensor
 from jaxis.loading.gguf_files import find_shards
 
 
-class GGUFModelFiles:
+class GGUFModelFiles(Closing):
     """All GGUF files of a model, opened by the path of any of them. A context manager.
 
     Attributes:
@@ -46,12 +47,6 @@ class GGUFModelFiles:
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> GGUFModelFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _add_tensors(self, file: GGUFFile) -> None:
         for name in file.tensors:
