@@ -72,7 +72,7 @@ def attention_pair(qk_norm: bool, window: int | None) -> tuple[torch.nn.Module, 
     attention_class = getattr(module, "Qwen3Attention" if qk_norm else "LlamaAttention")
     rotary = getattr(module, "Qwen3RotaryEmbedding" if qk_norm else "LlamaRotaryEmbedding")(config)
     scope = scope_of({**sizes, "rms_norm_eps": 1e-6})
-    ours = GroupedQueryAttention(scope, qkv_bias=True, o_bias=True, qk_norm=qk_norm, span=AttentionSpan(window))
+    ours = GroupedQueryAttention(scope, use_bias=True, qk_norm=qk_norm, span=AttentionSpan(window))
     ours.rope = RotaryEmbedding(tuple(rotary.inv_freq.tolist()))
     theirs = attention_class(config, 0)
     copy_weights(theirs, ours)

@@ -55,7 +55,8 @@ class GroupedQueryAttention(JaxModule):
       interleaved_rope: True if the rope pairs neighbouring dimensions.
       alibi: Biases of scores by distance; None for none.
       scale: Multiplies the scores; None means D ** -0.5.
-      qkv_bias, o_bias: True if those projections have biases.
+      use_bias: True if all projections have biases.
+      qkv_bias, o_bias: True if those projections alone have biases.
       packing: Order of the rows of the checkpoint's one `qkv_proj`; None if it has three matrices.
       qkv_clip: Bound of the magnitude of queries, keys and values; None for none.
       qk_norm: Function that creates the norms of queries and keys; True for an RMS norm over each head; False for none.
@@ -88,6 +89,7 @@ class GroupedQueryAttention(JaxModule):
         interleaved_rope: bool = False,
         alibi: Alibi | None = None,
         scale: float | None = None,
+        use_bias: bool = False,
         qkv_bias: bool = False,
         o_bias: bool = False,
         packing: QKVPacking | None = None,
@@ -129,6 +131,7 @@ class GroupedQueryAttention(JaxModule):
             q_norm, k_norm = (make_norm(heads, self.head_dim) for heads in (self.num_heads, self.num_kv_heads))
         self.output_gate = output_gate
         heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
+        qkv_bias, o_bias = use_bias or qkv_bias, use_bias or o_bias
         q_size = self._q_size
         self.qkv_proj = None
         self.qkv_clip = qkv_clip

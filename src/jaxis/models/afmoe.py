@@ -19,15 +19,13 @@ class AfmoeDecoderLayer(SandwichNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=config.get("global_attn_every_n_layers", 4))
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 head_dim=128,
                 use_rope=kind == SLIDING_ATTENTION,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 qk_norm=True,
                 span=layer_span(config, kind, default_window=1024),
                 output_gate=OutputGate("gate_proj"),

@@ -17,7 +17,7 @@ class ApertusDecoderLayer(PreNormDecoderLayer):
         use_bias = scope.config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qk_norm=True, qkv_bias=use_bias, o_bias=use_bias),
+            self_attn=GroupedQueryAttention(scope / "self_attn", qk_norm=True, use_bias=use_bias),
             mlp=UngatedMLP(scope / "mlp", activation=XIELU(scope)),
         )
 

@@ -13,10 +13,9 @@ from jaxis.models.common.family import Family, PlainGGUF
 class ArceeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
+            self_attn=GroupedQueryAttention(scope / "self_attn", use_bias=config.get("attention_bias", False)),
             mlp=UngatedMLP(
                 scope / "mlp",
                 activation=activation_function(config.get("hidden_act", "relu2")),

@@ -25,9 +25,8 @@ class BambaDecoderLayer(PreNormDecoderLayer):
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:
-    use_bias = scope.config.get("attention_bias", False)
     rope = rope_config(scope.config, default_partial_rotary_factor=0.5)
-    return GroupedQueryAttention(scope, rope_settings=rope, qkv_bias=use_bias, o_bias=use_bias)
+    return GroupedQueryAttention(scope, rope_settings=rope, use_bias=scope.config.get("attention_bias", False))
 
 
 class BambaForCausalLM(CausalLM):

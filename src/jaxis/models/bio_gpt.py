@@ -28,8 +28,7 @@ class BioGptDecoderLayer(PreNormDecoderLayer):
                 scope / "self_attn",
                 num_kv_heads=config["num_attention_heads"],
                 use_rope=False,
-                qkv_bias=True,
-                o_bias=True,
+                use_bias=True,
             ),
             mlp=UngatedMLP(
                 scope / "mlp", activation=activation_function(config.get("hidden_act", "gelu")), use_bias=True

@@ -16,7 +16,6 @@ from jaxis.models.common.layer_norms import unbiased_layer_norm
 class CohereDecoderLayer(ParallelDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
 
         def head_norm(heads: int, head_dim: int) -> JaxLayerNorm:
             return unbiased_layer_norm(scope, (heads, head_dim))
@@ -27,8 +26,7 @@ class CohereDecoderLayer(ParallelDecoderLayer):
                 scope / "self_attn",
                 rope_settings=rope_config(config, default_theta=500_000.0),
                 interleaved_rope=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 qk_norm=head_norm if config.get("use_qk_norm", False) else False,
             ),
             mlp=GatedMLP(scope / "mlp"),

@@ -21,15 +21,13 @@ class Cohere2DecoderLayer(ParallelDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=4)
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 use_rope=kind == SLIDING_ATTENTION,
                 interleaved_rope=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 span=layer_span(config, kind, default_window=4096),
             ),
             mlp=GatedMLP(scope / "mlp"),

@@ -27,7 +27,6 @@ class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
             _layer_type(config, scope.layer_index),
         )
         dense_pattern = config.get("prefix_dense_sliding_window_pattern", 1)
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -35,8 +34,7 @@ class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
                 head_dim=128,
                 use_rope=kind == SLIDING_ATTENTION or (not is_sparse and dense_pattern == 1),
                 interleaved_rope=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 span=layer_span(config, kind, default_window=4096),
             ),
             mlp=_experts(scope / "mlp") if is_sparse else _dense(scope / "mlp"),

@@ -29,9 +29,7 @@ class Dots1DecoderLayer(PreNormDecoderLayer):
         num_shared = config["n_shared_experts"] if is_sparse else 0
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn", qk_norm=True, qkv_bias=use_bias, o_bias=use_bias, span=_span(scope)
-            ),
+            self_attn=GroupedQueryAttention(scope / "self_attn", qk_norm=True, use_bias=use_bias, span=_span(scope)),
             mlp=dense_or_sparse(scope, routing, is_sparse=is_sparse, num_shared_experts=num_shared),
         )
 

@@ -28,8 +28,7 @@ class Ernie4_5DecoderLayer(PreNormDecoderLayer):
                 head_dim=128,
                 rope_settings=rope_config(scope.config, default_theta=500_000.0),
                 interleaved_rope=interleaved_rope,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=use_bias,
             ),
             mlp=GatedMLP(scope / "mlp", use_bias=use_bias),
         )

@@ -17,9 +17,7 @@ class ExaoneDecoderLayer(PreNormDecoderLayer):
         rope, use_bias = rope_config(config, default_theta=500_000.0), config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn", rope_settings=rope, qkv_bias=use_bias, o_bias=use_bias
-            ),
+            self_attn=GroupedQueryAttention(scope / "self_attn", rope_settings=rope, use_bias=use_bias),
             mlp=GatedMLP(scope / "mlp", use_bias=config.get("mlp_bias", False)),
         )
 

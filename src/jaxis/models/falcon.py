@@ -27,8 +27,7 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
         use_rope=not config.get("alibi", False),
         alibi=_alibi(config),
         packing=PACKED if config.get("multi_query", True) and not is_new else PACKED_BY_GROUP,
-        qkv_bias=use_bias,
-        o_bias=use_bias,
+        use_bias=use_bias,
     )
     mlp = UngatedMLP(
         scope / "mlp",

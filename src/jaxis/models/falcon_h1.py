@@ -57,11 +57,10 @@ class FalconH1DecoderLayer(JaxModule):
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:
     config = scope.config
-    use_bias = config.get("attention_bias", False)
     head_dim: int = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     # A multiplier of keys equals one of scores.
     scale = config.get("key_multiplier", 1.0) * head_dim**-0.5
-    return GroupedQueryAttention(scope, scale=scale, qkv_bias=use_bias, o_bias=use_bias)
+    return GroupedQueryAttention(scope, scale=scale, use_bias=config.get("attention_bias", False))
 
 
 class FalconH1ForCausalLM(CausalLM):

@@ -17,7 +17,6 @@ from jaxis.models.common.family import Family
 class FlintDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config, kind = scope.config, _kind(scope)
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -25,8 +24,7 @@ class FlintDecoderLayer(PreNormDecoderLayer):
                 head_dim=128,
                 use_rope=kind == SLIDING_ATTENTION,
                 qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 span=layer_span(config, kind, default_window=513),
                 use_sinks=True,
             ),

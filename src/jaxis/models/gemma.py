@@ -16,7 +16,7 @@ class GemmaDecoderLayer(PreNormDecoderLayer):
         use_bias = scope.config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", head_dim=256, qkv_bias=use_bias, o_bias=use_bias),
+            self_attn=GroupedQueryAttention(scope / "self_attn", head_dim=256, use_bias=use_bias),
             mlp=GatedMLP(scope / "mlp", activation="gelu_pytorch_tanh"),
             make_norm=gemma_norm,
         )

@@ -19,7 +19,6 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=6)
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -27,8 +26,7 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
                 head_dim=256,
                 rope_settings=rope_config(config, kind, default_theta=1_000_000.0, default_local_theta=10_000.0),
                 scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 qk_norm=lambda _, head_dim: gemma_norm(scope, head_dim),
                 span=self.span(config, kind),
             ),

@@ -16,14 +16,12 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 
 def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
     config = scope.config
-    use_bias = config.get("attention_bias", True)
     self_attn = GroupedQueryAttention(
         scope / "self_attn",
         num_kv_heads=config["num_attention_heads"],
         rope_settings=rope_config(config, default_partial_rotary_factor=0.25),
         packing=PACKED_BY_GROUP,
-        qkv_bias=use_bias,
-        o_bias=use_bias,
+        use_bias=config.get("attention_bias", True),
     )
     activation = activation_function(config.get("hidden_act", "gelu"))
     mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)

@@ -20,13 +20,11 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=2)
-        use_bias = config.get("attention_bias", True)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", True),
                 span=layer_span(config, kind, default_window=128),
                 use_sinks=True,
             ),

@@ -16,7 +16,6 @@ from jaxis.models.common.hunyuan import HUNYUAN_RENAMES, check_hunyuan_keys
 class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
         super().__init__(
             scope,
@@ -25,8 +24,7 @@ class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
                 rope_settings=rope_config_with_alpha(config, head_dim),
                 qk_norm=True,
                 norm_after_rope=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
             ),
             mlp=GatedMLP(scope / "mlp"),
         )

@@ -31,8 +31,7 @@ class HunYuanMoEV1DecoderLayer(PreNormDecoderLayer):
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 rope_settings=rope_config_with_alpha(config, head_dim),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=use_bias,
                 qk_norm=True,
                 norm_after_rope=True,
             ),

@@ -21,7 +21,6 @@ from jaxis.models.common.sparse_layers import (
 class HYV3DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         routing = sigmoid_routing(
             config,
             config["num_experts"],
@@ -35,8 +34,7 @@ class HYV3DecoderLayer(PreNormDecoderLayer):
                 head_dim=128,
                 rope_settings=rope_config(config, default_theta=11_158_840.0),
                 qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
             ),
             mlp=dense_or_sparse(
                 scope,

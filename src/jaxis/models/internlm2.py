@@ -16,9 +16,7 @@ class InternLM2DecoderLayer(PreNormDecoderLayer):
         use_bias = scope.config.get("bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn", packing=PACKED_BY_GROUP, qkv_bias=use_bias, o_bias=use_bias
-            ),
+            self_attn=GroupedQueryAttention(scope / "self_attn", packing=PACKED_BY_GROUP, use_bias=use_bias),
             mlp=GatedMLP(scope / "mlp"),
         )
 

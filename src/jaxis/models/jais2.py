@@ -14,10 +14,9 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 class Jais2DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", True)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
+            self_attn=GroupedQueryAttention(scope / "self_attn", use_bias=config.get("attention_bias", True)),
             mlp=UngatedMLP(
                 scope / "mlp",
                 activation=activation_function(config.get("hidden_act", "relu2")),

@@ -28,7 +28,6 @@ class LagunaDecoderLayer(PreNormDecoderLayer):
         config, index = scope.config, scope.layer_index
         kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION) or FULL_ATTENTION
         num_heads = config.get("num_attention_heads_per_layer", [config["num_attention_heads"]] * (index + 1))[index]
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -42,8 +41,7 @@ class LagunaDecoderLayer(PreNormDecoderLayer):
                     default_local_theta=10_000.0,
                     default_partial_rotary_factor=0.5 if kind == FULL_ATTENTION else 1.0,
                 ),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 qk_norm=True,
                 span=layer_span(config, kind, default_window=512),
                 output_gate=OutputGate(

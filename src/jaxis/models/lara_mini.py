@@ -56,8 +56,7 @@ class LaraMiniDecoderLayer(PreNormDecoderLayer):
                 head_dim=128,
                 use_rope=kind == SLIDING_ATTENTION,
                 qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=use_bias,
                 span=layer_span(config, kind, default_window=512),
             )
         super().__init__(scope, self_attn=mixer, mlp=_experts(scope), mixer_name=name)

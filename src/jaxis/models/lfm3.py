@@ -70,13 +70,11 @@ class Lfm3VlForConditionalGeneration(InnerTextPart, Lfm3ForCausalLM):
 
 def _attention(scope: LayerScope, kind: str) -> GroupedQueryAttention:
     config = scope.config
-    use_bias = config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,
         head_dim=128,
         rope_settings=rope_config(config, kind),
-        qkv_bias=use_bias,
-        o_bias=use_bias,
+        use_bias=config.get("attention_bias", False),
         qk_norm=lambda _, head_dim: lfm_norm(scope, head_dim),
         span=layer_span(config, kind, default_window=256),
         output_gate=OutputGate("g_proj", per_head=True) if config.get("use_attention_gate", True) else None,

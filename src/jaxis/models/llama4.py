@@ -69,8 +69,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
         norm_after_rope=True,
         query_scale=_temperature(config) if has_temperature and not is_rotated else None,
         span=_span(scope),
-        qkv_bias=use_bias,
-        o_bias=use_bias,
+        use_bias=use_bias,
     )
 
 

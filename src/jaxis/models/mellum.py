@@ -20,7 +20,6 @@ class MellumDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION) or FULL_ATTENTION
-        use_bias = config.get("attention_bias", False)
         is_sparse = is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=0)
         super().__init__(
             scope,
@@ -29,8 +28,7 @@ class MellumDecoderLayer(PreNormDecoderLayer):
                 head_dim=128,
                 rope_settings=rope_config(config, kind, default_theta=500_000.0, default_local_theta=10_000.0),
                 qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 span=layer_span(config, kind, default_window=1024),
             ),
             mlp=qwen_feed_forward(scope, renormalize=config.get("norm_topk_prob", True))

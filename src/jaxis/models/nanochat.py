@@ -21,11 +21,9 @@ _norm = partial(rms_norm, use_weight=False)
 class NanoChatDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         attention = GroupedQueryAttention(
             scope / "self_attn",
-            qkv_bias=use_bias,
-            o_bias=use_bias,
+            use_bias=config.get("attention_bias", False),
             qk_norm=lambda _, head_dim: _norm(scope, head_dim),
             norm_after_rope=True,
         )

@@ -32,14 +32,12 @@ def _norm(scope: LayerScope) -> JaxLayerNorm:
 class NemotronDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 rope_settings=rope_config(config, default_partial_rotary_factor=0.5),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
             ),
             mlp=UngatedMLP(
                 scope / "mlp",

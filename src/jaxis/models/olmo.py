@@ -28,9 +28,7 @@ class OlmoDecoderLayer(PreNormDecoderLayer):
         use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias, qkv_clip=config.get("clip_qkv")
-            ),
+            self_attn=GroupedQueryAttention(scope / "self_attn", use_bias=use_bias, qkv_clip=config.get("clip_qkv")),
             mlp=GatedMLP(scope / "mlp"),
             make_norm=_UnweightedLayerNorm,
         )

@@ -28,8 +28,7 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | OPTPostNormDecoderLayer:
         scope / "self_attn",
         num_kv_heads=scope.config["num_attention_heads"],
         use_rope=False,
-        qkv_bias=True,
-        o_bias=True,
+        use_bias=True,
     )
     activation = activation_function(scope.config.get("hidden_act", "relu"))
     mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)

@@ -29,8 +29,7 @@ class PersimmonDecoderLayer(PreNormDecoderLayer):
                 num_kv_heads=config["num_attention_heads"],
                 rope_settings=rope_config(config, default_partial_rotary_factor=0.5),
                 packing=PACKED_BY_GROUP,
-                qkv_bias=True,
-                o_bias=True,
+                use_bias=True,
                 qk_norm=head_norm if config.get("qk_layernorm", True) else False,
             ),
             mlp=UngatedMLP(

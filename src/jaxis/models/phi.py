@@ -20,8 +20,7 @@ class PhiDecoderLayer(ParallelDecoderLayer):
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 rope_settings=rope_config(scope.config, default_partial_rotary_factor=0.5),
-                qkv_bias=True,
-                o_bias=True,
+                use_bias=True,
             ),
             mlp=UngatedMLP(
                 scope / "mlp",

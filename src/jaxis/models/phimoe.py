@@ -25,7 +25,6 @@ from jaxis.models.common.family import Family
 class PhimoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         routing = SparseMixer(
             num_experts=config["num_local_experts"],
             num_experts_per_token=config["num_experts_per_tok"],
@@ -36,8 +35,7 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 rope_settings=rope_config(config, default_theta=1_000_000.0),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 span=uniform_span(config, config.get("sliding_window")),
             ),
             mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),

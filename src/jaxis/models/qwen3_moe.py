@@ -25,7 +25,6 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
         self, scope: LayerScope, *, stack_layout: StackLayout | None = None, mrope: tuple[int, ...] | None = None
     ) -> None:
         config = scope.config
-        use_bias = config.get("attention_bias", False)
         window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
         super().__init__(
             scope,
@@ -33,8 +32,7 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
                 scope / "self_attn",
                 rope_settings=rope_config(config, default_interleaved_mrope=mrope),
                 qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=config.get("attention_bias", False),
                 span=uniform_span(config, window),
             ),
             mlp=qwen_feed_forward(scope, renormalize=config.get("norm_topk_prob", False), stack_layout=stack_layout),

@@ -16,15 +16,13 @@ from jaxis.models.common.no_rope_layers import has_rope
 
 class SmolLM3DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        use_bias = scope.config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 use_rope=has_rope(scope),
                 rope_settings=rope_config(scope.config, default_theta=2_000_000.0),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=scope.config.get("attention_bias", False),
                 span=uniform_span(scope.config, None),
             ),
             mlp=GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)),

@@ -24,7 +24,7 @@ class Starcoder2DecoderLayer(PreNormDecoderLayer):
         use_bias, span = config.get("use_bias", True), uniform_span(config, config.get("sliding_window"))
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias, span=span),
+            self_attn=GroupedQueryAttention(scope / "self_attn", use_bias=use_bias, span=span),
             mlp=UngatedMLP(
                 scope / "mlp",
                 activation=activation_function(config.get("hidden_act", "gelu_pytorch_tanh")),

@@ -23,13 +23,11 @@ def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm
 def gemma2_attention(scope: LayerScope) -> GroupedQueryAttention:
     """Gemma 2's attention: a window in every other layer, and scores with a soft cap."""
     config = scope.config
-    use_bias = config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,
         head_dim=256,
         scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
-        qkv_bias=use_bias,
-        o_bias=use_bias,
+        use_bias=config.get("attention_bias", False),
         span=layer_span(config, layer_type(config, scope.layer_index, full_every=2), default_window=4096),
         soft_cap=config.get("attn_logit_softcapping", 50.0),
     )

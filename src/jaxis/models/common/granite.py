@@ -38,9 +38,8 @@ class GraniteDecoderLayer(GraniteBaseDecoderLayer):
 
 def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttention:
     """Attention with a multiplier of scores, and further arguments of `GroupedQueryAttention`."""
-    use_bias = scope.config.get("attention_bias", False)
     arguments.setdefault("scale", scope.config.get("attention_multiplier", 1.0))
-    return GroupedQueryAttention(scope, qkv_bias=use_bias, o_bias=use_bias, **arguments)
+    return GroupedQueryAttention(scope, use_bias=scope.config.get("attention_bias", False), **arguments)
 
 
 def granite_window_arguments(scope: LayerScope) -> dict[str, Any]:

@@ -12,9 +12,8 @@ class LlamaDecoderLayer(PreNormDecoderLayer):
     """Grouped-query attention and a gated block, each after an RMS norm."""
 
     def __init__(self, scope: LayerScope) -> None:
-        use_bias = scope.config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
+            self_attn=GroupedQueryAttention(scope / "self_attn", use_bias=scope.config.get("attention_bias", False)),
             mlp=GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)),
         )

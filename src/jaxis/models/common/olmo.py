@@ -16,13 +16,11 @@ def olmo_attention(
     rope_settings: RopeConfig | None = None,
     span: AttentionSpan = FULL_CONTEXT,
 ) -> GroupedQueryAttention:
-    use_bias = scope.config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,
         use_rope=use_rope,
         rope_settings=rope_settings,
-        qkv_bias=use_bias,
-        o_bias=use_bias,
+        use_bias=scope.config.get("attention_bias", False),
         qk_norm=lambda heads, head_dim: rms_norm(scope, heads * head_dim),
         span=span,
     )

@@ -57,7 +57,6 @@ class Qwen3DecoderLayer(PreNormDecoderLayer):
     """
 
     def __init__(self, scope: LayerScope, *, mrope: tuple[int, ...] | None = None) -> None:
-        use_bias = scope.config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -65,8 +64,7 @@ class Qwen3DecoderLayer(PreNormDecoderLayer):
                 head_dim=128,
                 rope_settings=rope_config(scope.config, default_interleaved_mrope=mrope),
                 qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
+                use_bias=scope.config.get("attention_bias", False),
                 span=qwen_layer_span(scope),
             ),
             mlp=GatedMLP(scope / "mlp"),

@@ -29,9 +29,7 @@ class BertLayer(PostNormLayer):
     """`PostNormLayer` without rotary positions, and with biases."""
 
     def __init__(self, scope: LayerScope) -> None:
-        self.self_attn = GroupedQueryAttention(
-            scope / "self_attn", use_rope=False, qkv_bias=True, o_bias=True, span=WHOLE_SEQUENCE
-        )
+        self.self_attn = GroupedQueryAttention(scope / "self_attn", use_rope=False, use_bias=True, span=WHOLE_SEQUENCE)
         activation = activation_function(scope.config.get("hidden_act", "gelu"))
         self.mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)
         super().__init__(scope)

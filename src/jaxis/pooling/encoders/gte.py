@@ -31,8 +31,7 @@ class GteLayer(RotaryBertLayer):
             scope / "self_attn",
             rope_settings=rope_config(scope.config, default_theta=self.default_theta),
             packing=PACKED,
-            qkv_bias=True,
-            o_bias=True,
+            use_bias=True,
             span=WHOLE_SEQUENCE,
         )
         activation = scope.config.get("hidden_act", "gelu")

@@ -46,8 +46,7 @@ class ModernBertLayer(JaxModule):
             scope / "self_attn",
             rope_settings=_rope(config, kind),
             packing=PACKED,
-            qkv_bias=use_bias,
-            o_bias=use_bias,
+            use_bias=use_bias,
             span=_span(config, kind),
         )
         self.mlp_norm = _norm(scope)
