@@ -19,7 +19,7 @@ class ConvOperands(NamedTuple):
       x: [T, C].
       weight: [C, W] with W from 2 to 8 taps. The last tap multiplies the token itself.
       bias: [C]; None for none.
-      states: Of [(W - 1) D, C] each in x's type: the last inputs of each request, oldest first.
+      states: States [(W - 1) D, C] in x's type: the last inputs of each request, oldest first.
     """
 
     x: jax.Array

@@ -19,7 +19,7 @@ class DeltaRuleOperands(NamedTuple):
       v: [T, Hv, dv]; Hv / Hk consecutive value heads share a key head.
       log_decay: float32 [T, Hv], the logarithm of the decay, at most 0; [T, Hv, dk] for a decay of each row of S.
       beta: float32 [T, Hv].
-      states: Of float32 [Hv, dk, dv] each.
+      states: States, float32 [Hv, dk, dv] each.
     """
 
     q: jax.Array

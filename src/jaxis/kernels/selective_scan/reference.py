@@ -21,7 +21,7 @@ class ScanOperands(NamedTuple):
       a: float32 [I, N], negative.
       b, c: [T, N], shared by all channels.
       d: [I].
-      states: Of float32 [N, I] each.
+      states: States, float32 [N, I] each.
     """
 
     x: jax.Array

@@ -20,7 +20,7 @@ class SsdOperands(NamedTuple):
       a: float32 [H], negative.
       b, c: [T, G, N]; H / G consecutive heads share a group.
       d: [H]; None for zeros.
-      states: Of float32 [H, P, N] each.
+      states: States, float32 [H, P, N] each.
     """
 
     x: jax.Array
