@@ -171,7 +171,7 @@ class HFConfig(Mapping[str, Any]):
         a reason.
         """
         if not because:
-            raise ValueError(f"{', '.join(keys)} is ignored without a reason")
+            raise ValueError(f"{', '.join(map(repr, keys))} is ignored without a reason")
         self._ignored.update(keys)
 
     def get_text_config(self) -> HFConfig:
