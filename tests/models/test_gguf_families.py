@@ -120,6 +120,7 @@ MORE = [
                 "Granite 4",
                 {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 48, "mamba_proj_bias": False},
             ),
+            ("MiniMax M3", "MiniMax M3", {"shared_intermediate_size": 40}),
             ("Nemotron-H", "Nemotron 3", {"layers_block_type": ["mamba", "mlp", "attention", "mamba"]}),
             (
                 "Falcon-H1, norm",

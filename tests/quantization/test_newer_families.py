@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.quantization.test_modelopt import fp8, mxfp8, nvfp4
 from tests.quantization.test_quark import mxfp4
 from tests.support import parity
@@ -296,6 +299,20 @@ OWNERS = {
         ),
     ),
 }
+
+
+REFUSED = [
+    ({"quant_method": "mxfp8", "weight_block_size": [1, 16]}, "weight_block_size=\\[1, 16\\] is not supported"),
+    ({"quant_method": "mxfp8", "moe_quant_algo": "MXFP4"}, "moe_quant_algo='MXFP4' is not supported"),
+    (FP8 | {"moe_quant_algo": "NVFP4", "group_size": 32}, "group_size=32 is not supported; supported: 16"),
+    (FP8 | {"quantized_layers": {}}, "has the key 'quantized_layers', which is not supported"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_other_settings_of_experts_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        quantization_of_checkpoint(HFConfig({"quantization_config": settings}), None)
 
 
 # Others have parts of these.

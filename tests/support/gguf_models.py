@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "Ministral3ForCausalLM": "mistral3",
     "SmolLM3ForCausalLM": "smollm3",
     "MiniMaxM2ForCausalLM": "minimax-m2",
+    "MiniMaxM3SparseForConditionalGeneration": "minimax-m3",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Lfm2ForCausalLM": "lfm2",
@@ -138,6 +139,8 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
+    if architecture == "minimax-m3":
+        config |= config["text_config"]
     if architecture == "nemotron_h_moe":
         config["num_hidden_layers"] = len(config["layers_block_type"])
         if "moe" not in config["layers_block_type"]:  # as the config.json of such a model has no keys of experts
@@ -390,6 +393,22 @@ def _minimax_m2_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[s
         "expert_feed_forward_length": config["intermediate_size"],
         "rope.dimension_count": int(head_dim * rope["partial_rotary_factor"]),
         "expert_gating_func": 2,
+    }
+
+
+def _minimax_m3_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_minimax_m2_keys(config, head_dim, rope),
+        "feed_forward_length": config["dense_intermediate_size"],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "expert_shared_count": 1,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": True,
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk_blocks"],
+        "attention.indexer.block_size": config["index_block_size"],
+        "attention.indexer.local_blocks": 1,
     }
 
 
@@ -742,6 +761,7 @@ _SPECIAL_KEYS = {
     "mistral3": _mistral3_keys,
     "smollm3": _llama_keys,
     "minimax-m2": _minimax_m2_keys,
+    "minimax-m3": _minimax_m3_keys,
     "qwen35": _qwen35_keys,
     "qwen35moe": _qwen35_keys,
     "lfm2": _lfm2_keys,
@@ -779,6 +799,8 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     if architecture.startswith("nemotron_h"):
         pattern = re.compile(r"^backbone\.(layers\.\d+)\.mixer\.experts\.")
         tensors = {pattern.sub(r"model.\1.mlp.experts.", name): tensor for name, tensor in tensors.items()}
+    if architecture == "minimax-m3":
+        tensors = {_m3_name(name): t + 1 if name.endswith("norm.weight") else t for name, t in tensors.items()}
     tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
     tensors = _split_granite_blocks(tensors)
     if config.get("tie_word_embeddings"):
@@ -808,6 +830,9 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config["num_hidden_layers"])
     found: Tensors = {}
     for name, tensor in tensors.items():
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.index_(.*)", name):
+            found[f"blk.{match[1]}.indexer.{match[2]}"] = tensor
+            continue
         name = re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)
         name = re.sub(r"expert_bias$", "expert_bias.bias", re.sub(r"\.dt_bias$", ".dt_proj.bias", name))
         name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar", "output_scale")) else name
@@ -818,6 +843,14 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         assert mapped is not None, name
         found[mapped] = tensor
     return found | _rope_tensors(config)
+
+
+def _m3_name(name: str) -> str:
+    """Name as dots.llm1 has it, whose layers have tensors of the same names in files."""
+    name = name.removeprefix("language_model.").replace(".block_sparse_moe.", ".mlp.")
+    for number, projection in (("1", "gate"), ("2", "down"), ("3", "up")):
+        name = name.replace(f".w{number}.", f".{projection}_proj.")
+    return name.replace(".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")
 
 
 def _of_classic(config: dict, architecture: str, tensors: Tensors) -> Tensors:
@@ -849,7 +882,8 @@ def _of_classic(config: dict, architecture: str, tensors: Tensors) -> Tensors:
 
 
 def _architecture_id(architecture: str) -> gguf.MODEL_ARCH:
-    return next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = "dots1" if architecture == "minimax-m3" else architecture  # which gguf-py does not have yet
+    return next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
 
 
 def _permute(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -138,4 +138,5 @@ FAMILY = Family(
     (KimiK3ForConditionalGeneration, KimiK3ForCausalLM),
     "Kimi Linear with gates after latent attention, bounded decays, SiTU units and experts in a latent space; "
     "each block of layers reads a mixture of the residuals before it",
+    formats=("MXFP4",),
 )

@@ -179,5 +179,7 @@ FAMILY = Family(
     (MiniMaxM3SparseForCausalLM, MiniMaxM3SparseForConditionalGeneration),
     "an indexer selects 16 blocks of 128 tokens for each key-value head; partial RoPE, norms on heads, 128 experts by "
     "sigmoid, a shared one",
+    formats=("MXFP8",),
+    gguf=("minimax-m3",),
     tiny={"index_block_size": 4, "index_topk_blocks": 3, "index_head_dim": 16},
 )

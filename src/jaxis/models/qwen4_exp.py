@@ -196,5 +196,6 @@ FAMILY = Family(
         "Qwen3_8FlashNextForCausalLM": Qwen4ExpForCausalLM,
         "Qwen3_8FlashNextForConditionalGeneration": Qwen4ExpForConditionalGeneration,
     },
+    formats=("fp8",),
     tiny=TINY_DELTA_NET,
 )

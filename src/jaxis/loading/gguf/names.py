@@ -20,7 +20,7 @@ ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>(?:shortconv\.|nextn\.)?[a-z0-9_]+)(?:\.(?P<suffix>weight|bias|scale|input_scale))?"
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>(?:shortconv\.|nextn\.|indexer\.)?[a-z0-9_]+)(?:\.(?P<suffix>weight|bias|scale|input_scale))?"
 )
 _OF_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
 # The config is made of the first, of the model or of a layer; the others repeat what it says.

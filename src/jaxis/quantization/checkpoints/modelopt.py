@@ -62,7 +62,8 @@ class ModelOptConfig(StoredConfig):
         super().__init__((*excluded, *formats), TensorNames({"weight_scale_inv": "weight_scale"}), tensors)
         self._excluded = WildcardList(excluded)
         self._formats = {
-            each: WildcardList(name for name, other in formats.items() if other == each) for each in formats.values()
+            each: WildcardList(name for name, other in formats.items() if other == each)
+            for each in dict.fromkeys(formats.values())
         }
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:

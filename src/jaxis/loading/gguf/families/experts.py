@@ -1,4 +1,4 @@
-"""GPT-OSS, Llama 4, MiniMax M2, ERNIE 4.5 MoE and Hunyuan."""
+"""GPT-OSS, Llama 4, MiniMax M2 and M3, ERNIE 4.5 MoE and Hunyuan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxis.loading.gguf.common_facts import (
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, key, only, unused
-from jaxis.loading.gguf.tensor_names import NORM_AFTER_ATTENTION, W1_W3_W2, GateUpOrder, GGUFNames
+from jaxis.loading.gguf.tensor_names import NORM_AFTER_ATTENTION, W1_W3_W2, GateUpOrder, GGUFNames, each
 
 _ALL_LAYERS_ARE_SPARSE = (
     key("intermediate_size", "feed_forward_length", None),
@@ -53,6 +53,17 @@ def _write_llama4(config: HFConfig) -> FileKeys:
         if config.get(name) not in (None, [], expected):
             raise ConfigError(f"{config.source}: GGUF has no key for {name}={config.get(name)}, only {expected}")
     return {}
+
+
+def _kinds_of_layers(reader: ConfigReader) -> Values:
+    """MiniMax M3: layers with experts follow the dense ones, and those with an indexer select blocks of tokens."""
+    keys, layers = reader.keys, range(reader.num_layers)
+    num_dense = keys.integer("leading_dense_block_count", 0)
+    is_sparse = [f"blk.{layer}.indexer.q_proj.weight" in keys.tensors for layer in layers]
+    return {
+        "layer_types": ["minimax_m3_sparse" if sparse else FULL for sparse in is_sparse],
+        "mlp_layer_types": ["dense" if layer < num_dense else "sparse" for layer in layers],
+    }
 
 
 def _one_width(reader: ConfigReader) -> Values:
@@ -92,6 +103,27 @@ GGUFS = (
             only("expert_weights_norm", True),
         ),
         GGUFNames(projections=W1_W3_W2),
+    ),
+    GGUF(
+        ("minimax-m3", "minimax_m3_vl_text", "MiniMaxM3SparseForCausalLM"),
+        (
+            [usual(5_000_000.0, is_partial=True), experts("num_local_experts"), Fact(_kinds_of_layers)],
+            key("dense_intermediate_size", "feed_forward_length"),
+            key("intermediate_size", "expert_feed_forward_length"),
+            key("shared_intermediate_size", "expert_feed_forward_length"),
+            key("routed_scaling_factor", "expert_weights_scale", 1.0, float),
+            key("index_n_heads", "attention.indexer.head_count"),
+            key("index_head_dim", "attention.indexer.key_length"),
+            key("index_block_size", "attention.indexer.block_size"),
+            key("index_topk_blocks", "attention.indexer.top_k"),
+            [only("attention.indexer.local_blocks", 1), only("expert_shared_count", 1)],
+            [only("expert_gating_func", SIGMOID), only("expert_weights_norm", True)],
+        ),
+        GGUFNames(
+            each("q_proj k_proj q_norm k_norm", "indexer.{}", "self_attn.indexer.{}"),
+            projections=W1_W3_W2,
+            adds_one_to_norms=True,
+        ),
     ),
     GGUF(
         ("ernie4_5-moe", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
