@@ -78,6 +78,12 @@ def test_results_come_in_the_order_of_the_calls_where_ids_tell_it(ids):
     assert text == EFFORT.format("max") + ASKED + WRITTEN + result("find", 1, given[0]) + result("now", 2, given[1])
 
 
+def test_results_after_another_message_are_numbered_on():
+    results = [{"role": "tool", "tool_call_id": "a", "content": "1"}, LOOK, {"role": "tool", "content": "2"}]
+    text = render([CALLED, *results], add_generation_prompt=False)
+    assert text == EFFORT.format("max") + WRITTEN + result("find", 1, "1") + ASKED + result("now", 2, "2")
+
+
 def test_names_are_escaped():
     name = {"role": "user", "name": 'a"&b', "content": "Look."}
     assert '<|open|>message role="user" name="a&quot;&amp;b"<|sep|>Look.' in render([name])
