@@ -35,6 +35,7 @@ def each_of(names: Collection[str], slow_names: Collection[str] = ()) -> pytest.
 # Of the families of every kind, those whose kind no test below runs in paged steps each time.
 QUICK_PATHS = {
     *("Llama 3", "Gemma 3n", "Phi-3, longrope", "Llama 4", "GLM-5.2", "MiMo V2 Flash", "Jamba", "Kimi Linear"),
+    "IQuest-Coder Loop",
 }
 
 families = each_of(NAMES, NAMES - QUICK_PATHS)

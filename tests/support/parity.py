@@ -34,6 +34,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
+from tests.support.iquest_reference import IQuestLoopReference
 from tests.support.kimi_k3_reference import KimiK3Reference
 from tests.support.ling25_reference import Ling25Reference
 from tests.support.longcat_ngram_reference import LongcatNgramReference
@@ -81,6 +82,7 @@ class Family:
 # References of models that transformers does not have.
 RESTATED = {
     "BailingMoeV2_5ForCausalLM": Ling25Reference,
+    "IQuestLoopCoderForCausalLM": IQuestLoopReference,
     "KimiK3ForCausalLM": KimiK3Reference,
     "LongcatFlashNgramForCausalLM": LongcatNgramReference,
     "Step5ForCausalLM": Step5Reference,
