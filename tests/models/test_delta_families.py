@@ -151,9 +151,10 @@ def test_kimi_k3_as_published_has_the_text_of_its_text_model(tmp_path):
     """Inside a checkpoint that also sees, with the older names of what mixes residuals."""
     family = FAMILIES["Kimi K3"]
     source = Path(parity.checkpoint_folder(family))
-    values = json.loads((source / "config.json").read_text())
+    values = json.loads((source / "config.json").read_text()) | {"topk_method": "noaux_tc"}
     published = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": values}
-    (tmp_path / "config.json").write_text(json.dumps(published | {"vision_config": {"hidden_size": 32}}))
+    others = {"vision_config": {"hidden_size": 32}, "image_placeholder": "<|kimi_image_placeholder|>"}
+    (tmp_path / "config.json").write_text(json.dumps(published | others))
     tensors = {"vision_tower.patch_embed.weight": np.zeros(3, np.float32)}
     for name, tensor in load_file(source / "model.safetensors").items():
         name = re.sub(r"_res_(norm|proj)\.weight$", r"_res.\1_weight", name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.config.layer_types import FULL_ATTENTION, INDEXED_ATTENTION, LINEAR_ATTENTION, listed_layer_type
 from jaxis.layers.decoder_layer import SelfAttention, StreamsDecoderLayer
 from jaxis.layers.glu import LimitedGLU
 from jaxis.layers.group_indexer import GatedGroupIndexer, GroupIndexerSizes
@@ -54,7 +54,8 @@ class Glm5NextDecoderLayer(StreamsDecoderLayer):
 
 
 def _is_linear(config: HFConfig, index: int) -> bool:
-    kind = listed_layer_type(config, index, LINEAR_ATTENTION, FULL_ATTENTION, "indexed_attention")
+    indexed = FULL_ATTENTION, INDEXED_ATTENTION, "deepseek_sparse_attention"  # as published
+    kind = listed_layer_type(config, index, LINEAR_ATTENTION, *indexed)
     return index % 4 != 3 if kind is None else kind == LINEAR_ATTENTION
 
 
@@ -131,7 +132,8 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
         ignore_rope(config)
         ignore_sizes_of_other_layers(config)
         config.expect("moe_layer_freq", 1)
-        config.expect("index_kpool_always_select_tail", True)
+        for key in ("index_kpool_always_select_tail", "index_kpool_compress", "mhc", "mla_use_nope"):
+            config.expect(key, True)
         config.expect("moe_router_dtype", "float32")
         config.ignore("head_dim", because="it is what a rope rotates, and no layer has one")
         for key in ("rope_interleave", "indexer_rope_interleave"):
@@ -148,7 +150,7 @@ FAMILY = Family(
     "GLM-5.3-Flash (text)",
     (Glm5NextForConditionalGeneration,),
     "four residual streams mixed by doubly stochastic matrices; Kimi Delta Attention in three of four layers; latent "
-    "attention without RoPE to the groups of 16 tokens that an indexer selects; a limited unit everywhere",
+    "attention without RoPE to the groups of 4 tokens that an indexer selects; a limited unit everywhere",
     formats=("fp8",),
     tiny={**TINY_INDEXER, "index_topk": 12, "index_kpool": 4},
 )

@@ -111,6 +111,7 @@ class KimiK3ForCausalLM(KimiCausalLM):
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
         config.expect("hidden_act", "situ")
+        config.expect("topk_method", "noaux_tc")
         if config["attn_res_block_size"] < 1:
             raise config.fault(
                 "attn_res_block_size", why="expected the layers of a block, at least 1: correct the file"
@@ -128,7 +129,7 @@ class KimiK3ForConditionalGeneration(TextPart, KimiK3ForCausalLM):
     text_model_types = ("kimi_linear", "kimi_k3_text")
     other_parts = ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector")
     other_keys = (
-        *("vision_config", "ignore_index", "media_placeholder_token_id", "video_placeholder"),
+        *("vision_config", "ignore_index", "media_placeholder_token_id", "image_placeholder", "video_placeholder"),
         *("use_unified_vision_chunk", "image_token_id", "video_token_id"),
     )
 
