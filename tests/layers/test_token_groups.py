@@ -203,6 +203,30 @@ def test_whole_sequences_have_the_same_rows(groups):
     np.testing.assert_array_equal(closed.request[:count], np.repeat(np.arange(3), [n // groups.size for n in lengths]))
 
 
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_rows_of_whole_sequences_have_the_derivatives_of_a_plain_loop(groups):
+    lengths = (13, 3, 24)
+    metadata = AttentionMetadata.for_whole_sequences(lengths)
+    factors = jnp.asarray(make_rows(16, 0)[:, :DIM])
+
+    def of_groups(rows):
+        closed, found = groups.combine_whole_sequences(combine, rows, metadata)
+        return jnp.sum(jnp.where(closed.valid[:, None], found, 0) * factors[: len(found)])
+
+    def of_loop(rows):
+        parts = jnp.split(rows, np.cumsum(lengths)[:-1])
+        windows = [
+            part[max(0, end - groups.window) : end]
+            for part in parts
+            for end in range(groups.size, len(part) + 1, groups.size)
+        ]
+        sums = [(jax.nn.softmax(window[:, DIM:], axis=0) * window[:, :DIM]).sum(0) for window in windows]
+        return jnp.sum(jnp.stack(sums) * factors[: len(sums)])
+
+    rows = jnp.asarray(np.concatenate([make_rows(n, n) for n in lengths]))
+    np.testing.assert_allclose(jax.grad(of_groups)(rows), jax.grad(of_loop)(rows), rtol=1e-4, atol=1e-6)
+
+
 def test_blocks_that_groups_do_not_divide_are_refused():
     with pytest.raises(ConfigError, match=r"block_size=24 is not a multiple of the 16 tokens .*: use 32"):
         IndexCacheSpec(DIM, 1, 16).layout(24, np.float32)

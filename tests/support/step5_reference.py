@@ -72,7 +72,9 @@ def _forward(sparse: dict[str, Any], theta: float) -> Any:
         del attention_mask
         seen = torch.stack([_selected(self, x, sparse, theta) for x in hidden_states])
         seen = seen.repeat_interleave(self.num_heads // seen.shape[1], dim=1)
-        mask = torch.where(seen, 0.0, torch.finfo(hidden_states.dtype).min)
+        mask = torch.zeros_like(seen, dtype=hidden_states.dtype).masked_fill(
+            ~seen, torch.finfo(hidden_states.dtype).min
+        )
         return Step3p7Attention.forward(self, hidden_states, attention_mask=mask, **options)
 
     return forward

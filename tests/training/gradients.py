@@ -70,7 +70,7 @@ def check_gradients(
     theirs = {name: largest_error(expected[name], references[name]) for name in errors}
     worst, worst_of_torch = max(mine, key=mine.__getitem__), max(theirs, key=theirs.__getitem__)
     print(f"from float64: {mine[worst]:.1e} {worst}; torch in float32 {theirs[worst_of_torch]:.1e} {worst_of_torch}")
-    assert mine[worst] < max(1e-5, 3 * theirs[worst_of_torch]), worst
+    assert mine[worst] < max(1e-5, 4 * theirs[worst_of_torch]), worst
 
 
 def in_float64(model: Any) -> Any:

@@ -112,11 +112,28 @@ def combine_cached(
     `block_tables` i32 [R, max_blocks] are those of the cache of rows; padding's rows are meaningless.
     """
 
-    def read(request: jax.Array, position: jax.Array, row: jax.Array) -> jax.Array:
-        del row
-        return read_rows(row_cache, block_tables[request], position)
+    def one_tile(i: jax.Array) -> jax.Array:
+        request, group = (
+            lax.dynamic_slice_in_dim(x, i * TILE_GROUPS, TILE_GROUPS) for x in (closed.request, closed.group)
+        )
+        is_group = i * TILE_GROUPS + jnp.arange(TILE_GROUPS) < closed.count
+        return _combine(
+            combine,
+            lambda position, _: read_rows(row_cache, block_tables[request], position),
+            group,
+            is_group,
+            group_size,
+            window,
+        )
 
-    return _combine(combine, read, closed, group_size, window)
+    struct = jax.eval_shape(one_tile, jnp.int32(0))
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(out, one_tile(i), i * TILE_GROUPS, axis=0)
+
+    num_tiles = (closed.count + TILE_GROUPS - 1) // TILE_GROUPS
+    out = jnp.zeros((closed.group.shape[0], *struct.shape[1:]), struct.dtype)
+    return lax.fori_loop(0, num_tiles, body, out)
 
 
 def read_rows(row_cache: PagedCache, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
@@ -137,46 +154,35 @@ def read_groups(group_cache: PagedCache, block_tables: jax.Array, groups: jax.Ar
 def combine_whole_sequences(
     combine: Combine, rows: jax.Array, closed: ClosedGroups, *, group_size: int, window: int
 ) -> jax.Array:
-    """Returns the rows [C, E] of the groups of whole sequences, from the rows [T, D] of their tokens."""
+    """Returns the rows [C, E] of the groups of whole sequences, from the rows [T, D] of their tokens.
 
-    def read(request: jax.Array, position: jax.Array, row: jax.Array) -> jax.Array:
-        del request, position
-        return rows[row].astype(jnp.float32)
+    All are combined at once: no loop keeps derivatives from it, and `combine` is called with values.
+    """
 
-    return _combine(combine, read, closed, group_size, window)
+    def read(_: jax.Array, back: jax.Array) -> jax.Array:
+        return rows[jnp.maximum(closed.row[:, None] + back, 0)].astype(jnp.float32)
+
+    return _combine(combine, read, closed.group, closed.valid, group_size, window)
 
 
 def _combine(
     combine: Combine,
-    read: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    closed: ClosedGroups,
+    read: Callable[[jax.Array, jax.Array], jax.Array],
+    group: jax.Array,
+    is_group: jax.Array,
     group_size: int,
     window: int,
 ) -> jax.Array:
-    """Takes `read`, which maps requests [N] and positions and rows of the flat batch [N, W] to rows [N, W, D]."""
+    """Takes `read`, which maps positions [N, W] of groups [N], and the tokens [W] from their last one on, to rows.
 
-    def one_tile(i: jax.Array) -> jax.Array:
-        request, group, last_row = (
-            lax.dynamic_slice_in_dim(x, i * TILE_GROUPS, TILE_GROUPS)
-            for x in (closed.request, closed.group, closed.row)
-        )
-        is_group = i * TILE_GROUPS + jnp.arange(TILE_GROUPS) < closed.count
-        back = jnp.arange(1 - window, 1, dtype=jnp.int32)
-        position = ((group + 1) * group_size - 1)[:, None] + back
-        exists = (position >= 0) & is_group[:, None]
-        found = read(request, jnp.where(exists, position, 0), jnp.where(exists, last_row[:, None] + back, 0))
-        # What no token of the sequence has written may be garbage: a NaN there must not spread.
-        found = jnp.where(exists[..., None], found, 0)
-        return combine(found, exists, jnp.where(is_group, group * group_size, 0))
-
-    struct = jax.eval_shape(one_tile, jnp.int32(0))
-
-    def body(i: jax.Array, out: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(out, one_tile(i), i * TILE_GROUPS, axis=0)
-
-    num_tiles = (closed.count + TILE_GROUPS - 1) // TILE_GROUPS
-    out = jnp.zeros((closed.group.shape[0], *struct.shape[1:]), struct.dtype)
-    return lax.fori_loop(0, num_tiles, body, out)
+    The rows [N, W, D] of tokens before a sequence, and of entries that are no group, may be any.
+    """
+    back = jnp.arange(1 - window, 1, dtype=jnp.int32)
+    position = ((group + 1) * group_size - 1)[:, None] + back
+    exists = (position >= 0) & is_group[:, None]
+    # What no token of the sequence has written may be garbage: a NaN there must not spread.
+    found = jnp.where(exists[..., None], read(jnp.where(exists, position, 0), back), 0)
+    return combine(found, exists, jnp.where(is_group, group * group_size, 0))
 
 
 def write_groups(

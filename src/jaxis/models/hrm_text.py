@@ -66,17 +66,23 @@ class HrmTextDecoderLayer(PreNormDecoderLayer):
 
 
 class HrmTextModel(LoopedModel):
-    """`low = norm(lower(low + high))`, several times, then `high = norm(upper(high + low))`, all this several times."""
+    """`low = norm(lower(low + high))`, several times, then `high = norm(upper(high + low))`, all this several times.
+
+    Derivatives are of the last `trained_cycles` of the lower stack's runs before each of the upper's, as config.json's
+    `L_bp_cycles` says, and not of the start, which is no trained weight.
+    """
 
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         super().__init__(scope, layer_class, options)
         self.high_cycles, self.low_cycles = _cycles(scope.config)
+        trained: list[int] = scope.config.get("L_bp_cycles", [2])
+        self.trained_cycles = (*[1] * (self.high_cycles - len(trained)), *trained)
         size = (scope.config["hidden_size"],)
         self.z_L_init = make_parameter(scope.rngs, nnx.initializers.zeros, size, scope.dtype, axes=(None,))
 
     def run_layers(self, x: jax.Array, run: RunOfLayer) -> jax.Array:
         size = len(self.layers) // 2
-        high, low = x, jnp.broadcast_to(self.z_L_init[...].astype(x.dtype), x.shape)
+        high, low = x, jax.lax.stop_gradient(jnp.broadcast_to(self.z_L_init[...].astype(x.dtype), x.shape))
         for high_cycle in range(self.high_cycles):
             if high_cycle:
                 high = self.norm(high)
@@ -85,6 +91,8 @@ class HrmTextModel(LoopedModel):
                 for i in range(size):
                     low = run(i, low, high_cycle * self.low_cycles + low_cycle)
                 low = self.norm(low)
+                if low_cycle < self.low_cycles - self.trained_cycles[high_cycle]:
+                    low = jax.lax.stop_gradient(low)
             high = high + low
             for i in range(size, 2 * size):
                 high = run(i, high, high_cycle)
@@ -101,7 +109,6 @@ class HrmTextForCausalLM(CausalLM):
             config.expect(key, False)
         if "num_layers_per_stack" in config:
             config.ignore("num_hidden_layers", because="it counts layers as often as they run")
-        config.ignore("L_bp_cycles", because="it is for training")
         config.ignore("prefix_lm", because="prompts are read causally, as the reference reads them without token types")
 
     @classmethod
@@ -130,5 +137,5 @@ FAMILY = Family(
     "HRM-Text",
     (HrmTextForCausalLM,),
     "two stacks of layers, one run 3 times for each run of the other, all twice, with keys and values of each run; "
-    "gated attention; norms without weights",
+    "gated attention; norms without weights; prompts are read causally, as transformers reads them without token types",
 )

@@ -76,14 +76,14 @@ class Trainable(ABC):
         self._pass_type = EnginePass if config.training.forward_pass == ENGINE else ForwardPass
 
     def _load(self, base: BaseModel, dtype: DTypeLike, progress: ProgressDisplay | None, *, packed: bool) -> JaxModule:
+        if any(isinstance(module, MappedTable) for _, module in named_modules(base.construct(dtype))):
+            raise ConfigError(
+                f"training of {base.name} is not supported: it has a table that stays in the checkpoint's files"
+            )
         is_random, seed = not self._config.model.load_pretrained_weights, self._config.training.seed
         if progress is None:
-            model = base.abstract(dtype)
-        else:
-            model = base.load(dtype, progress, random=is_random, seed=seed, packed=packed)
-        if any(isinstance(module, MappedTable) for _, module in named_modules(model)):
-            raise ConfigError(f"{base.name} has a table that stays in the checkpoint's files, and cannot be trained")
-        return model
+            return base.abstract(dtype)
+        return base.load(dtype, progress, random=is_random, seed=seed, packed=packed)
 
     @abstractmethod
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
