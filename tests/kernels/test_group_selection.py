@@ -62,6 +62,10 @@ class Step:
         return result
 
     def select(self, dtype=np.float32, padding=5, *, is_native=False):
+        chosen = selector(self.group_size, self.delay, native.isa())
+        return np.asarray(chosen(*self.arguments(dtype, padding, is_native=is_native)))
+
+    def arguments(self, dtype=np.float32, padding=5, *, is_native=False):
         """A cache with NaN where no group is, blocks in a scattered order, and two requests of padding."""
         lengths = np.array([sum(request) for request in self.requests], np.int32)
         layout = group_cache_layout(BLOCK_SIZE, self.group_size, DIM, dtype)
@@ -82,17 +86,15 @@ class Step:
         starts = np.concatenate([[0], np.cumsum(counts), [sum(counts)] * 2]).astype(np.int32)
         positions = np.concatenate([np.arange(h, h + t) for h, t in self.requests] + [np.zeros(padding)])
         rows = [(0, padding), *[(0, 0)] * 2]
-        return np.asarray(
-            selector(self.group_size, self.delay, native.isa())(
-                np.pad(self.q, rows, constant_values=np.nan),
-                np.pad(self.weights, rows[:2], constant_values=np.nan),
-                layout.cache(jnp.asarray(cache.astype(dtype).view(layout.dtype))),
-                positions.astype(np.int32),
-                np.pad(lengths, (0, 2)),
-                tables,
-                starts,
-                np.array([0, 0, len(counts)], np.int32),
-            )
+        return (
+            np.pad(self.q, rows, constant_values=np.nan),
+            np.pad(self.weights, rows[:2], constant_values=np.nan),
+            layout.cache(jnp.asarray(cache.astype(dtype).view(layout.dtype))),
+            positions.astype(np.int32),
+            np.pad(lengths, (0, 2)),
+            tables,
+            starts,
+            np.array([0, 0, len(counts)], np.int32),
         )
 
 

@@ -38,6 +38,20 @@ def test_rows_of_fp8_are_multiplied_by_the_tables_factor(scale):
     np.testing.assert_array_equal(in_one_program(module, WINDOW), expected)
 
 
+def test_rows_of_fp8_have_powers_of_two_for_parts_of_them_and_classes_are_hashed():
+    module = NgramEmbedding(
+        scope_of({}), HASH, num_rows=24, width=4, stored=STORED, read_classes=lambda: np.arange(100)[::-1] // 3
+    )
+    rows, named = tensors(ml_dtypes.float8_e4m3fn)
+    exponents = np.random.default_rng(2).integers(120, 134, (24, 2)).astype(np.uint8)
+    named["ngram_embedding.weight_scale_inv"] = exponents.view(ml_dtypes.float8_e8m0fnu)
+    load(module, named)
+    of_classes = (99 - WINDOW) // 3
+    ids = np.stack([(of_classes[:, 0] * 3 ^ of_classes[:, 1] * 5) % 11, of_classes[:, 0] * 7 % 13 + 11], axis=1)
+    expected = (rows * np.repeat(2.0 ** (exponents.astype(int) - 127), 2, axis=1))[ids].reshape(9, 8)
+    np.testing.assert_array_equal(in_one_program(module, WINDOW), expected)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -58,7 +58,10 @@ WITHOUT_CONFIG = {
     *("BailingMoeV2ForCausalLM", "Kolibri1ForCausalLM", "MiniCPMForCausalLM", "MiniCPM3ForCausalLM"),
     *("BioGptForCausalLM", "DoryForCausalLM", "HYV4ForCausalLM", "KimiK3ForCausalLM", "LaraMiniForCausalLM"),
     *("MiniMaxM3SparseForCausalLM", "PersimmonForCausalLM", "Qwen4ExpForCausalLM", "Step5ForCausalLM"),
-    "DeepseekV4ForCausalLM",  # whose connections of streams are tensors, not modules, in checkpoints
+    *(
+        "DeepseekV4ForCausalLM",
+        "DeepseekV41ForConditionalGeneration",
+    ),  # whose connections of streams are tensors, not modules, in checkpoints
     *("CodeGenForCausalLM", "OlmoForCausalLM", "PhiForCausalLM", "SolarOpenForCausalLM", "YoutuForCausalLM"),
 }
 

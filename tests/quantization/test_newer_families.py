@@ -86,6 +86,17 @@ def nvfp4_and_table(module, weight):
     return with_nvfp4_experts(mxfp8)(module, weight)
 
 
+def deepseek_v41(module, weight):
+    """As V4's; rows of the tables of n-grams are fp8 with a scale for each 32 elements."""
+    if not module.endswith("engram.embed"):
+        return deepseek_v4(module, weight)
+    groups = weight.unflatten(-1, (-1, 32))
+    scale = torch.exp2((groups.abs().amax(-1) / 448).log2().ceil()).to(torch.float8_e8m0fnu)
+    value = (groups / scale.float()[..., None]).to(torch.float8_e4m3fn)
+    wide = (value.float() * scale.float()[..., None]).flatten(-2)
+    return {"weight": value.flatten(-2), "scale": scale}, wide
+
+
 INT4 = scheme_of(
     "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 )
@@ -266,6 +277,12 @@ OWNERS = {
             }
         },
     ),
+    "DeepSeek V4.1": (
+        ("DeepSeek V4.1", {"moe_intermediate_size": 64, "engram_head_dim": 64}),
+        r"(attn\.w[a-z]*_?[ab]?|indexer\.wq_b|experts\.(\d+\.)?w[123]|engram\.(wkv|embed))\.weight$",
+        deepseek_v41,
+        FP8 | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0", "expert_dtype": "fp4"},
+    ),
     "Ministral 3 FP8": (
         ("Ministral 3", {}),
         r"_proj\.weight$",
@@ -319,6 +336,7 @@ def test_other_settings_of_experts_are_refused(settings, message):
 SLOW = {
     "DeepSeek V4",
     "DeepSeek V4 NVFP4 by llm-compressor",
+    "DeepSeek V4.1",
     "Kimi K2.5 INT4",
     "MiniMax M2 FP8",
     "MiniMax M3 MXFP8",

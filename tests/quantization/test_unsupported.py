@@ -35,7 +35,7 @@ METHODS = [
     (None, "quantized by an unknown method, which is not supported: use one quantized by"),
 ]
 TENSORS = [
-    ("q_weight", "quantized by ExLlamaV2"),
+    ("q_invperm", "quantized by ExLlamaV2"),
     ("trellis", "quantized by ExLlamaV3"),
     ("Qidxs", r"quantized by QuIP#"),
     ("codebooks", "quantized by AQLM"),

@@ -34,6 +34,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
+from tests.support.deepseek_v41_reference import ROPE_SCALING, DeepseekV41Reference
 from tests.support.iquest_reference import IQuestLoopReference
 from tests.support.kimi_k3_reference import KimiK3Reference
 from tests.support.ling25_reference import Ling25Reference
@@ -84,6 +85,7 @@ RESTATED = {
     "BailingMoeV2_5ForCausalLM": Ling25Reference,
     "IQuestLoopCoderForCausalLM": IQuestLoopReference,
     "KimiK3ForCausalLM": KimiK3Reference,
+    "DeepseekV41ForCausalLM": DeepseekV41Reference,
     "LongcatFlashNgramForCausalLM": LongcatNgramReference,
     "Step5ForCausalLM": Step5Reference,
 }
@@ -273,6 +275,7 @@ def _published_longcat(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 _PUBLISHED_KEYS = {
+    "DeepseekV41ForCausalLM": {"model_type": "deepseek_v41_text", "rope_scaling": ROPE_SCALING},
     "Telechat3ForCausalLM": {
         **{"model_type": "telechat3", "rope_parameters": None, "rope_theta": 1_000_000.0},
         "rope_scaling": {
@@ -389,7 +392,8 @@ def run_model(model: nnx.Module, lengths: tuple[int, ...]) -> dict[int, tuple[np
     def forward(state: nnx.State, input_ids: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, list]:
         merged = nnx.merge(graph, state)
         _, hidden, aux = merged(None, input_ids, metadata)
-        return merged.compute_logits(hidden), [*aux, hidden]
+        # Of layers that pass on more, the hidden states come first.
+        return merged.compute_logits(hidden), [*(jax.tree.leaves(states)[0] for states in aux), hidden]
 
     input_ids = jnp.asarray(np.concatenate([prompt(length) for length in lengths]), jnp.int32)
     logits, states = forward(state, input_ids, AttentionMetadata.for_whole_sequences(lengths))

@@ -19,7 +19,7 @@ from jaxis.kernels.compressed_attention import (
 from jaxis.kernels.index_selection import best_groups, select_from_whole_sequences
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
-from jaxis.kernels.token_groups import ordered_softmax_sum, write_rows
+from jaxis.kernels.token_groups import ClosedGroups, ordered_softmax_sum, write_rows
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import IndexCacheSpec, IndexerSizes, IndexKeyCache, head_weights
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
@@ -62,6 +62,9 @@ class Compressor(JaxModule):
       num_heads: Query heads that an entry is multiplied with.
       overlaps: True if an entry is of the tokens of the group before, too: these have weights and values of their own,
         the first half of each projection.
+      has_position_bias: True if the softmax's logits have a learned part of each place in the group.
+
+    A token that is a group by itself has no weight, and no row in a cache.
     """
 
     def __init__(
@@ -71,32 +74,44 @@ class Compressor(JaxModule):
         head_dim: int,
         num_heads: int,
         group_size: int,
-        overlaps: bool,
+        overlaps: bool = False,
+        has_position_bias: bool = True,
         rope: RotaryEmbedding,
     ) -> None:
         self.head_dim, self.overlaps, self.rope, self.dtype = head_dim, overlaps, rope, scope.dtype
         self.groups = TokenGroups(group_size, 2 * group_size if overlaps else group_size)
         size = 2 * head_dim if overlaps else head_dim
-        self.row_cache = IndexKeyCache(RowCacheSpec(2 * size, self.groups.span))
-        self.entry_cache = IndexKeyCache(IndexCacheSpec(head_dim, num_heads, group_size))
+        self.entry_cache = IndexKeyCache(IndexCacheSpec(head_dim, num_heads, group_size, in_plain_jax=True))
+        self.row_cache = IndexKeyCache(RowCacheSpec(2 * size, self.groups.span)) if group_size > 1 else None
         hidden_size: int = scope.config["hidden_size"]
-        self.kv_proj, self.gate_proj = (
-            linear(never_quantized(scope / name), hidden_size, size, axes=(None, "embed"))
-            for name in ("kv_proj", "gate_proj")
-        )
-        self.position_bias = make_parameter(
-            scope.rngs, nnx.initializers.zeros, (group_size, size), jnp.float32, axes=(None, None)
-        )
+        self.kv_proj = linear(never_quantized(scope / "kv_proj"), hidden_size, size, axes=(None, "embed"))
+        self.gate_proj = None
+        if group_size > 1:
+            self.gate_proj = linear(never_quantized(scope / "gate_proj"), hidden_size, size, axes=(None, "embed"))
+        self.position_bias = None
+        if has_position_bias:
+            self.position_bias = make_parameter(
+                scope.rngs, nnx.initializers.zeros, (group_size, size), jnp.float32, axes=(None, None)
+            )
         self.kv_norm = rms_norm(scope, head_dim)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """Returns what entries are computed of: [T, 2 D] for x [T, E], or [T, 4 D]."""
+        """Returns what entries are computed of: [T, 2 D] for x [T, E], or [T, 4 D]; [T, D] if tokens are groups."""
+        if self.gate_proj is None:
+            return self.kv_proj(x)
         return jnp.concatenate(apply_together(x, self.kv_proj, self.gate_proj), axis=-1)
 
     def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
         """Returns the entries [N, D] of groups; see `Combine` of `kernels.token_groups`."""
+        return self.rotated(self.latents(rows, exists), first_position)
+
+    def latents(self, rows: jax.Array, exists: jax.Array) -> jax.Array:
+        """Returns the entries [N, D] before the rope, for `combine`'s arguments."""
+        if self.gate_proj is None:
+            return self.kv_norm(rows[:, 0].astype(self.dtype))
         kv, gate = jnp.split(rows, 2, axis=-1)
-        gate = gate + jnp.tile(self.position_bias[...], (rows.shape[1] // self.groups.size, 1))
+        if self.position_bias is not None:
+            gate = gate + jnp.tile(self.position_bias[...], (rows.shape[1] // self.groups.size, 1))
         if self.overlaps:
             kv, gate = (
                 jnp.concatenate(
@@ -105,8 +120,11 @@ class Compressor(JaxModule):
                 for each in (kv, gate)
             )
         gate = jnp.where(exists[..., None], gate, jnp.finfo(jnp.float32).min)
-        entries = self.kv_norm(ordered_softmax_sum(gate, kv).astype(self.dtype))
-        return rotate_last(self.rope, entries[:, None], first_position)[:, 0].astype(jnp.float32)
+        return self.kv_norm(ordered_softmax_sum(gate, kv).astype(self.dtype))
+
+    def rotated(self, latents: jax.Array, first_position: jax.Array) -> jax.Array:
+        """Returns float32 [N, D]."""
+        return rotate_last(self.rope, latents[:, None], first_position)[:, 0].astype(jnp.float32)
 
     def update(
         self, caches: list[PagedCache], x: jax.Array, metadata: AttentionMetadata
@@ -117,8 +135,8 @@ class Compressor(JaxModule):
         return entry_cache, row_cache
 
 
-class CompressedIndexer(JaxModule):
-    """Selects the compressed entries that score best, by keys that it compresses itself from the same groups.
+class EntryIndexer(JaxModule):
+    """Selects the compressed entries that score best, by a key of each.
 
     Args:
       query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
@@ -128,17 +146,9 @@ class CompressedIndexer(JaxModule):
     def __init__(
         self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, group_size: int, rope: RotaryEmbedding
     ) -> None:
-        self.sizes, self.rope = sizes, rope
+        self.sizes, self.group_size, self.rope = sizes, group_size, rope
         self.q_b_proj = linear(scope / "q_b_proj", query_size, sizes.num_heads * sizes.head_dim, axes=(None, None))
         self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
-        self.compressor = Compressor(
-            scope / "compressor",
-            head_dim=sizes.head_dim,
-            num_heads=sizes.num_heads,
-            group_size=group_size,
-            overlaps=True,
-            rope=rope,
-        )
 
     def queries(self, x: jax.Array, latent: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns queries [T, H, D] and the heads' weights float32 [T, H]."""
@@ -149,7 +159,7 @@ class CompressedIndexer(JaxModule):
 
     def select(self, key_cache: PagedCache, x: jax.Array, latent: jax.Array, metadata: AttentionMetadata) -> jax.Array:
         """Returns the selected groups i32 [T, K], ascending, then -1."""
-        of_groups = {"num_groups": self.sizes.num_selected, "group_size": self.compressor.groups.size}
+        of_groups = {"num_groups": self.sizes.num_selected, "group_size": self.group_size}
         select = alike_on_each_device(functools.partial(best_groups, **of_groups))
         return select(
             *self.queries(x, latent, metadata.input_positions),
@@ -162,6 +172,23 @@ class CompressedIndexer(JaxModule):
         )
 
 
+class CompressedIndexer(EntryIndexer):
+    """An indexer whose keys are compressed from the same groups by a compressor of its own."""
+
+    def __init__(
+        self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, group_size: int, rope: RotaryEmbedding
+    ) -> None:
+        super().__init__(scope, sizes, query_size=query_size, group_size=group_size, rope=rope)
+        self.compressor = Compressor(
+            scope / "compressor",
+            head_dim=sizes.head_dim,
+            num_heads=sizes.num_heads,
+            group_size=group_size,
+            overlaps=True,
+            rope=rope,
+        )
+
+
 class CompressedAttention(JaxModule):
     """Attention of H heads to entries that are keys and values at once (DeepSeek V4).
 
@@ -171,6 +198,8 @@ class CompressedAttention(JaxModule):
 
     Args:
       rope: Rotates the last dimensions of queries and entries.
+      group_size: Tokens of a compressed entry; 0 without such entries.
+      norms_queries: True if the queries of each head are normed, without weights.
     """
 
     def __init__(
@@ -179,17 +208,19 @@ class CompressedAttention(JaxModule):
         sizes: CompressedAttentionSizes,
         *,
         rope: RotaryEmbedding,
+        group_size: int,
         compressor: Compressor | None = None,
-        indexer: CompressedIndexer | None = None,
+        indexer: EntryIndexer | None = None,
+        norms_queries: bool = True,
     ) -> None:
-        self.sizes, self.rope = sizes, rope
+        self.sizes, self.rope, self.group_size = sizes, rope, group_size
         self.compressor, self.indexer = compressor, indexer
         hidden_size: int = scope.config["hidden_size"]
         size, group = sizes.num_heads * sizes.head_dim, sizes.output_groups
         self.q_a_proj = linear(scope / "q_a_proj", hidden_size, sizes.q_lora_rank, axes=(None, "embed"))
         self.q_a_norm = rms_norm(scope, sizes.q_lora_rank)
         self.q_b_proj = linear(scope / "q_b_proj", sizes.q_lora_rank, size, axes=("heads", None))
-        self.q_b_norm = UnweightedRmsNorm(epsilon=scope.config["rms_norm_eps"])
+        self.q_b_norm = UnweightedRmsNorm(epsilon=scope.config["rms_norm_eps"]) if norms_queries else None
         self.kv_proj = linear(scope / "kv_proj", hidden_size, sizes.head_dim, axes=(None, "embed"))
         self.kv_norm = rms_norm(scope, sizes.head_dim)
         self.sinks = make_parameter(
@@ -214,13 +245,15 @@ class CompressedAttention(JaxModule):
         positions, num_tokens, sizes = metadata.input_positions, x.shape[0], self.sizes
         latent, entries = apply_together(x, self.q_a_proj, self.kv_proj)
         latent = self.q_a_norm(latent)
-        q = self.q_b_norm(self.q_b_proj(latent).reshape(num_tokens, sizes.num_heads, sizes.head_dim))
+        q = self.q_b_proj(latent).reshape(num_tokens, sizes.num_heads, sizes.head_dim)
+        if self.q_b_norm is not None:
+            q = self.q_b_norm(q)
         q = rotate_last(self.rope, q, positions)
         entries = rotate_last(self.rope, self.kv_norm(entries)[:, None], positions)[:, 0]
         if caches[0] is None:
-            out = self._within_sequences(q, entries, x, latent, metadata)
+            out = self._within_sequences(caches, q, entries, x, latent, metadata)
         else:
-            caches, out = self._from_caches(caches, q, entries, x, latent, metadata)
+            out = self._from_caches(caches, q, entries, x, latent, metadata)
         out = rotate_last(self.rope, out, -positions)
         out = self.o_a_proj.values_of(out.reshape(num_tokens, sizes.output_groups, -1))
         out = self.o_b_proj(out.reshape(num_tokens, -1))
@@ -234,33 +267,44 @@ class CompressedAttention(JaxModule):
         x: jax.Array,
         latent: jax.Array,
         metadata: AttentionMetadata,
-    ) -> tuple[list[PagedCache], jax.Array]:
-        """Returns the updated caches and [T, H, D]."""
+    ) -> jax.Array:
+        """Returns [T, H, D]; updates the caches in their list."""
         tables = metadata.block_tables_for(self.span)
         batch = metadata.input_positions, metadata.query_start_loc, metadata.request_distribution
         caches[0] = write_rows(entries, caches[0], batch[0], tables, *batch[1:])
-        groups, selection = None, None
-        if self.compressor is not None:
-            caches[1:3] = self.compressor.update(caches[1:3], x, metadata)
-            if self.indexer is not None:
-                caches[3:5] = self.indexer.compressor.update(caches[3:5], x, metadata)
-                selection = self.indexer.select(caches[3], x, latent, metadata)
-            size = self.compressor.groups.size
-            groups = GroupEntries(caches[1], size, metadata.block_tables_for(FULL_CONTEXT), selection)
-        out = compressed_attention(
+        return compressed_attention(
             q,
             self.sinks[...],
             caches[0],
             tables,
-            groups,
+            self.groups_from_caches(caches, x, latent, metadata),
             *batch,
             window=self.sizes.window,
             scale=self.sizes.head_dim**-0.5,
         )
-        return caches, out
+
+    def groups_from_caches(
+        self, caches: list[Any], x: jax.Array, latent: jax.Array, metadata: AttentionMetadata
+    ) -> GroupEntries | None:
+        """Returns the entries of groups that tokens attend to; updates their caches in the list."""
+        if self.compressor is None:
+            return None
+        caches[1:3] = self.compressor.update(caches[1:3], x, metadata)
+        selection = None
+        if isinstance(self.indexer, CompressedIndexer):
+            caches[3:5] = self.indexer.compressor.update(caches[3:5], x, metadata)
+            selection = self.indexer.select(caches[3], x, latent, metadata)
+        tables = metadata.block_tables_for(FULL_CONTEXT)
+        return GroupEntries(caches[1], self.group_size, tables, selection)
 
     def _within_sequences(
-        self, q: jax.Array, entries: jax.Array, x: jax.Array, latent: jax.Array, metadata: AttentionMetadata
+        self,
+        caches: list[Any],
+        q: jax.Array,
+        entries: jax.Array,
+        x: jax.Array,
+        latent: jax.Array,
+        metadata: AttentionMetadata,
     ) -> jax.Array:
         """Returns [T, H, D] for whole sequences, without caches."""
         num_tokens = x.shape[0]
@@ -270,22 +314,35 @@ class CompressedAttention(JaxModule):
         sees = sees_in_request(request, valid) & (distance < self.sizes.window)
         # Padding tokens see themselves, to keep their rows finite.
         sees |= (distance == 0) & ~valid
-        group_entries = jnp.zeros((0, self.sizes.head_dim), entries.dtype)
-        sees_groups = jnp.zeros((num_tokens, 0), bool)
-        if self.compressor is not None:
-            groups = self.compressor.groups
-            closed, group_entries = groups.combine_whole_sequences(
-                self.compressor.combine, self.compressor.rows(x), metadata
-            )
-            sees_groups = (request[:, None] == closed.request) & (token[:, None] >= closed.row) & closed.valid
-            if self.indexer is not None:
-                own = self.indexer.compressor
-                _, keys = groups.combine_whole_sequences(own.combine, own.rows(x), metadata)
-                queries = self.indexer.queries(x, latent, metadata.input_positions)
-                num_selected = self.indexer.sizes.num_selected
-                sees_groups = select_from_whole_sequences(*queries, keys, sees_groups, num_selected=num_selected)
+        groups = self.groups_within_sequences(caches, x, latent, metadata)
+        if groups is None:
+            groups = jnp.zeros((0, self.sizes.head_dim), entries.dtype), jnp.zeros((num_tokens, 0), bool)
         scale = self.sizes.head_dim**-0.5
-        return attention_within_sequences(q, self.sinks[...], entries, sees, group_entries, sees_groups, scale=scale)
+        return attention_within_sequences(q, self.sinks[...], entries, sees, *groups, scale=scale)
+
+    def groups_within_sequences(
+        self, caches: list[Any], x: jax.Array, latent: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the entries [C, D] of groups of whole sequences, and bool [T, C], where a token attends to one."""
+        del caches
+        if self.compressor is None:
+            return None
+        groups = self.compressor.groups
+        closed, entries = groups.combine_whole_sequences(self.compressor.combine, self.compressor.rows(x), metadata)
+        sees = groups_seen(closed, metadata, x.shape[0])
+        if isinstance(self.indexer, CompressedIndexer):
+            own = self.indexer.compressor
+            _, keys = groups.combine_whole_sequences(own.combine, own.rows(x), metadata)
+            queries = self.indexer.queries(x, latent, metadata.input_positions)
+            num_selected = self.indexer.sizes.num_selected
+            sees = select_from_whole_sequences(*queries, keys, sees, num_selected=num_selected)
+        return entries, sees
+
+
+def groups_seen(closed: ClosedGroups, metadata: AttentionMetadata, num_tokens: int) -> jax.Array:
+    """Returns bool [T, C]: True where a token of whole sequences sees a closed group."""
+    request, _ = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+    return (request[:, None] == closed.request) & (jnp.arange(num_tokens)[:, None] >= closed.row) & closed.valid
 
 
 def rotate_last(rope: RotaryEmbedding, x: jax.Array, positions: jax.Array) -> jax.Array:

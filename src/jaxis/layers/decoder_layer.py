@@ -162,10 +162,15 @@ class StreamsDecoderLayer(JaxModule):
     `u, update = attn_hc(x); x = update.into(x, self_attn(norm(u)))`
     `u, update = ffn_hc(x); x = update.into(x, mlp(norm(u)))`
 
+    Attributes:
+      uses_token_ids: True if the layer also takes the ids i32 [T] of the tokens.
+
     Args:
       make_connection: Function that creates the two blocks' connections from scopes.
       make_norm: Function that creates a norm from a scope; None if connections norm what they read.
     """
+
+    uses_token_ids = False
 
     def __init__(
         self,

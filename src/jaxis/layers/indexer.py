@@ -61,7 +61,7 @@ class IndexCacheSpec:
       head_dim: Elements of a key.
       num_heads: Query heads that it is multiplied with.
       group_size: Tokens of a group; 1: each token has a key.
-      is_of_blocks: True for `select_blocks`, which reads keys in plain JAX.
+      in_plain_jax: True if plain JAX reads or writes single keys.
     """
 
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
@@ -69,10 +69,10 @@ class IndexCacheSpec:
     head_dim: int
     num_heads: int
     group_size: int = 1
-    is_of_blocks: bool = False
+    in_plain_jax: bool = False
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
-        if self.group_size > 1 or self.is_of_blocks:
+        if self.group_size > 1 or self.in_plain_jax:
             return group_cache_layout(block_size, self.group_size, self.head_dim, dtype)
         return index_cache_layout(block_size, self.head_dim, dtype)
 

@@ -53,7 +53,7 @@ class SharesCache(Protocol):
 
 @runtime_checkable
 class HandsOnSelection(Protocol):
-    """Attention to selected tokens. Other layers may use its selection."""
+    """Attention to selected tokens, or entries. Other layers may use its selection, and what it is of."""
 
     @property
     def hands_on_selection(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count, islice
 from typing import Literal
 
 import jax
@@ -35,6 +37,19 @@ class NgramHash:
     moduli: tuple[int, ...]
     offsets: tuple[int, ...]
     combine: Literal["xor", "sum"] = "xor"
+
+    @classmethod
+    def of_orders(cls, multipliers: Sequence[int], heads_per_order: int, smallest: int, number: int) -> NgramHash:
+        """Returns the hash of 2, 3, ... ids, as many as there are multipliers, with several heads each.
+
+        The moduli are consecutive primes from `smallest` on, after those of `number` other such hashes.
+        """
+        num_heads = (len(multipliers) - 1) * heads_per_order
+        primes = (n for n in count(max(smallest, 2)) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))
+        moduli = tuple(islice(primes, number * num_heads, (number + 1) * num_heads))
+        seen = (n for n in range(2, len(multipliers) + 1) for _ in range(heads_per_order))
+        factors = tuple((*multipliers[:n], *[0] * (len(multipliers) - n)) for n in seen)
+        return cls(factors, moduli, (0, *accumulate(moduli[:-1])))
 
     def __call__(self, window: jax.Array) -> jax.Array:
         """Returns rows i32 [T, H] for a window i32 [T, n] of ids, the token's own first."""

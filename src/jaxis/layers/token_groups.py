@@ -94,6 +94,19 @@ class TokenGroups:
 
         `row_span` is the span of the cache of rows if it is not `span`, but one that sees more.
         """
+        row_cache, closed, values = self.combine(combine, rows, row_cache, metadata, row_span=row_span)
+        return row_cache, self.write(values, closed, group_cache, metadata)
+
+    def combine(
+        self,
+        combine: Combine,
+        rows: jax.Array,
+        row_cache: PagedCache,
+        metadata: AttentionMetadata,
+        *,
+        row_span: AttentionSpan | None = None,
+    ) -> tuple[PagedCache, ClosedGroups, jax.Array]:
+        """Writes the rows of a step's tokens, and returns their cache, the groups that they close, and these' rows."""
         tables = metadata.block_tables_for(self.span if row_span is None else row_span)
         row_cache = write_rows(
             rows,
@@ -105,5 +118,11 @@ class TokenGroups:
         )
         closed = self.closed_in(metadata)
         values = combine_cached(combine, row_cache, tables, closed, group_size=self.size, window=self.window)
+        return row_cache, closed, values
+
+    def write(
+        self, values: jax.Array, closed: ClosedGroups, group_cache: PagedCache, metadata: AttentionMetadata
+    ) -> PagedCache:
+        """Writes the rows [C, E] of closed groups."""
         tables = metadata.block_tables_for(FULL_CONTEXT)
-        return row_cache, write_groups(values, group_cache, tables, closed, group_size=self.size)
+        return write_groups(values, group_cache, tables, closed, group_size=self.size)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, count, islice
 
 import jax
 
@@ -24,7 +21,7 @@ from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.selected_attention import SelectedAttention
 from jaxis.layers.streams import GatedConnection, GatedMixer
-from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.qwen_hybrid import (
     TINY_DELTA_NET,
@@ -57,6 +54,7 @@ class Qwen4ExpDecoderLayer(StreamsDecoderLayer):
         self.ple = None
         if scope.layer_index + 1 in ngram_layers:
             self.ple = _ngram_injection(scope / "ple", ngram_layers.index(scope.layer_index + 1))
+        self.uses_token_ids = self.ple is not None
 
     def __call__(
         self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata, *input_ids: jax.Array
@@ -90,19 +88,9 @@ def _indexer(scope: LayerScope, rope: RotaryEmbedding) -> MeanGroupIndexer:
     return MeanGroupIndexer(scope, sizes, rope=rope)
 
 
-class Qwen4ExpModel(StreamsModel):
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
-        self.ngram_layers = frozenset(_ngram_layers(scope.config))
-
-    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        del embeddings
-        return [(input_ids,) if i + 1 in self.ngram_layers else () for i in range(len(self.layers))]
-
-
 class Qwen4ExpForCausalLM(QwenHybridCausalLM):
     layer_class = Qwen4ExpDecoderLayer
-    model_class = Qwen4ExpModel
+    model_class = StreamsModel
     renames = (
         *QwenHybridCausalLM.renames,
         ("model.hyper_connection_mixer", "model.norm"),
@@ -139,24 +127,20 @@ def _ngram_injection(scope: LayerScope, number: int) -> NgramInjection:
     """Creates the n-grams of the layer that is the `number`-th, from 0, to have any."""
     config = scope.config
     order, heads_per_order = config.get("ngram_size", 3), config.get("heads_per_ngram", 8)
-    num_heads = (order - 1) * heads_per_order
     embed_size = config.get("ple_embed_dim") or config["hidden_size"]
     end = config["eos_token_id"]
     end = end[0] if isinstance(end, list) else end
     multipliers = _multipliers(config, order, number)
-    primes = _primes(config.get("ngram_vocab_size_base", 20_000_000), number * num_heads, num_heads)
-    offsets = (0, *accumulate(primes[:-1]))
-    hashes = NgramHash(
-        tuple(
-            (*multipliers[:seen], *[0] * (order - seen)) for seen in range(2, order + 1) for _ in range(heads_per_order)
-        ),
-        primes,
-        offsets,
-    )
-    stored = {"layer_multipliers": multipliers, "ngram_heads_vocab_sizes": primes, "ngram_heads_offsets": offsets}
+    hashes = NgramHash.of_orders(multipliers, heads_per_order, config.get("ngram_vocab_size_base", 20_000_000), number)
+    stored = {
+        "layer_multipliers": multipliers,
+        "ngram_heads_vocab_sizes": hashes.moduli,
+        "ngram_heads_offsets": hashes.offsets,
+    }
     padding = config.get("make_ngram_vocab_size_divisible_by", 128)
-    num_rows = -(-sum(primes) // padding) * padding
-    embedding = NgramEmbedding(scope / "ple_embedding", hashes, num_rows, embed_size // num_heads, stored)
+    num_rows = -(-sum(hashes.moduli) // padding) * padding
+    width = embed_size // len(hashes.moduli)
+    embedding = NgramEmbedding(scope / "ple_embedding", hashes, num_rows, width, stored)
     window = TokenWindow(order, filler=end, ends=end)
     return NgramInjection(scope, embedding, window, embed_size=embed_size, num_streams=num_streams(config))
 
@@ -172,12 +156,6 @@ def _multipliers(config: HFConfig, order: int, number: int) -> tuple[int, ...]:
         return value ^ value >> 31
 
     return tuple(2 * (draw(seed + step * (i + 2) & _MASK) % bound) + 1 for i in range(order))
-
-
-def _primes(start: int, skipped: int, number: int) -> tuple[int, ...]:
-    """Returns the primes from `start` on, without the first `skipped`."""
-    primes = (n for n in count(max(start, 2)) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))
-    return tuple(islice(primes, skipped, skipped + number))
 
 
 class Qwen4ExpForConditionalGeneration(InnerTextPart, Qwen4ExpForCausalLM):

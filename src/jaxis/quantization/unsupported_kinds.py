@@ -30,7 +30,7 @@ class UnsupportedKind:
 
 
 UNSUPPORTED_KINDS = (
-    UnsupportedKind(("exl2",), "quantized by ExLlamaV2 (EXL2)", tensors=(".q_weight", ".q_invperm")),
+    UnsupportedKind(("exl2",), "quantized by ExLlamaV2 (EXL2)", tensors=(".q_invperm",)),
     UnsupportedKind(("exl3",), "quantized by ExLlamaV3 (EXL3)", tensors=(".trellis", ".svh")),
     UnsupportedKind(("quip", "quip-sharp", "quip_sharp"), "quantized by QuIP#", tensors=(".Qidxs", ".codebook_id")),
     UnsupportedKind(("aqlm",), "quantized by AQLM", tensors=(".codebooks",)),

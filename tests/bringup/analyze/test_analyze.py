@@ -27,6 +27,7 @@ QUICK = (
 CACHES_OF_HYBRIDS = {
     **{"falcon-h1-0.5b": 2 * 36, "nemotron-3-nano-30b-a3b": 23 + 6, "nemotron-h-56b": 54 + 10},
     **{"deepseek-v3.2": 2 * 61, "glm-5": 2 * 78, "glm-5.3": 78 + 21, "deepseek-v4-flash": 43 + 4 * 21 + 2 * 20},
+    "deepseek-v4.1-flash": 40 + 3 * 3 + 2 + 2,  # the last two of n-grams
 }
 
 

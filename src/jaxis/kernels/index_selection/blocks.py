@@ -49,7 +49,8 @@ def select_blocks(
         q_tile, tables, positions = (lax.dynamic_slice_in_dim(x, i * tile_size, tile_size) for x in operands)
 
         def best() -> jax.Array:
-            return _best(_scores(q_tile, array, tables, positions, group_size), positions // group_size, num_blocks)
+            scores = _scores(q_tile, array, tables, positions, group_size)
+            return best_blocks(scores, (positions // group_size)[:, None], num_blocks)
 
         def every() -> jax.Array:
             block = jnp.arange(num_blocks, dtype=jnp.int32)
@@ -92,11 +93,12 @@ def _scores(q: jax.Array, key_cache: jax.Array, block_tables: jax.Array, last: j
     return lax.fori_loop(0, jnp.max(last) // chunk_tokens + 1, one_chunk, scores)
 
 
-def _best(scores: jax.Array, own: jax.Array, num_blocks: int) -> jax.Array:
-    """Returns the best blocks i32 [N, H, num_blocks], ascending, then -1; `own` i32 [N] is among them."""
+def best_blocks(scores: jax.Array, own: jax.Array, num_blocks: int) -> jax.Array:
+    """Returns the best blocks i32 [..., num_blocks], ascending, then -1, for scores [..., S]; `own` is among them."""
     size = max(scores.shape[-1], num_blocks)
-    scores = jnp.pad(scores, ((0, 0), (0, 0), (0, size - scores.shape[-1])), constant_values=-jnp.inf)
-    scores = jnp.where(jnp.arange(size) == own[:, None, None], jnp.inf, scores)
+    rows = [(0, 0)] * (scores.ndim - 1)
+    scores = jnp.pad(scores, (*rows, (0, size - scores.shape[-1])), constant_values=-jnp.inf)
+    scores = jnp.where(jnp.arange(size) == own[..., None], jnp.inf, scores)
     found, best = lax.top_k(scores, num_blocks)
     best = jnp.sort(jnp.where(found > -jnp.inf, best, size).astype(jnp.int32), axis=-1)
     return jnp.where(best < size, best, -1)
@@ -121,9 +123,18 @@ def select_blocks_of_whole_sequences(
     products = jnp.where(visible.T[:, None], products, -jnp.inf)
     # A block has the number of its first token's row.
     block = token - positions % group_size
-    scores = jnp.moveaxis(jax.ops.segment_max(products, block, num_segments=num_tokens), 0, -1)
-    scores = jnp.where(token == block[:, None], jnp.inf, scores)
-    found, best = lax.top_k(scores, min(num_blocks, num_tokens))
-    head = jnp.arange(q.shape[1])[:, None, None]
-    chosen = jnp.zeros(scores.shape, bool).at[head, token[:, None], best].set(found > -jnp.inf)
-    return visible & chosen[..., block]
+    return visible & best_blocks_of_whole_sequences(products, block, block, num_blocks)
+
+
+def best_blocks_of_whole_sequences(scores: jax.Array, block: jax.Array, own: jax.Array, num_blocks: int) -> jax.Array:
+    """Returns bool [H, T, S], True for the keys in a query's best blocks, for scores [S, H, T] of keys that it sees.
+
+    `block` i32 [S] is the number of each key's block, below S; `own` i32 [T] that of the query's, which is among them.
+    """
+    num_keys = len(block)
+    scores = jnp.moveaxis(jax.ops.segment_max(scores, block, num_segments=num_keys), 0, -1)
+    scores = jnp.where(jnp.arange(num_keys) == own[:, None], jnp.inf, scores)
+    found, best = lax.top_k(scores, min(num_blocks, num_keys))
+    head, token = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(len(own))[:, None]
+    chosen = jnp.zeros(scores.shape, bool).at[head, token, best].set(found > -jnp.inf)
+    return chosen[..., block]

@@ -47,10 +47,22 @@ def best_groups(
         rest = (seq_lens, block_tables, query_start_loc, request_distribution)
         options = {"num_groups": num_groups, "group_size": group_size, "delay": delay}
         return cpu.best_groups(q, weights, key_cache.array, *rest, **options)
-    request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
-    last = jnp.where(valid, (positions + 1 - delay) // group_size - 1, -1)
-    rows = query_start_loc[request_distribution[2]]
+    request, last, rows = groups_up_to(group_size, positions, query_start_loc, request_distribution, delay=delay)
     return tiled.best_keys(q, weights, key_cache.array, last, request, block_tables, rows, num_selected=num_groups)
+
+
+def groups_up_to(
+    group_size: int,
+    positions: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    delay: int = 0,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns each token's request i32 [T], the last group that it sees (-1 for none), and the number of rows."""
+    request, valid = request_of_token(query_start_loc, request_distribution[2], positions.shape[0])
+    last = jnp.where(valid, (positions + 1 - delay) // group_size - 1, -1)
+    return request, last, query_start_loc[request_distribution[2]]
 
 
 def select_groups(

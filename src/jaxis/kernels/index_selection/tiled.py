@@ -6,6 +6,8 @@ thus have the same shapes in every step, and a compiler has no reason to sum the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -55,33 +57,38 @@ def best_keys(
     Query t sees the keys up to number `last` i32 [T] of its `request` i32 [T]; none if that is -1, as in rows from
     `num_rows` i32 [] on.
     """
-    num_tokens = q.shape[0]
     selected = _all_up_to(last, num_selected)
     if block_tables.shape[1] * key_cache.shape[1] <= num_selected:
         return selected
-    padding = -num_tokens % TILE_QUERIES
-    q, weights, request, last, selected = (
-        jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in (q, weights, request, last, selected)
-    )
 
-    def one_tile(i: jax.Array, selected: jax.Array) -> jax.Array:
-        begin = i * TILE_QUERIES
-
-        def rows(x: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(x, begin, TILE_QUERIES)
-
-        positions = rows(last)
-
+    def of_tile(
+        selected: jax.Array, q: jax.Array, weights: jax.Array, request: jax.Array, positions: jax.Array
+    ) -> jax.Array:
         def best() -> jax.Array:
-            tables = block_tables[rows(request)]
-            scores = _scores(rows(q), rows(weights), key_cache, tables, positions, num_selected)
-            return jnp.where((positions < num_selected)[:, None], rows(selected), _best(scores, num_selected))
+            scores = scores_of_contexts(q, weights, key_cache, block_tables[request], positions, num_selected)
+            return jnp.where((positions < num_selected)[:, None], selected, _best(scores, num_selected))
 
-        tile = lax.cond(jnp.max(positions) < num_selected, lambda: rows(selected), best)
-        return lax.dynamic_update_slice_in_dim(selected, tile, begin, axis=0)
+        return lax.cond(jnp.max(positions) < num_selected, lambda: selected, best)
+
+    return by_tiles(of_tile, selected, q, weights, request, last, num_rows=num_rows)
+
+
+def by_tiles(
+    function: Callable[..., jax.Array], given: jax.Array, *operands: jax.Array, num_rows: jax.Array
+) -> jax.Array:
+    """Returns `given` [T, K], whose rows up to `num_rows` become those that `function` makes.
+
+    It maps `TILE_QUERIES` rows of `given` and of the operands [T, ...] to rows [N, K].
+    """
+    padding = -given.shape[0] % TILE_QUERIES
+    padded, *rest = (jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in (given, *operands))
+
+    def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
+        rows = (lax.dynamic_slice_in_dim(x, i * TILE_QUERIES, TILE_QUERIES) for x in (out, *rest))
+        return lax.dynamic_update_slice_in_dim(out, function(*rows), i * TILE_QUERIES, axis=0)
 
     num_tiles = (num_rows + TILE_QUERIES - 1) // TILE_QUERIES
-    return lax.fori_loop(0, num_tiles, one_tile, selected)[:num_tokens]
+    return lax.fori_loop(0, num_tiles, one_tile, padded)[: given.shape[0]]
 
 
 def write_keys(
@@ -101,7 +108,7 @@ def _all_up_to(last: jax.Array, num_selected: int) -> jax.Array:
     return jnp.where(position <= last[:, None], position, -1)
 
 
-def _scores(
+def scores_of_contexts(
     q: jax.Array,
     weights: jax.Array,
     key_cache: jax.Array,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import Rename
+from jaxis.layers.decoder_layer import StreamsDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.streams import HyperConnection
 from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
@@ -22,12 +25,19 @@ CONNECTION_RENAMES: tuple[Rename, ...] = tuple(
 class StreamsModel(DecoderModel):
     """A decoder of S streams, which begin as copies of the embeddings; its final norm mixes them."""
 
+    layers: Sequence[StreamsDecoderLayer]
+
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         super().__init__(scope, layer_class, options)
         self.num_streams = num_streams(scope.config)
 
     def first_input(self, x: jax.Array) -> jax.Array:
         return jnp.repeat(x[:, None], self.num_streams, axis=1)
+
+    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
+        """Returns the token ids for each layer that uses them."""
+        del embeddings
+        return [(input_ids,) if layer.uses_token_ids else () for layer in self.layers]
 
 
 def num_streams(config: HFConfig) -> int:

@@ -67,6 +67,15 @@ def _fp8_config(settings: Mapping[str, Any], tensors: Mapping[str, TensorInfo] |
     return _with_experts(FP8_BLOCKS, settings, tensors)
 
 
+def _has_packed_experts(settings: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> bool:
+    if tensors is None:
+        return settings.get("expert_dtype") == "fp4"
+    return any(
+        info.dtype in (np.int8, np.uint8) and ".experts." in name and name.endswith(".weight")
+        for name, info in tensors.items()
+    )
+
+
 class _ConfigWithExperts(PublishedQuantizationConfig):
     """A format of all modules but experts, which may have their own."""
 
@@ -79,10 +88,7 @@ class _ConfigWithExperts(PublishedQuantizationConfig):
             self._of_experts = NVFP4_PACKED
         elif config.get("moe_quant_algo"):
             self._of_experts = NVFP4
-        elif any(
-            info.dtype in (np.int8, np.uint8) and ".experts." in name and name.endswith(".weight")
-            for name, info in (tensors or {}).items()
-        ):
+        elif _has_packed_experts(config, tensors):
             self._of_experts = _PACKED_EXPERTS
 
     def format_of(self, layer: WeightedLayer, names: Sequence[str]) -> WeightFormat | None:
