@@ -59,4 +59,4 @@ class NvFp4Format:
 
 NVFP4 = NvFp4Format()
 NVFP4_PACKED = NvFp4Format("weight_packed", "weight_global_scale", divides=True)
-"""As compressed-tensors stores it."""
+"""The form of compressed-tensors."""
