@@ -19,9 +19,10 @@ from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.decay_gate import DecayGate
-from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.leaves import linear
 from jaxis.layers.linear import JaxLinear, apply_together, load_reshaped
 from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.norm import GatedHeadNorm
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
@@ -83,7 +84,6 @@ class DeltaAttention(JaxModule):
                 f"its {sizes.num_value_heads} value heads: correct the file"
             )
         self.sizes, self.decay, self.beta_scale = sizes, decay, beta_scale
-        self.gate_activation = gate_activation
         self.decay_names, self.gate_names = tuple(decay_names), tuple(gate_names)
         size_in: int = scope.config["hidden_size"]
         keys_size, values_size = sizes.num_key_heads * sizes.key_dim, sizes.num_value_heads * sizes.value_dim
@@ -111,7 +111,9 @@ class DeltaAttention(JaxModule):
         self.dt_bias = make_parameter(
             scope.rngs, ones, (num_decays,), jnp.float32, axes=("heads",), weight_loader=load_reshaped
         )
-        self.o_norm = rms_norm(scope / "o_norm", sizes.value_dim, epsilon=norm_epsilon)
+        self.o_norm = GatedHeadNorm(
+            sizes.value_dim, scope.rngs, epsilon=norm_epsilon, activation=gate_activation, dtype=scope.dtype
+        )
         self.o_proj = linear(scope / "o_proj", values_size, size_in, axes=("embed", "heads"))
 
     def _make_layers(self, scope: LayerScope, names: Sequence[str], size_out: int) -> None:
@@ -153,9 +155,8 @@ class DeltaAttention(JaxModule):
             states=metadata.states(recurrent),
         )
         recurrent, out = gated_delta_rule(operands, l2_norm_epsilon=_L2_NORM_EPSILON, scale=sizes.key_dim**-0.5)
-        out = gated(self.o_norm(out).reshape(num_tokens, -1), z, self.gate_activation)
         state = None if kv_cache is None else (*(inputs for inputs, _ in convolved), recurrent)
-        return state, self.o_proj(out)
+        return state, self.o_proj(self.o_norm(out, z))
 
     def _project(self, x: jax.Array) -> list[jax.Array]:
         """Returns queries, keys and values [T, heads * dimensions], and the logits of rates, decays and gates."""

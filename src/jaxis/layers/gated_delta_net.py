@@ -13,9 +13,10 @@ from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.decay_gate import DecayGate
-from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.leaves import linear
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.norm import GatedHeadNorm
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
@@ -49,15 +50,13 @@ class GatedDeltaNet(JaxModule):
     `linear_value_head_dim` dv, `linear_conv_kernel_dim` W. Hv / Hk consecutive value heads share a key head. A family
     whose checkpoints lay the projections out differently overrides `make_projections` and `project`.
 
-    Attributes:
+    Args:
       gate_activation: Activation of the output's gate.
 
     Raises ConfigError if the key heads do not divide the value heads, or W is not supported.
     """
 
-    gate_activation: str = "silu"
-
-    def __init__(self, scope: LayerScope) -> None:
+    def __init__(self, scope: LayerScope, gate_activation: str = "silu") -> None:
         config = scope.config
         self.num_key_heads: int = config["linear_num_key_heads"]
         self.num_value_heads: int = config["linear_num_value_heads"]
@@ -82,7 +81,9 @@ class GatedDeltaNet(JaxModule):
         shape, axes = (self.num_value_heads,), ("heads",)
         self.A_log = make_parameter(scope.rngs, nnx.initializers.zeros, shape, jnp.float32, axes=axes)
         self.dt_bias = make_parameter(scope.rngs, nnx.initializers.ones, shape, jnp.float32, axes=axes)
-        self.norm = rms_norm(scope / "norm", self.value_dim)
+        self.norm = GatedHeadNorm(
+            self.value_dim, scope.rngs, epsilon=config["rms_norm_eps"], activation=gate_activation, dtype=scope.dtype
+        )
         size_out = config["hidden_size"]
         self.out_proj = linear(scope / "out_proj", self.values_size, size_out, axes=("embed", "heads"))
 
@@ -118,6 +119,5 @@ class GatedDeltaNet(JaxModule):
             states=metadata.states(recurrent),
         )
         recurrent, out = gated_delta_rule(operands, l2_norm_epsilon=_L2_NORM_EPSILON, scale=self.key_dim**-0.5)
-        out = gated(self.norm(out).reshape(num_tokens, self.values_size), z, self.gate_activation)
         state = None if inputs is None or recurrent is None else (inputs, recurrent)
-        return state, self.out_proj(out)
+        return state, self.out_proj(self.norm(out, z))

@@ -32,10 +32,10 @@ class StreamNorm(JaxRmsNorm):
 
 
 class NgramInjection(JaxModule):
-    """Adds to each residual stream a value of the token's n-grams, as far as their key fits the stream.
+    """What is added to each residual stream: a value of the token's n-grams, as far as their key fits the stream.
 
     `v_s = sigmoid(root(norm(key)_s . norm(x)_s / sqrt(E))) * value`
-    `x = x + v + silu(conv(norm(v)))`
+    `v + silu(conv(norm(v)))`
 
     where `root` is the signed square root. The convolution's taps are `window.size` tokens apart.
 
@@ -68,7 +68,7 @@ class NgramInjection(JaxModule):
     def __call__(
         self, state: State, x: jax.Array, metadata: AttentionMetadata, input_ids: jax.Array
     ) -> tuple[State, jax.Array]:
-        """Returns the updated state and the streams [T, S, E] for x [T, S, E] and input_ids i32 [T]."""
+        """Returns the updated state and [T, S, E], to be added, for x [T, S, E] and input_ids i32 [T]."""
         of_ids, of_conv = (None, None) if state is None else state
         of_ids, window = self.window(of_ids, input_ids, metadata)
         embedded = self.ple_embedding(window)
@@ -79,7 +79,7 @@ class NgramInjection(JaxModule):
             (gates[..., None] * self.value_proj(embedded)[:, None].astype(jnp.float32)).astype(x.dtype)
         )
         of_conv, mixed = self.conv1d(of_conv, self.norm_conv(values).reshape(x.shape[0], -1), metadata)
-        out = x + (values + gated(mixed, mixed, "sigmoid").reshape(x.shape))
+        out = values + gated(mixed, mixed, "sigmoid").reshape(x.shape)
         return None if of_ids is None or of_conv is None else (of_ids, of_conv), out
 
 

@@ -133,6 +133,24 @@ class HeadLayerNorms(JaxModule):
         return layer_norm(x, jnp.repeat(weight, copies, axis=0), None, epsilon=self.epsilon)
 
 
+class GatedHeadNorm(JaxModule):
+    """Root-mean-square norm of each head, then a gate of each element: `norm(x) * activation(gate)`.
+
+    `activation` is a key of `jaxis.kernels.gates.ACTIVATIONS`.
+    """
+
+    def __init__(
+        self, head_dim: int, rngs: nnx.Rngs, *, epsilon: float, activation: str, dtype: DTypeLike = jnp.float32
+    ) -> None:
+        self.epsilon, self.activation = epsilon, activation
+        self.weight = make_parameter(rngs, nnx.initializers.ones, (head_dim,), dtype, axes=(None,))
+
+    def __call__(self, x: jax.Array, gate: jax.Array) -> jax.Array:
+        """Returns [T, H * D] for x [T, H, D] and the gates' logits [T, H * D]."""
+        normalised = rms_norm(x, self.weight[...], epsilon=self.epsilon)
+        return gated(normalised.reshape(gate.shape), gate, self.activation)
+
+
 class GatedRmsNorm(JaxModule):
     """Root-mean-square norm of `x * silu(gate)`, over each of `num_groups` equal groups of consecutive features."""
 

@@ -63,15 +63,13 @@ class Qwen4ExpDecoderLayer(StreamsDecoderLayer):
         if self.ple is None:
             return super().__call__(kv_cache, x, metadata)
         of_mixer, of_ngrams = kv_cache
-        of_ngrams, x = self.ple(of_ngrams, x, metadata, *input_ids)
-        of_mixer, x = super().__call__(of_mixer, x, metadata)
+        of_ngrams, added = self.ple(of_ngrams, x, metadata, *input_ids)
+        of_mixer, x = super().__call__(of_mixer, x + added, metadata)
         return (of_mixer, of_ngrams), x
 
 
 def _delta_net(scope: LayerScope) -> GatedDeltaNet:
-    delta_net = GatedDeltaNet(scope)
-    delta_net.gate_activation = scope.config.get("output_gate_type") or scope.config.get("hidden_act", "silu")
-    return delta_net
+    return GatedDeltaNet(scope, scope.config.get("output_gate_type") or scope.config.get("hidden_act", "silu"))
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:

@@ -11,6 +11,7 @@ from jaxis.bringup.analyze.construction import construct
 from jaxis.bringup.verify.verify import verify
 from tests.bringup.verify import nanochat
 from tests.bringup.verify.verified_models import registered
+from tests.support import parity
 
 
 @functools.cache
@@ -47,6 +48,24 @@ def test_the_same_function_with_other_borders_is_said_to_be_the_same():
         note.startswith("logits agree: jaxis computes the same with other module borders") for note in result.notes()
     )
     assert result.to_dict()["status"] == "differs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "modules", "least"),
+    [
+        ("GLM-5.3-Flash", ["model.language_model.layers.0.self_attn.o_norm"], 80),
+        ("Qwen3.8-Flash-Next", ["model.layers.0.ple", "model.layers.0.attn_hyper_connection"], 60),
+        ("DeepSeek V4", ["layers.1.attn.wq_b", "layers.3.ffn.experts"], 60),
+    ],
+)
+def test_modules_are_compared_whatever_names_and_gated_norms_the_reference_has(name, modules, least):
+    [family] = [family for family in parity.FAMILIES if family.name == name]
+    result = verify(parity.checkpoint_folder(family), only=["layers", "logits"], prompt_lengths=[17])
+    assert result.passed, str(result.layers.divergence)
+    compared = {module.name for module in result.layers.modules if module.own_error is not None}
+    assert compared >= set(modules)
+    assert len(compared) >= least
 
 
 @pytest.mark.slow

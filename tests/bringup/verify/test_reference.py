@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from jaxis.bringup.verify import reference as module
 from jaxis.bringup.verify.compare import relative_error
@@ -13,6 +14,9 @@ from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.errors import ConfigError
 from tests.bringup.verify.verified_models import TOKEN_IDS, published
+from tests.support import parity
+
+QWEN = next(family for family in parity.FAMILIES if family.name == "Qwen3.5")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,20 @@ def test_a_recording_has_the_names_of_the_checkpoint():
     assert "model.layers.0.block_sparse_moe.gate" in calls
     assert not any(name.startswith("model.layers.0.mlp") for name in calls)
     assert calls[LOGITS].outputs.hidden.shape == (len(TOKEN_IDS), 131)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
+def test_a_recording_has_the_prefix_of_the_files(prefix, tmp_path):
+    """Of a text model that transformers loads from files of its own and from those of a model that sees."""
+    made = Reference(parity.reference_model(QWEN), "random")
+    config = made.model.config.to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
+    made.save(tmp_path, config)
+    path = tmp_path / "model.safetensors"
+    save_file(
+        {name.replace("model.", prefix): tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"}
+    )
+    for reference, expected in ((made, "model."), (Reference.from_folder(tmp_path), prefix)):
+        assert f"{expected}layers.0.mlp.gate_proj" in reference.record(TOKEN_IDS[:5])
 
 
 def test_generated_logits_are_those_of_the_sequence(wide):

@@ -15,7 +15,7 @@ from jaxis.bringup.verify.code_lines import code_of
 from jaxis.bringup.verify.compare import Gates
 from jaxis.bringup.verify.probe import Event, follow, record, values_error
 from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, call_name, module_of
-from jaxis.layers.checkpoint_names import checkpoint_names_of
+from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
 from jaxis.layers.module import JaxModule, named_modules
 
 _MOST_NAMES = 6  # in a line
@@ -130,6 +130,7 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
     The model has the reference's weights. Of the gates, `module_error` and `module_tokens` apply.
     """
     token_ids = list(token_ids)
+    reference = _in_our_spelling(reference, checkpoint_names_of(model))
     calls = record(model, token_ids)
     call_counts = _call_counts(calls, reference)
     theirs, pairs = reference, _pairs(calls, reference, call_counts)
@@ -164,6 +165,16 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
         not_called=not_called,
         call_counts=call_counts,
     )
+
+
+def _in_our_spelling(calls: Recording, names: CheckpointNames) -> Recording:
+    """Returns the calls with one name for a module that files may name in several ways."""
+
+    def spelled(call: str) -> str:
+        module = module_of(call)
+        return names.name_in_checkpoint(names.name_here(module)) + call.removeprefix(module)
+
+    return {spelled(name): call for name, call in calls.items()}
 
 
 def _call_counts(ours: Recording, theirs: Recording) -> dict[str, tuple[int, int]]:

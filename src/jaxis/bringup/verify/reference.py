@@ -248,12 +248,16 @@ class Reference:
                 handle.remove()
 
     def _checkpoint_name(self, name: str) -> str:
-        """Returns a module's name in the published tensors, for checkpoints that transformers renames on loading."""
-        mapping = importlib.import_module("transformers.conversion_mapping")
-        renaming = importlib.import_module("transformers.core_model_loading").WeightRenaming
+        """Returns a module's name in the files that the model was loaded from, or would be saved in."""
+        loading = importlib.import_module("transformers.core_model_loading")
+        transforms = getattr(self.model, "_weight_conversions", None)  # those that a file's names needed
+        if transforms is None:
+            mapping = importlib.import_module("transformers.conversion_mapping")
+            transforms = mapping.get_model_conversion_mapping(self.model, add_legacy=False)
+            transforms = [each for each in transforms if not isinstance(each, loading.PrefixChange)]
         tensor = f"{name}.weight"
-        for transform in mapping.get_model_conversion_mapping(self.model, add_legacy=False):
-            if isinstance(transform, renaming):
+        for transform in reversed(transforms):
+            if isinstance(transform, loading.WeightRenaming):
                 tensor, _ = transform.reverse_transform().rename_source_key(tensor)
         return tensor.removesuffix(".weight")
 
