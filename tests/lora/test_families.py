@@ -37,7 +37,7 @@ _CONVERT = "peft.utils.transformers_weight_conversion.convert_peft_config_for_tr
 _WITHOUT = {
     **{kind: ["out_proj"] for kind in ("FalconH1Config", "Mamba2Config", "NemotronHConfig")},
     **{"FalconMambaConfig": ["out_proj", "dt_proj"], "JambaConfig": ["dt_proj"]},
-    **{"Llama4TextConfig": ["router"], "Step3p7Config": ["gate"]},
+    **{"Llama4TextConfig": ["router"], "Step3p7Config": ["gate"], "LongcatFlashConfig": ["classifier"]},
 }
 SIZES = {"dtype": "float32", "kv_cache_memory": "8MiB", "max_model_len": 64, "show_progress": False}
 TOKENS = prompt(17)
@@ -142,7 +142,8 @@ def test_adapters_with_magnitudes_compute_what_pefts_do_or_are_refused_by_name(n
     assert error < 2e-5
 
 
-@pytest.mark.parametrize("name", quick_rows(ROWS, ["Gemma 3"]))
+# PEFT cannot change LongCat-Flash-Lite's input, which is a mean of several embeddings.
+@pytest.mark.parametrize("name", quick_rows([name for name in ROWS if name != "LongCat-Flash-Lite"], ["Gemma 3"]))
 def test_adapters_of_embeddings_compute_what_pefts_do(name, tmp_path):
     family = ROWS[name]
     base = copy.deepcopy(reference_model(family))

@@ -55,6 +55,7 @@ WITHOUT_CONFIG = {
     *("AXK1ForCausalLM", "ExaoneForCausalLM", "FalconForCausalLM", "FlexOlmoForCausalLM", "FlintForCausalLM"),
     *("GPTJForCausalLM", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "Jais2ForCausalLM"),
     *("GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "NemotronForCausalLM"),
+    *("BailingMoeV2_5ForCausalLM", "LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM"),
     *("BailingMoeV2ForCausalLM", "Kolibri1ForCausalLM", "MiniCPMForCausalLM", "MiniCPM3ForCausalLM"),
     *("BioGptForCausalLM", "DoryForCausalLM", "HYV4ForCausalLM", "KimiK3ForCausalLM", "LaraMiniForCausalLM"),
     *("MiniMaxM3SparseForCausalLM", "PersimmonForCausalLM", "Qwen4ExpForCausalLM", "Step5ForCausalLM"),

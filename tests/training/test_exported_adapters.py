@@ -31,7 +31,7 @@ from tests.training.gradients import random_examples
 
 QUICK = ("GPT-2", "Command A Vision")
 # Their checkpoints have names of code that is not transformers'.
-ELSEWHERE = ("LFM3", "EXAONE", "Step 3.5", "InternLM 2")
+ELSEWHERE = ("LFM3", "EXAONE", "Step 3.5", "InternLM 2", "Ling 2", "Ling 2.5")
 # All but one whose config.json has a key that nothing reads, which loading refuses, and those that are not trained.
 REFUSED = ("EXAONE 4, no windows", "Qwen3.8-Flash-Next", "LongCat-Flash-Lite")
 ROWS = {family.name: family for family in FAMILIES if family.name not in (*REFUSED, *ELSEWHERE)}

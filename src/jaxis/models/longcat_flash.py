@@ -71,6 +71,7 @@ class LongcatFlashForCausalLM(CausalLM):
         ("mlp.router.classifier", "mlp.gate"),
         ("mlp.router.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
     )
+    unadaptable = ("mlp.router.classifier",)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
