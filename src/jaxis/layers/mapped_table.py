@@ -78,3 +78,7 @@ class _Parts:
 
     def __init__(self) -> None:
         self.by_number: dict[int, TablePart] = {}
+
+    def __reduce__(self) -> tuple[type[_Parts], tuple[()]]:
+        # What digests a model, to find its programs, must not read the table: programs have its address as an operand.
+        return _Parts, ()

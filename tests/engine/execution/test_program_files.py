@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import jaxis
@@ -15,6 +16,7 @@ from jaxis.bench.process_facts import compile_stats
 from jaxis.engine.execution import program_files, trace_inputs
 from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.kernels import native, norms
+from jaxis.layers.mapped_table import MappedTable
 from jaxis.layers.norm import JaxRmsNorm
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="only programs of native kernels are kept")
@@ -112,6 +114,18 @@ def test_what_is_put_into_modules_is_an_input(monkeypatch, value):
     assert inputs.agree_with(trace_inputs.held_by_modules())
     monkeypatch.setattr(norms, "rms_norm", value)
     assert not inputs.agree_with(trace_inputs.held_by_modules())
+
+
+def test_a_table_that_stays_in_files_is_an_operand_which_no_digest_reads():
+    digests = []
+    for value in range(2):
+        table = MappedTable(num_rows=3, width=2)
+        table.take(0, np.full((3, 2), value, np.float32))
+        table.finish()
+        inputs = trace_inputs.model_inputs(table)
+        assert inputs is not None
+        digests.append(inputs.digest)
+    assert digests[0] == digests[1]
 
 
 def test_functions_from_elsewhere_in_modules_have_no_digest(monkeypatch):
