@@ -69,5 +69,8 @@ def selected_attention(
             value_dim=head_dim,
             scale=scale,
         )
+        if layout.kernels != "native":
+            # XLA would copy the cache, did the next head's write not wait for this head's reads.
+            cache, out = jax.lax.optimization_barrier((cache, out))
         outputs.append(out)
     return layout.cache(cache.array.reshape(array.shape)), jnp.concatenate(outputs, axis=1)
