@@ -14,16 +14,20 @@ namespace jaxis {
 // With a group_size G over 1, G consecutive tokens share a key, which is in the cache already: a token sees the groups
 // whose last token is `delay` tokens before it or more, and their numbers are selected.
 //
+// Without weights, each head selects for itself blocks of G consecutive tokens, which have a key each: those with the
+// best q . key of the tokens up to the query, and in any case its own block. Blocks' numbers are selected.
+//
 // The cache is [num_blocks][block_size] keys. An int8 key has its float32 scale after its D elements.
 struct IndexSelection {
   const float* q;        // [T, H, D]
-  const float* weights;  // [T, H]
+  const float* weights;  // [T, H]; null if heads select blocks
   const float* keys;     // [T, D]; null if groups share keys
   void* cache;
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]
   const int32_t* query_start_loc;  // [R + 1]
-  int32_t* selected;               // [T, num_selected]: ascending numbers; -1 after the last, and in padding rows
+  int32_t*
+      selected;  // [T, num_selected], or [T, H, num_selected]: ascending numbers; -1 after them, and in padding rows
   CacheType type;
   int64_t num_tokens;
   int64_t num_requests;

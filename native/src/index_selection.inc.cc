@@ -16,19 +16,36 @@ namespace indexing {
 
 // Rows of the flat batch that one task writes to the cache.
 constexpr int64_t kRowsPerWrite = 64;
-// Keys of a context that one task scores.
+// Keys of a context that one task scores, at least.
 constexpr int64_t kKeysPerTask = 1024;
 // Keys that are scored together: in float32 they stay in the second-level cache.
 constexpr int64_t kPiece = 48;
 // Scores kept at a time, of as many queries as they suffice for: 16 MiB.
 constexpr int64_t kMaxScores = 4 << 20;
 
-// A query that cannot see its whole context.
+// What every product of a block is at least.
+constexpr float kNoProduct = -__builtin_inff();
+
+// A query that cannot attend to its whole context.
 struct Query {
   int64_t row;      // of the flat batch
   int64_t context;  // keys that it sees
+  int64_t choices;  // keys, or blocks of them, of which it selects
   const int32_t* block_table;
 };
+
+JAXIS_INLINE bool selects_blocks(const IndexSelection& a) { return a.weights == nullptr; }
+
+// Selections of a query.
+JAXIS_INLINE int64_t num_selections(const IndexSelection& a) { return selects_blocks(a) ? a.num_heads : 1; }
+
+JAXIS_INLINE Query query_at(const IndexSelection& a, int64_t request, int64_t row) {
+  const int64_t position = a.seq_lens[request] - (a.query_start_loc[request + 1] - row);
+  const int64_t groups = (position + 1 - a.delay) / a.group_size;
+  const int32_t* block_table = a.block_tables + request * a.max_blocks;
+  if (!selects_blocks(a)) return {row, groups, groups, block_table};
+  return {row, position + 1, position / a.group_size + 1, block_table};
+}
 
 template <typename T>
 JAXIS_INLINE int64_t key_bytes(const IndexSelection& a) {
@@ -60,13 +77,12 @@ JAXIS_INLINE uint32_t ordered_bits(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Writes rows [first, last) of the flat batch to the cache, and selects for those that see their whole context.
+// Writes rows [first, last) of the flat batch to the cache, and selects for those that attend to their whole context.
 template <typename T>
 void write_rows(const IndexSelection& a, int64_t first, int64_t last) {
   int64_t request = 0;
   for (int64_t row = first; row < last; ++row) {
-    int32_t* selected = a.selected + row * a.num_selected;
-    int64_t seen = 0;
+    int64_t choices = 0;
     if (row < a.query_start_loc[a.num_requests]) {
       while (row >= a.query_start_loc[request + 1]) ++request;
       const int64_t position = a.seq_lens[request] - (a.query_start_loc[request + 1] - row);
@@ -75,10 +91,14 @@ void write_rows(const IndexSelection& a, int64_t first, int64_t last) {
         const float scale = encode(a.keys + row * a.head_dim, a.head_dim, to);
         if (IsQuantized<T>::value) std::memcpy(to + a.head_dim, &scale, sizeof scale);
       }
-      seen = (position + 1 - a.delay) / a.group_size;
+      choices = query_at(a, request, row).choices;
     }
-    if (seen > a.num_selected) continue;
-    for (int64_t i = 0; i < a.num_selected; ++i) selected[i] = i < seen ? static_cast<int32_t>(i) : -1;
+    if (choices > a.num_selected) continue;
+    const int64_t selections = num_selections(a);
+    int32_t* selected = a.selected + row * selections * a.num_selected;
+    for (int64_t i = 0; i < selections * a.num_selected; ++i) {
+      selected[i] = i % a.num_selected < choices ? static_cast<int32_t>(i % a.num_selected) : -1;
+    }
   }
 }
 
@@ -119,6 +139,31 @@ void score_context(const IndexSelection& a, const Query& query, int64_t first, i
   }
 }
 
+// Scores of each head of the query, [H][choices] as ordered bits, for the blocks of the context's keys [first, last);
+// `first` begins a block.
+template <typename T>
+void score_blocks(const IndexSelection& a, const Query& query, int64_t first, int64_t last, uint32_t* scores) {
+  const int64_t floats = a.head_dim + a.num_heads;
+  auto* float32_key = static_cast<float*>(scratch(Scratch::kWorkspace, floats * static_cast<int64_t>(sizeof(float))));
+  float* best = float32_key + a.head_dim;
+  const float* q = a.q + query.row * a.num_heads * a.head_dim;
+  while (first < last) {
+    const int64_t block = first / a.group_size, end = min_of((block + 1) * a.group_size, last);
+    for (int64_t h = 0; h < a.num_heads; ++h) best[h] = kNoProduct;
+    for (; first < end; ++first) {
+      const float* key = upcast_key(a.head_dim, find_key<T>(a, query.block_table, first), float32_key);
+      for (int64_t h = 0; h < a.num_heads; ++h) {
+        F32x16 sums = zero();
+        for (int64_t d = 0; d < a.head_dim; d += kLanes) sums = fma(load(q + h * a.head_dim + d), load(key + d), sums);
+        const float product = reduce_add(sums);
+        best[h] = product > best[h] ? product : best[h];
+      }
+    }
+    const bool is_own = end == query.context;
+    for (int64_t h = 0; h < a.num_heads; ++h) scores[h * query.choices + block] = is_own ? ~0u : ordered_bits(best[h]);
+  }
+}
+
 // The k-th largest score, found digit by digit from the highest on, and how many of the k have just that score.
 struct Threshold {
   uint32_t score;
@@ -156,32 +201,39 @@ void run(const IndexSelection& a, const Pool& pool) {
   parallel_for(pool, num_writes, [&](int64_t task) {
     write_rows<T>(a, task * kRowsPerWrite, min_of((task + 1) * kRowsPerWrite, a.num_tokens));
   });
+  const int64_t selections = num_selections(a);
   auto* queries = static_cast<Query*>(scratch(Scratch::kPlan, a.num_tokens * static_cast<int64_t>(sizeof(Query))));
-  int64_t num_queries = 0, max_context = 0;
+  int64_t num_queries = 0, max_context = 0, max_scores = 0;
   for (int64_t request = 0; request < a.num_requests; ++request) {
     const int64_t end = a.query_start_loc[request + 1];
     for (int64_t row = a.query_start_loc[request]; row < end; ++row) {
-      const int64_t context = (a.seq_lens[request] - (end - row) + 1 - a.delay) / a.group_size;
-      if (context <= a.num_selected) continue;
-      queries[num_queries++] = {row, context, a.block_tables + request * a.max_blocks};
-      max_context = max_of(max_context, context);
+      const Query query = query_at(a, request, row);
+      if (query.choices <= a.num_selected) continue;
+      queries[num_queries++] = query;
+      max_context = max_of(max_context, query.context);
+      max_scores = max_of(max_scores, query.choices * selections);
     }
   }
   if (num_queries == 0) return;
-  const int64_t together = min_of(num_queries, max_of(1, kMaxScores / max_context));
+  const int64_t together = min_of(num_queries, max_of(1, kMaxScores / max_scores));
   auto* scores = static_cast<uint32_t*>(
-      scratch(Scratch::kPartials, together * max_context * static_cast<int64_t>(sizeof(uint32_t))));
-  const int64_t tasks_per_query = ceil_div(max_context, kKeysPerTask);
+      scratch(Scratch::kPartials, together * max_scores * static_cast<int64_t>(sizeof(uint32_t))));
+  // Blocks are not divided.
+  const int64_t unit = selects_blocks(a) ? a.group_size : 1, keys_per_task = ceil_div(kKeysPerTask, unit) * unit;
+  const int64_t tasks_per_query = ceil_div(max_context, keys_per_task);
   for (int64_t begin = 0; begin < num_queries; begin += together) {
     const int64_t count = min_of(together, num_queries - begin);
     parallel_for(pool, count * tasks_per_query, [&](int64_t task) {
-      const int64_t i = task / tasks_per_query, first = task % tasks_per_query * kKeysPerTask;
+      const int64_t i = task / tasks_per_query, first = task % tasks_per_query * keys_per_task;
       const Query& query = queries[begin + i];
-      score_context<T>(a, query, first, min_of(first + kKeysPerTask, query.context), scores + i * max_context);
+      const auto score = selects_blocks(a) ? score_blocks<T> : score_context<T>;
+      score(a, query, first, min_of(first + keys_per_task, query.context), scores + i * max_scores);
     });
-    parallel_for(pool, count, [&](int64_t i) {
+    parallel_for(pool, count * selections, [&](int64_t task) {
+      const int64_t i = task / selections, selection = task % selections;
       const Query& query = queries[begin + i];
-      select(scores + i * max_context, query.context, a.num_selected, a.selected + query.row * a.num_selected);
+      select(scores + i * max_scores + selection * query.choices, query.choices, a.num_selected,
+             a.selected + (query.row * selections + selection) * a.num_selected);
     });
   }
 }

@@ -31,10 +31,12 @@ int64_t key_bytes(CacheType type) {
   return type == CacheType::kFloat32 ? kHeadDim * 4 : type == CacheType::kBfloat16 ? kHeadDim * 2 : kHeadDim + 4;
 }
 
-// A sequence in a cache whose blocks lie backwards, fed to the kernel step by step; what is not written is NaN.
+// A sequence in a cache whose blocks lie backwards, fed to the kernel step by step; what is not written is NaN. With
+// `block_tokens`, heads select blocks of so many.
 class Cache {
  public:
-  Cache(const Sequence& sequence, CacheType type) : sequence_(sequence), type_(type) {
+  Cache(const Sequence& sequence, CacheType type, int64_t block_tokens = 0)
+      : sequence_(sequence), type_(type), block_tokens_(block_tokens) {
     const int64_t blocks = (sequence.length + kBlockSize - 1) / kBlockSize;
     for (int64_t i = 0; i < blocks; ++i) table_.push_back(static_cast<int32_t>(blocks - 1 - i));
     memory_.assign(blocks * kBlockSize * key_bytes(type), 0xff);
@@ -52,10 +54,12 @@ class Cache {
     const std::vector<float> q = part(sequence_.q, kHeads * kHeadDim), weights = part(sequence_.weights, kHeads),
                              keys = part(sequence_.keys, kHeadDim);
     const int32_t length = static_cast<int32_t>(end), starts[2] = {0, static_cast<int32_t>(tokens)};
-    std::vector<int32_t> selected(rows * kSelected, 7);
+    const int64_t size = (block_tokens_ > 0 ? kHeads : 1) * kSelected;
+    std::vector<int32_t> selected(rows * size, 7);
     IndexSelection a{};
     a.q = q.data();
-    a.weights = weights.data();
+    a.weights = block_tokens_ > 0 ? nullptr : weights.data();
+    a.group_size = block_tokens_ > 0 ? block_tokens_ : 1;
     a.keys = keys.data();
     a.cache = memory_.data();
     a.seq_lens = &length;
@@ -71,8 +75,8 @@ class Cache {
     a.max_blocks = static_cast<int64_t>(table_.size());
     a.num_selected = kSelected;
     kernels().index_selection(a, pool);
-    CHECK(std::all_of(selected.begin() + tokens * kSelected, selected.end(), [](int32_t x) { return x == -1; }));
-    selected_.insert(selected_.end(), selected.begin(), selected.begin() + tokens * kSelected);
+    CHECK(std::all_of(selected.begin() + tokens * size, selected.end(), [](int32_t x) { return x == -1; }));
+    selected_.insert(selected_.end(), selected.begin(), selected.begin() + tokens * size);
     done_ = end;
   }
 
@@ -81,33 +85,58 @@ class Cache {
  private:
   const Sequence& sequence_;
   CacheType type_;
+  int64_t block_tokens_;
   int64_t done_ = 0;
   std::vector<int32_t> table_;
   std::vector<uint8_t> memory_;
   std::vector<int32_t> selected_;
 };
 
-// By a stable sort of the scores.
+// The numbers of the best scores by a stable sort, ascending, then -1.
+void add_best(const std::vector<double>& scores, std::vector<int32_t>& result) {
+  std::vector<int32_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+  order.resize(std::min<int64_t>(scores.size(), kSelected));
+  std::sort(order.begin(), order.end());
+  order.resize(kSelected, -1);
+  result.insert(result.end(), order.begin(), order.end());
+}
+
+double product(const Sequence& s, int64_t token, int64_t head, int64_t key) {
+  double sum = 0.0;
+  for (int64_t d = 0; d < kHeadDim; ++d) {
+    sum += double(s.q[(token * kHeads + head) * kHeadDim + d]) * s.keys[key * kHeadDim + d];
+  }
+  return sum;
+}
+
 std::vector<int32_t> expected(const Sequence& s) {
   std::vector<int32_t> result;
   for (int64_t t = 0; t < s.length; ++t) {
     std::vector<double> scores(t + 1, 0.0);
     for (int64_t u = 0; u <= t; ++u) {
       for (int64_t h = 0; h < kHeads; ++h) {
-        double product = 0.0;
-        for (int64_t d = 0; d < kHeadDim; ++d) {
-          product += double(s.q[(t * kHeads + h) * kHeadDim + d]) * s.keys[u * kHeadDim + d];
-        }
-        scores[u] += s.weights[t * kHeads + h] * std::max(product, 0.0);
+        scores[u] += s.weights[t * kHeads + h] * std::max(product(s, t, h, u), 0.0);
       }
     }
-    std::vector<int32_t> order(t + 1);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
-    order.resize(std::min<int64_t>(t + 1, kSelected));
-    std::sort(order.begin(), order.end());
-    order.resize(kSelected, -1);
-    result.insert(result.end(), order.begin(), order.end());
+    add_best(scores, result);
+  }
+  return result;
+}
+
+std::vector<int32_t> expected_blocks(const Sequence& s, int64_t block_tokens) {
+  std::vector<int32_t> result;
+  for (int64_t t = 0; t < s.length; ++t) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      std::vector<double> scores(t / block_tokens + 1, -1e9);
+      for (int64_t u = 0; u <= t; ++u) {
+        double& score = scores[u / block_tokens];
+        score = std::max(score, product(s, t, h, u));
+      }
+      scores.back() = 1e9;
+      add_best(scores, result);
+    }
   }
   return result;
 }
@@ -123,5 +152,19 @@ TEST(index_selection, takes_the_best_and_of_equals_the_earliest_in_any_steps) {
     for (const int64_t tokens : {1, 70, 1, 228}) in_parts.step(tokens, no_pool());
     CHECK(at_once.selected() == expected(sequence), static_cast<int>(type));
     CHECK(in_parts.selected() == at_once.selected(), static_cast<int>(type));
+  }
+}
+
+TEST(index_selection, takes_for_each_head_the_blocks_with_the_best_keys_in_any_steps) {
+  ThreadPool threads(4);
+  const Sequence sequence = make_sequence(300, 1);
+  for (const CacheType type : {CacheType::kFloat32, CacheType::kBfloat16, CacheType::kInt8}) {
+    for (const int64_t block_tokens : {4, 10}) {
+      Cache at_once(sequence, type, block_tokens), in_parts(sequence, type, block_tokens);
+      at_once.step(300, threads.pool());
+      for (const int64_t tokens : {1, 70, 1, 228}) in_parts.step(tokens, no_pool());
+      CHECK(at_once.selected() == expected_blocks(sequence, block_tokens), static_cast<int>(type));
+      CHECK(in_parts.selected() == at_once.selected(), static_cast<int>(type));
+    }
   }
 }

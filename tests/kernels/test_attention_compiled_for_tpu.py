@@ -16,10 +16,11 @@ from jax.typing import DTypeLike
 from jaxis.compilation.compiled_program import read_program
 from jaxis.compilation.targets import parse_target
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.index_selection import index_cache_layout, select_tokens
+from jaxis.kernels.index_selection import index_cache_layout, select_blocks, select_tokens
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
+from jaxis.kernels.selected_attention import selected_attention, selected_cache_layout
 from jaxis.layers.attention import attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
@@ -148,6 +149,31 @@ def test_attention_to_selected_tokens(target, num_tokens):
     assert memory.alias_size_in_bytes <= 2 * NUM_BLOCKS * BLOCK_SIZE * (640 + 128)
     # Scores of a tile's queries, and what its sort needs; selections and outputs of all queries.
     assert memory.temp_size_in_bytes < (32 << 20) + num_tokens * (2 * 4 * 2048 + 4 * 16 * 640)
+
+
+@of_every_tpu
+@of_every_size
+def test_attention_to_blocks_that_heads_select(target, num_tokens):
+    """MiniMax M3: heads write and read their parts of one cache in turns, without a copy of it."""
+    mesh, dtype = mesh_of(target, 1), jnp.bfloat16
+    with jax.set_mesh(mesh):
+        cache = cache_of(mesh, selected_cache_layout(BLOCK_SIZE, 4, 128, dtype))
+        keys = cache_of(mesh, index_cache_layout(BLOCK_SIZE, 128, dtype))
+        heads = (64, 4, 4, 4)
+        q, k, v, index_q = (array(mesh, (num_tokens, number, 128), dtype) for number in heads)
+        new_keys = array(mesh, (num_tokens, 128), dtype)
+
+        def step(cache: PagedCache, keys: PagedCache, *arrays: jax.Array) -> Any:
+            q, k, v, index_q, new_keys, *rest = arrays
+            keys, selection = select_blocks(index_q, new_keys, keys, *rest, num_blocks=16, group_size=128)
+            cache, out = selected_attention(q, k, v, cache, *rest, selection, scale=0.1)
+            return cache, keys, out
+
+        arrays = (cache, keys, q, k, v, index_q, new_keys, *operands(mesh, num_tokens))
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*arrays).compile()
+    key_bytes = NUM_BLOCKS * BLOCK_SIZE * 128 * 2
+    assert compiled.memory_analysis().alias_size_in_bytes == (4 * 2 + 1) * key_bytes
+    assert [copy for copy in read_program(compiled).text.copies if copy.nbytes >= key_bytes // 4] == []
 
 
 @pytest.mark.parametrize("num_kv_heads", [8, 2])

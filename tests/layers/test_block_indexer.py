@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer, MiniMaxM3VLRotaryEmbedding
 
+from jaxis.kernels import native
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.block_indexer import BlockIndexer
 from jaxis.layers.group_indexer import GroupIndexerSizes
@@ -72,11 +74,14 @@ def test_whole_sequences_select_as_transformers_does(modules):
     np.testing.assert_array_equal(selected[:, 45:, 45:], expected(modules, x[45:]))
 
 
+@pytest.mark.parametrize("kernels", ["native", "any"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
-def test_selections_from_a_cache_are_the_same_in_chunks(modules, dtype):
+def test_selections_from_a_cache_are_the_same_in_chunks(modules, dtype, kernels):
+    if kernels == "native" and not native.usable():
+        pytest.skip("the native library is not built")
     indexer = modules[2]
     x = np.random.default_rng(0).standard_normal((45, HIDDEN), np.float32)
-    layout = indexer.key_cache.kv_cache_spec.layout(BLOCK_SIZE, dtype)
+    layout = dataclasses.replace(indexer.key_cache.kv_cache_spec.layout(BLOCK_SIZE, dtype), kernels=kernels)
     graph, state = nnx.split(indexer)
     run = jax.jit(lambda state, *operands: nnx.merge(graph, state)(*operands))
 

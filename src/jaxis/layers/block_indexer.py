@@ -33,7 +33,7 @@ class BlockIndexer(JaxModule):
         self.sizes, self.rope = sizes, rope
         self.num_selected = sizes.num_groups * sizes.group_size
         has_cache = scope.max_model_len > self.num_selected
-        spec = IndexCacheSpec(sizes.head_dim, sizes.num_heads, in_plain_jax=True)
+        spec = IndexCacheSpec(sizes.head_dim, sizes.num_heads)
         self.key_cache = IndexKeyCache(spec) if has_cache else None
         hidden_size: int = scope.config["hidden_size"]
         self.q_proj = linear(scope / "q_proj", hidden_size, sizes.num_heads * sizes.head_dim, axes=(None, "embed"))
@@ -63,6 +63,7 @@ class BlockIndexer(JaxModule):
             keys[:, 0],
             caches[0],
             positions,
+            metadata.seq_lens,
             metadata.block_tables_for(FULL_CONTEXT),
             starts,
             metadata.request_distribution,

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.index_selection import cpu
 from jaxis.kernels.index_selection.tiled import TILE_QUERIES, write_keys
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.platform import target_platform
@@ -26,6 +27,7 @@ def select_blocks(
     keys: jax.Array,
     key_cache: PagedCache,
     positions: jax.Array,
+    seq_lens: jax.Array,
     block_tables: jax.Array,
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
@@ -37,19 +39,47 @@ def select_blocks(
 
     Takes the other arguments of `select_tokens`. Positions are ascending, then -1; padding selects none.
     """
-    num_tokens = q.shape[0]
+    num_tokens, sizes = q.shape[0], {"num_blocks": num_blocks, "group_size": group_size}
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
-    array = write_keys(key_cache.array, keys, positions, block_tables[request], valid)
+    last = jnp.where(valid, positions, -1)
+    if key_cache.layout.kernels == "native":
+        rest = (seq_lens, block_tables, query_start_loc, request_distribution)
+        array, blocks = cpu.select_blocks(q, keys, key_cache.array, *rest, **sizes)
+    else:
+        array = write_keys(key_cache.array, keys, positions, block_tables[request], valid)
+        rows = query_start_loc[request_distribution[2]]
+        blocks = _best_blocks(q, array, last, block_tables[request], rows, **sizes)
+    blocks = blocks[..., None]
+    tokens = blocks * group_size + jnp.arange(group_size, dtype=jnp.int32)
+    tokens = jnp.where((blocks >= 0) & (tokens <= last[:, None, None, None]), tokens, -1)
+    return key_cache.layout.cache(array), tokens.reshape(num_tokens, q.shape[1], -1)
+
+
+def _best_blocks(
+    q: jax.Array,
+    key_cache: jax.Array,
+    last: jax.Array,
+    block_tables: jax.Array,
+    num_rows: jax.Array,
+    *,
+    num_blocks: int,
+    group_size: int,
+) -> jax.Array:
+    """Returns the blocks i32 [T, H, num_blocks] of queries at positions `last` i32 [T], ascending, then -1.
+
+    Takes a table of blocks for each query. Rows from `num_rows` i32 [] on select none.
+    """
+    num_tokens = q.shape[0]
     tile_size = 1 if target_platform() == "cpu" else TILE_QUERIES
     rows = (0, -num_tokens % tile_size)
-    last = jnp.pad(jnp.where(valid, positions, -1), rows, constant_values=-1)
-    operands = (jnp.pad(q, (rows, (0, 0), (0, 0))), block_tables[jnp.pad(request, rows)], last)
+    last = jnp.pad(last, rows, constant_values=-1)
+    operands = (jnp.pad(q, (rows, (0, 0), (0, 0))), jnp.pad(block_tables, (rows, (0, 0))), last)
 
     def one_tile(i: jax.Array, selected: jax.Array) -> jax.Array:
         q_tile, tables, positions = (lax.dynamic_slice_in_dim(x, i * tile_size, tile_size) for x in operands)
 
         def best() -> jax.Array:
-            scores = _scores(q_tile, array, tables, positions, group_size)
+            scores = _scores(q_tile, key_cache, tables, positions, group_size)
             return best_blocks(scores, (positions // group_size)[:, None], num_blocks)
 
         def every() -> jax.Array:
@@ -59,12 +89,8 @@ def select_blocks(
         blocks = lax.cond(jnp.max(positions) < num_blocks * group_size, every, best)
         return lax.dynamic_update_slice_in_dim(selected, blocks, i * tile_size, axis=0)
 
-    num_tiles = (query_start_loc[request_distribution[2]] + tile_size - 1) // tile_size
     none = jnp.full((len(last), q.shape[1], num_blocks), -1, jnp.int32)
-    blocks = lax.fori_loop(0, num_tiles, one_tile, none)[..., None]
-    tokens = blocks * group_size + jnp.arange(group_size, dtype=jnp.int32)
-    tokens = jnp.where((blocks >= 0) & (tokens <= last[:, None, None, None]), tokens, -1)
-    return key_cache.layout.cache(array), tokens[:num_tokens].reshape(num_tokens, q.shape[1], -1)
+    return lax.fori_loop(0, (num_rows + tile_size - 1) // tile_size, one_tile, none)[:num_tokens]
 
 
 def _scores(q: jax.Array, key_cache: jax.Array, block_tables: jax.Array, last: jax.Array, group_size: int) -> jax.Array:

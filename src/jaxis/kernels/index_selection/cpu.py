@@ -75,3 +75,34 @@ def best_groups(
         group_size=np.int64(group_size),
         delay=np.int64(delay),
     )
+
+
+def select_blocks(
+    q: jax.Array,
+    keys: jax.Array,
+    key_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_blocks: int,
+    group_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    key_cache, selected = native.call(
+        "block_selection",
+        (
+            jax.ShapeDtypeStruct(key_cache.shape, key_cache.dtype),
+            jax.ShapeDtypeStruct((*q.shape[:2], num_blocks), jnp.int32),
+        ),
+        q.astype(jnp.float32),
+        keys.astype(jnp.float32),
+        key_cache,
+        seq_lens,
+        block_tables,
+        query_start_loc,
+        request_distribution,
+        aliases={2: 0},
+        group_size=np.int64(group_size),
+    )
+    return key_cache, selected
