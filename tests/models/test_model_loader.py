@@ -1,5 +1,6 @@
 """From a folder to a model: what fills it, and what is refused."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -11,17 +12,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config import LoadConfig, ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers import module, partial_weight
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.models.common.interfaces import LoadableWithIterator, has_tied_head
-from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.models.registry import register_model
+from jaxis.parallel.mesh import make_mesh
 from jaxis.parallel.stages import Stage
+from tests.support import parity
 from tests.support.tiny_models import LLAMA, llama_tensors, load, write_checkpoint, write_config
 
 
@@ -165,6 +169,15 @@ class TestDummyWeights:
         assert len(made) == sum(map(len, stages)) == len(whole)
         for name, value in (stages[0] | stages[1]).items():
             np.testing.assert_array_equal(value, whole[name])
+
+    @pytest.mark.parametrize("name", ["DeepSeek V4", "Qwen3.8-Flash-Next"])
+    def test_have_the_caches_of_weights_from_files(self, name):
+        folder = parity.checkpoint_folder(next(family for family in parity.FAMILIES if family.name == name))
+        config = ModelConfig(folder, HFConfig.from_folder(folder), dtype=jnp.float32, max_model_len=1024)
+        from_files = functools.partial(construct_abstractly, VllmConfig(config))
+        dummy = VllmConfig(config, load_config=LoadConfig(load_format="dummy"))
+        specs = [cache_specs(make(), dummy) for make in (lambda: load_model(dummy, make_mesh()), from_files)]
+        assert specs[0] == specs[1]
 
 
 def test_the_checkpoint_is_closed_after_loading_and_after_a_failure(tmp_path, monkeypatch):

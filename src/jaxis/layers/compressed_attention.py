@@ -81,6 +81,7 @@ class Compressor(JaxModule):
         self.head_dim, self.overlaps, self.rope, self.dtype = head_dim, overlaps, rope, scope.dtype
         self.groups = TokenGroups(group_size, 2 * group_size if overlaps else group_size)
         size = 2 * head_dim if overlaps else head_dim
+        # In the order of the caches, as their names are: flax sorts the modules of a model that it puts together.
         self.entry_cache = IndexKeyCache(IndexCacheSpec(head_dim, num_heads, group_size, in_plain_jax=True))
         self.row_cache = IndexKeyCache(RowCacheSpec(2 * size, self.groups.span)) if group_size > 1 else None
         hidden_size: int = scope.config["hidden_size"]
