@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxis.config import ModelConfig, VllmConfig
@@ -9,8 +15,11 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.delta_attention import DeltaAttention
 from jaxis.layers.sparse_mla import SparseLatentAttention
-from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.parallel.mesh import make_mesh
+from tests.support import parity
 
+FAMILY = next(family for family in parity.FAMILIES if family.name == "GLM-5.3-Flash")
 LAYERS = 4
 # The published file's keys, with lists for fewer layers.
 TEXT = {
@@ -50,3 +59,21 @@ def test_the_published_keys_make_layers_of_both_kinds():
 def test_what_no_published_model_has_is_refused_by_name(key):
     with pytest.raises(ConfigError, match=f"{key}=False"):
         construct(**{key: False})
+
+
+def test_published_keys_of_linear_attention_give_the_bits_of_transformers_own(tmp_path):
+    source = Path(parity.checkpoint_folder(FAMILY))
+    config = json.loads((source / "config.json").read_text())
+    text = config["text_config"]
+    text["linear_attn_config"] = {
+        "num_heads": text.pop("linear_num_heads"),
+        "head_dim": text.pop("linear_head_dim"),
+        "short_conv_kernel_size": text.pop("linear_conv_kernel_dim"),
+        "gate_lower_bound": text.pop("linear_lower_bound"),
+        "safe_gate": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(source / "model.safetensors", tmp_path)
+    settings = ModelConfig(str(tmp_path), HFConfig.from_folder(tmp_path), dtype=jnp.float32, max_model_len=1024)
+    models = load_model(VllmConfig(settings), make_mesh()), parity.loaded_model(FAMILY)
+    np.testing.assert_array_equal(*(parity.run_model(model, (17,))[17][0] for model in models))

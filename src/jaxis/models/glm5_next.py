@@ -71,7 +71,7 @@ def _linear_attention(scope: LayerScope) -> SelfAttention:
         num_heads=linear.get("num_heads", config.get("linear_num_heads", 64)),
         head_dim=linear.get("head_dim", config.get("linear_head_dim", 128)),
         conv_width=linear.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
-        lower_bound=-5.0 if bound is None and linear.get("safe_gate", False) else bound,
+        lower_bound=-5.0 if linear.get("safe_gate", False) and bound is None else bound,
         decay_names=("f_a_proj", "f_b_proj"),
         gate_names=("g_a_proj", "g_b_proj"),
     )
