@@ -16,8 +16,10 @@ from tests.support import parity
 from tests.support.block_checkpoints import FP8, quantize_fp8
 from tests.support.compressed_checkpoints import config_of, encoded_by, scheme_of, write_stored
 from tests.support.parity import FAMILIES
+from tests.support.prediction_checkpoints import WholeDrafts
 from tests.support.quantized_models import load, logits
 from tests.support.quick_rows import quick_rows
+from tests.support.stream_predictions import write_streams_checkpoint
 
 IDS = [1, 5, 9, 120, 33, 44, 45, 7, 99, 98, 97]
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -358,3 +360,16 @@ def test_an_owners_format_gives_the_logits_of_the_weights_it_stands_for(name, tm
         np.testing.assert_allclose(
             logits(load(stored, native=native), IDS), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
         )
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", ["DeepSeek V4", "Qwen3.8-Flash-Next FP8", "GLM-5.3-Flash FP8"])
+def test_a_prediction_layer_in_an_owners_format_drafts_by_the_weights_it_stands_for(name, tmp_path):
+    (family, changes), layers, encode, config = OWNERS[name]
+    source = write_streams_checkpoint(tmp_path, family, **changes)
+    layers = rf"{layers}|mtp\.(0\.[eh]_proj|fc_\w+)\.weight$"
+    stored, wide = write_stored(tmp_path, source, encode, config, layers=layers)
+    _, expected = WholeDrafts(load(wide, prediction_layer=True))(IDS, 2)
+    for native in (False, True):
+        _, found = WholeDrafts(load(stored, native=native, prediction_layer=True))(IDS, 2)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

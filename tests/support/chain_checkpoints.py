@@ -46,15 +46,17 @@ class ChainFormat:
     chains_states: bool
 
 
+_STEP = ChainFormat(
+    lambda place, num_layers: f"model.layers.{num_layers + place}.",
+    "transformer.shared_head.norm",
+    ("", ""),
+    0.0,
+    hands_on_normed=False,
+    chains_states=True,
+)
 FORMATS = {
-    "Step 3.5": ChainFormat(
-        lambda place, num_layers: f"model.layers.{num_layers + place}.",
-        "transformer.shared_head.norm",
-        ("", ""),
-        0.0,
-        hands_on_normed=False,
-        chains_states=True,
-    ),
+    "Step 3.5": _STEP,
+    "Step 5": _STEP,
     "MiMo V2 Flash": ChainFormat(
         lambda place, _: f"model.mtp.layers.{place}.",
         "final_layernorm",
@@ -86,12 +88,12 @@ def write_chain_checkpoint(folder: Path, name: str, **settings: Any) -> Path:
             tensors[f"{module}{part}.weight"] = (form.center + 0.2 * rng.standard_normal(size)).astype(np.float32)
         projection = 0.2 * rng.standard_normal((size, 2 * size))
         tensors[f"{module}eh_proj.weight"] = projection.astype(np.float32)
-        if name == "Step 3.5":
+        if form is _STEP:
             tensors[f"{module}transformer.shared_head.output.weight"] = tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config["num_hidden_layers"] = num_layers
     kinds = config.pop("mlp_layer_types")[:num_layers]
-    if name == "Step 3.5":  # whose lists have entries for these layers, too
+    if form is _STEP:  # whose lists have entries for these layers, too
         del config["per_layer_config"]
         config["moe_layers_enum"] = ",".join(str(i) for i, kind in enumerate(kinds) if kind == "sparse")
         config["num_nextn_predict_layers"] = NUM_LAYERS

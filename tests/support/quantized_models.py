@@ -33,6 +33,7 @@ def load(
     load_format: str = "auto",
     dtype: Any = jnp.float32,
     native: bool = False,
+    prediction_layer: bool = False,
 ) -> JaxModule:
     """The checkpoint's model, as `LLM(folder, quantization=...)` loads it, for plain JAX or for the native kernels."""
     if native and not kernels.usable():
@@ -41,7 +42,7 @@ def load(
     quant_config = quantization_of_checkpoint(hf_config, parse_quantization(quantization), TensorListing(folder))
     config = VllmConfig(
         ModelConfig(str(folder), hf_config, dtype=dtype, max_model_len=64),
-        load_config=LoadConfig(load_format=load_format),
+        load_config=LoadConfig(load_format=load_format, prediction_layer=prediction_layer),
         quant_config=PackingConfig(quant_config) if native else quant_config,
     )
     return load_model(config, make_mesh())

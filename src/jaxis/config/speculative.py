@@ -18,7 +18,8 @@ _METHODS_WITH_MODEL = ("eagle3", "draft_model")
 METHODS = ("ngram", "suffix", *LAYER_METHODS)
 # vLLM's names of "mtp" by family.
 _MTP_FAMILIES = (
-    *("deepseek", "glm4_moe", "glm4_moe_lite", "mimo", "mimo_v2", "nemotron_h", "qwen3_5", "qwen3_next", "step3p5"),
+    *("deepseek", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm5_next", "hy_v4", "mimo", "mimo_v2", "nemotron_h"),
+    *("qwen3_5", "qwen3_next", "qwen4_exp", "step3p5"),
 )
 METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES}
 # Together with the token before them, a step of 16 rows: a size that kernels are compiled for.

@@ -180,6 +180,18 @@ class StreamsNorm(JaxRmsNorm):
         return rms_norm(self.mixer(x), self.scale, epsilon=self.epsilon)
 
 
+class AllStreamsNorm(JaxRmsNorm):
+    """RMS norm of all streams of a token together, with weights minus one in files: x [T, S, E] -> [T, S, E]."""
+
+    def __init__(self, scope: LayerScope, num_streams: int) -> None:
+        config = scope.config
+        size, epsilon = num_streams * config["hidden_size"], config["rms_norm_eps"]
+        super().__init__(size, scope.rngs, epsilon=epsilon, dtype=scope.dtype, add_unit_offset=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)
+
+
 def norm_each_stream(x: jax.Array, norm: JaxRmsNorm) -> jax.Array:
     """Returns streams x [T, S, E], each divided by its own root mean square, times the norm's weights [S E]."""
     normalised = rms_norm(x.astype(jnp.float32), jnp.ones(x.shape[-1], jnp.float32), epsilon=norm.epsilon)

@@ -22,6 +22,7 @@ from jaxis.models.common.deepseek_v4 import (
     rotary_embedding,
 )
 from jaxis.models.common.family import Family
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.streams import StreamsModel, manifold_connection, num_streams
 
 _KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
@@ -74,9 +75,33 @@ class DeepseekV4ForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        config = scope.config
-        mixer = HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6))
-        return DecoderOptions(norm=StreamsNorm(scope, mixer), prediction_modules=("mtp.",))
+        return DecoderOptions(
+            norm=_final_norm(scope), prediction_modules=("mtp.",), prediction=_prediction(scope.config)
+        )
+
+
+def _prediction(config: HFConfig) -> PredictionNames | None:
+    """Returns the first prediction layer, with streams as `MTPBlock` in DeepSeek's code; None without one."""
+    if num_prediction_layers(config, 1) == 0:
+        return None
+    return PredictionNames(
+        module="mtp.0",
+        embedding_norm="enorm",
+        hidden_norm="hnorm",
+        projection="e_proj",
+        hidden_projection="h_proj",
+        norm="model.norm",
+        layer="",
+        shared=("emb", "lm_head"),
+        layer_index=config["num_hidden_layers"],
+        make_final_norm=_final_norm,
+        hands_on_normed=False,
+    )
+
+
+def _final_norm(scope: LayerScope) -> StreamsNorm:
+    config = scope.config
+    return StreamsNorm(scope, HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
 
 
 def _attention(scope: LayerScope) -> CompressedAttention:
@@ -108,6 +133,8 @@ def _kind(config: HFConfig, layer_index: int) -> str:
         ("layer_types", dict.fromkeys(_KINDS)) if kinds else ("compress_ratios", {0: "", _SPARSE: "", _HEAVY: ""})
     )
     listed = config[key]
+    if layer_index == config["num_hidden_layers"] == len(listed):
+        return _KINDS[0]  # the prediction layer, which is listed in published files only
     if layer_index >= len(listed) or listed[layer_index] not in names:
         raise config.fault(key, why=f"expected one of {', '.join(map(str, names))} for each layer")
     return listed[layer_index] if kinds else _KINDS[list(names).index(listed[layer_index])]
@@ -122,6 +149,8 @@ def _ratio(config: HFConfig, layer_index: int) -> int:
 
 def _uses_token_ids(config: HFConfig, layer_index: int) -> bool:
     """Returns whether the layer's experts are chosen by token ids; such layers come first."""
+    if layer_index == config["num_hidden_layers"]:
+        return False  # the prediction layer
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return layer_index < config.get("num_hash_layers", 3)

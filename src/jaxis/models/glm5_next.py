@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, INDEXED_ATTENTION, LINEAR_ATTENTION, listed_layer_type
-from jaxis.layers.decoder_layer import SelfAttention, StreamsDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention, StreamsDecoderLayer
 from jaxis.layers.glu import LimitedGLU
 from jaxis.layers.group_indexer import GatedGroupIndexer, GroupIndexerSizes
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
 from jaxis.layers.streams import StreamMean, StreamsNorm
@@ -15,7 +18,7 @@ from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import kimi_delta_attention
 from jaxis.models.common.mamba import ignore_rope
-from jaxis.models.common.prediction_layers import num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_latent import TINY_INDEXER, index_query_size, layers_with_indexer
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
@@ -29,28 +32,44 @@ from jaxis.models.common.text_part import InnerTextPart
 
 class Glm5NextDecoderLayer(StreamsDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        unit = LimitedGLU(config.get("swiglu_limit", 10.0))
-        routing = sigmoid_routing(
-            config,
-            config["n_routed_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 2.5),
-        )
-        is_linear = _is_linear(config, scope.layer_index)
+        is_linear = _is_linear(scope.config, scope.layer_index)
         super().__init__(
             scope,
             self_attn=(_linear_attention if is_linear else _latent_attention)(scope / "self_attn"),
-            mlp=dense_or_sparse(
-                scope,
-                routing,
-                is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=3),
-                num_shared_experts=config.get("n_shared_experts", 1),
-                expert_unit=unit,
-                block_unit=unit,
-            ),
+            mlp=_feed_forward(scope),
             make_connection=manifold_connection,
         )
+
+
+class Glm5NextPredictionLayer(PreNormDecoderLayer):
+    """The layer that predicts later tokens, of latent attention with its own indexer, without streams.
+
+    As `Glm5NextMTP` in vLLM.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(
+            scope, self_attn=_latent_attention(scope / "self_attn", predicts=True), mlp=_feed_forward(scope)
+        )
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config = scope.config
+    unit = LimitedGLU(config.get("swiglu_limit", 10.0))
+    routing = sigmoid_routing(
+        config,
+        config["n_routed_experts"],
+        renormalize=config.get("norm_topk_prob", True),
+        scaling_factor=config.get("routed_scaling_factor", 2.5),
+    )
+    return dense_or_sparse(
+        scope,
+        routing,
+        is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=3),
+        num_shared_experts=config.get("n_shared_experts", 1),
+        expert_unit=unit,
+        block_unit=unit,
+    )
 
 
 def _is_linear(config: HFConfig, index: int) -> bool:
@@ -77,7 +96,7 @@ def _linear_attention(scope: LayerScope) -> SelfAttention:
     )
 
 
-def _latent_attention(scope: LayerScope) -> SparseLatentAttention:
+def _latent_attention(scope: LayerScope, *, predicts: bool = False) -> SparseLatentAttention:
     config = scope.config
     settings = LatentAttentionSettings.with_rope(scope, None)
     if settings.sizes.qk_rope_head_dim:
@@ -94,7 +113,7 @@ def _latent_attention(scope: LayerScope) -> SparseLatentAttention:
     if not of_latent[0]:
         raise config.fault("indexer_types", why="in which the first layer of latent attention has no indexer")
     indexer = None
-    if has_indexer[scope.layer_index]:
+    if predicts or has_indexer[scope.layer_index]:
         query_size = index_query_size(settings, config)
         indexer = GatedGroupIndexer(scope / "indexer", sizes, query_size=query_size)
     return SparseLatentAttention(
@@ -105,7 +124,7 @@ def _latent_attention(scope: LayerScope) -> SparseLatentAttention:
         rope=None,
         scale=settings.scale,
         use_bias=settings.use_bias,
-        hands_on_selection=not all(of_latent),
+        hands_on_selection=not (predicts or all(of_latent)),
         latent_norm_epsilon=config["rms_norm_eps"],
     )
 
@@ -138,12 +157,17 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
         config.ignore("head_dim", because="it is what a rope rotates, and no layer has one")
         for key in ("rope_interleave", "indexer_rope_interleave"):
             config.ignore(key, because="no layer has a rope")
-        config.ignore("index_share_for_mtp_iteration", because="layers that predict later tokens are not loaded")
+        config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         number = num_prediction_layers(scope.config)
-        return DecoderOptions(norm=StreamsNorm(scope, StreamMean()), num_prediction_layers=number)
+        names = PredictionNames.numbered(scope.config["num_hidden_layers"])
+        return DecoderOptions(
+            norm=StreamsNorm(scope, StreamMean()),
+            num_prediction_layers=number,
+            prediction=dataclasses.replace(names, layer_class=Glm5NextPredictionLayer) if number else None,
+        )
 
 
 FAMILY = Family(

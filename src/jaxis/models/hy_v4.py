@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.layers.decoder_layer import StreamsDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, StreamsDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import LimitedGLU
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
@@ -13,6 +14,7 @@ from jaxis.layers.streams import HyperConnection, HyperMixer, StreamsNorm
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
+from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_latent import TINY_INDEXER, layers_with_indexer, token_indexer
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
@@ -25,33 +27,44 @@ from jaxis.models.common.streams import StreamsModel, num_streams
 
 class HYV4DecoderLayer(StreamsDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        limit = config.get("swiglu_limit", 10.0)
         super().__init__(
             scope,
             self_attn=_attention(scope / "self_attn"),
-            mlp=dense_or_sparse(
-                scope,
-                sigmoid_routing(
-                    config,
-                    config["n_routed_experts"],
-                    renormalize=config.get("norm_topk_prob", True),
-                    scaling_factor=config.get("routed_scaling_factor", 2.827),
-                ),
-                is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=1),
-                num_shared_experts=config.get("n_shared_experts", 1),
-                expert_unit=LimitedGLU(limit) if limit > 0 else None,
-                stack_layout=StackLayout(transposed=False),
-            ),
+            mlp=_feed_forward(scope),
             make_connection=_connection,
         )
 
 
-def _attention(scope: LayerScope) -> SparseLatentAttention:
+class HYV4PredictionLayer(PreNormDecoderLayer):
+    """The layer that predicts later tokens, with its own indexer and without streams, as `HYV4MTP` in vLLM."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(scope, self_attn=_attention(scope / "self_attn", predicts=True), mlp=_feed_forward(scope))
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config = scope.config
+    limit = config.get("swiglu_limit", 10.0)
+    return dense_or_sparse(
+        scope,
+        sigmoid_routing(
+            config,
+            config["n_routed_experts"],
+            renormalize=config.get("norm_topk_prob", True),
+            scaling_factor=config.get("routed_scaling_factor", 2.827),
+        ),
+        is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=1),
+        num_shared_experts=config.get("n_shared_experts", 1),
+        expert_unit=LimitedGLU(limit) if limit > 0 else None,
+        stack_layout=StackLayout(transposed=False),
+    )
+
+
+def _attention(scope: LayerScope, *, predicts: bool = False) -> SparseLatentAttention:
     config = scope.config
     settings, has_indexer = LatentAttentionSettings.of(scope), _layers_with_indexer(config)
     indexer = None
-    if has_indexer[scope.layer_index]:
+    if predicts or has_indexer[scope.layer_index]:
         indexer = token_indexer(
             scope / "indexer", settings, interleaved=False, rotates_last=True, norm_epsilon=config["rms_norm_eps"]
         )
@@ -63,7 +76,7 @@ def _attention(scope: LayerScope) -> SparseLatentAttention:
         rope=settings.make_rope(interleaved=False),
         scale=settings.scale,
         use_bias=settings.use_bias,
-        hands_on_selection=not all(has_indexer),
+        hands_on_selection=not (predicts or all(has_indexer)),
         output_gate=OutputGate("gate_proj"),
         use_sinks=True,
     )
@@ -121,7 +134,27 @@ class HYV4ForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         mixer = HyperMixer(scope, num_streams(scope.config), epsilon=scope.config.get("hc_eps", 1e-6))
-        return DecoderOptions(norm=StreamsNorm(scope, mixer), prediction_modules=("model.mtp_layers",))
+        return DecoderOptions(
+            norm=StreamsNorm(scope, mixer),
+            prediction_modules=("model.mtp_layers.",),
+            prediction=_prediction(scope.config),
+        )
+
+
+def _prediction(config: HFConfig) -> PredictionNames | None:
+    if num_prediction_layers(config, 1) == 0:
+        return None
+    return PredictionNames(
+        module="model.mtp_layers.0",
+        embedding_norm="enorm",
+        hidden_norm="hnorm",
+        projection="eh_proj",
+        norm="final_layernorm",
+        layer="",
+        shared=("embed_tokens", "shared_head"),
+        layer_index=config["num_hidden_layers"] - 1,
+        layer_class=HYV4PredictionLayer,
+    )
 
 
 FAMILY = Family(

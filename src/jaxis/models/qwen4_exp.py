@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -14,15 +15,17 @@ from jaxis.layers.experts import StackLayout
 from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.group_indexer import GroupIndexerSizes, MeanGroupIndexer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
 from jaxis.layers.ngram_embedding import NgramEmbedding
 from jaxis.layers.ngram_hash import NgramHash, TokenWindow
 from jaxis.layers.ngram_injection import NgramInjection
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.selected_attention import SelectedAttention
-from jaxis.layers.streams import GatedConnection, GatedMixer
+from jaxis.layers.streams import AllStreamsNorm, GatedConnection, GatedMixer
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen_hybrid import (
     TINY_DELTA_NET,
     QwenHybridCausalLM,
@@ -38,9 +41,11 @@ _MASK = 2**64 - 1
 
 
 class Qwen4ExpDecoderLayer(StreamsDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
+    """A layer of the model, or the one that predicts later tokens: of attention, without n-grams."""
+
+    def __init__(self, scope: LayerScope, *, predicts: bool = False) -> None:
         config = scope.config
-        is_linear = kind_of_layer(config, scope.layer_index, INDEXED_ATTENTION) == LINEAR_ATTENTION
+        is_linear = not predicts and kind_of_layer(config, scope.layer_index, INDEXED_ATTENTION) == LINEAR_ATTENTION
         super().__init__(
             scope,
             self_attn=_delta_net(scope / "linear_attn") if is_linear else _attention(scope / "self_attn"),
@@ -49,7 +54,7 @@ class Qwen4ExpDecoderLayer(StreamsDecoderLayer):
             make_norm=None,
             mixer_name="linear_attn" if is_linear else "self_attn",
         )
-        ngram_layers = _ngram_layers(config)
+        ngram_layers = [] if predicts else _ngram_layers(config)
         # Its name comes after the mixer's: their caches are in this order.
         self.ple = None
         if scope.layer_index + 1 in ngram_layers:
@@ -111,9 +116,27 @@ class Qwen4ExpForCausalLM(QwenHybridCausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        config = scope.config
-        mixer = GatedMixer(scope / "model" / "norm", num_streams(config), config.get("hc_lowrank", 320))
-        return DecoderOptions(norm=mixer, prediction_modules=("mtp.",))
+        return DecoderOptions(
+            norm=_mixer(scope / "model" / "norm"), prediction_modules=("mtp.",), prediction=_prediction(scope.config)
+        )
+
+
+def _prediction(config: HFConfig) -> PredictionNames:
+    """Returns the prediction layer, with streams as `Qwen4ExpMTP` in vLLM."""
+    return dataclasses.replace(
+        PredictionNames.separate(config["num_hidden_layers"], make_norm=partial(rms_norm, add_unit_offset=True)),
+        projection="fc_embedding",
+        hidden_projection="fc_hidden",
+        norm="hyper_connection_mixer",
+        layer_class=partial(Qwen4ExpDecoderLayer, predicts=True),
+        make_hidden_norm=lambda scope: AllStreamsNorm(scope, num_streams(config)),
+        make_final_norm=_mixer,
+        hands_on_normed=False,
+    )
+
+
+def _mixer(scope: LayerScope) -> GatedMixer:
+    return GatedMixer(scope, num_streams(scope.config), scope.config.get("hc_lowrank", 320))
 
 
 def _ngram_layers(config: HFConfig) -> list[int]:

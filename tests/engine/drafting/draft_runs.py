@@ -28,6 +28,7 @@ from jaxis.sampling_params import SamplingParams
 from tests.support.chain_checkpoints import write_chain_checkpoint, write_nemotron_checkpoint
 from tests.support.eagle_checkpoints import write_head, write_target
 from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
+from tests.support.stream_predictions import write_streams_checkpoint
 
 NUM_DRAFTS = 3
 MAX_MODEL_LEN = 128
@@ -44,11 +45,18 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "grouped": _write_prediction("GLM-4.5 MoE", head_dim=32),
     "latent": _write_prediction("DeepSeek V3"),
     "step": lambda folder: write_chain_checkpoint(folder, "Step 3.5", head_dim=32),
+    "step 5": lambda folder: write_chain_checkpoint(folder, "Step 5", head_dim=32),
     "mimo": lambda folder: write_chain_checkpoint(folder, "MiMo V2 Flash", head_dim=32, v_head_dim=32),
     # One block of attention and experts, behind layers with states.
     "two layers": lambda folder: write_nemotron_checkpoint(folder)[0],
     # Tokens attend to some of those before them; layers share what is selected, the one that predicts does not.
     "indexed": _write_prediction("GLM-5.2"),
+    # Tokens attend to groups of those before them, behind layers with residual streams and states.
+    "groups": lambda folder: write_streams_checkpoint(folder, "GLM-5.3-Flash"),
+    # The model hands its residual streams to the layer.
+    "streams": lambda folder: write_streams_checkpoint(folder, "Qwen3.8-Flash-Next"),
+    "compressed": lambda folder: write_streams_checkpoint(folder, "DeepSeek V4"),
+    "gated": lambda folder: write_streams_checkpoint(folder, "Hy4"),
     "windows": _write_prediction("Mellum 2", head_dim=32),
     # Of recurrent layers, and one of attention that predicts.
     "recurrent": _write_prediction("Qwen3.5"),

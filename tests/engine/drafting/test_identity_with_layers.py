@@ -12,6 +12,7 @@ from tests.engine.drafting.draft_runs import MODELS, make_runner
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import family, write_last_token_checkpoint
+from tests.support.stream_predictions import FORMS, write_last_token_streams_checkpoint
 
 REQUESTS = [
     (prompt(20), SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)),
@@ -23,16 +24,20 @@ REQUESTS = [
 
 def answers(engine):
     """Each request's answers, while all run together, and later requests find prefixes of the earlier."""
+    return [found for start in range(0, len(REQUESTS), 2) for found in together(engine, REQUESTS[start : start + 2])]
+
+
+def together(engine, given):
+    """The answers of requests that run at once."""
+    requests = [engine.add_request(str(i), *request) for i, request in enumerate(given)]
+    while engine.has_unfinished:
+        engine.step()
     found = []
-    for start in range(0, len(REQUESTS), 2):
-        requests = [engine.add_request(str(i), *REQUESTS[i]) for i in range(start, min(start + 2, len(REQUESTS)))]
-        while engine.has_unfinished:
-            engine.step()
-        for request in requests:
-            assert request.error is None
-            for completion in request.output().outputs:
-                logprobs = [{t: v.logprob.hex() for t, v in each.items()} for each in completion.logprobs or ()]
-                found.append((list(completion.token_ids), completion.finish_reason, logprobs))
+    for request in requests:
+        assert request.error is None
+        for completion in request.output().outputs:
+            logprobs = [{t: v.logprob.hex() for t, v in each.items()} for each in completion.logprobs or ()]
+            found.append((list(completion.token_ids), completion.finish_reason, logprobs))
     return found
 
 
@@ -59,6 +64,12 @@ def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
 
 def test_a_layer_that_predicts_as_the_model_does_is_always_right(tmp_path):
     check_always_right((write_last_token_checkpoint(tmp_path, family("GLM-4.5 MoE", head_dim=32)), None))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", FORMS)
+def test_a_layer_that_predicts_as_a_model_with_streams_does_is_always_right(tmp_path, name):
+    check_always_right((write_last_token_streams_checkpoint(tmp_path, name), None))
 
 
 def check_always_right(pair):

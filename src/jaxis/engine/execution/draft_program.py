@@ -67,12 +67,14 @@ class DraftKey:
 
         decoder = cast(Any, context.model.model).decoder
         hidden = context.hidden_struct(self.num_tokens)
+        streams = (decoder.num_streams,) if decoder.num_streams > 1 else ()
+        aux = jax.ShapeDtypeStruct((hidden.shape[0], *streams, hidden.shape[1]), hidden.dtype, sharding=hidden.sharding)
         shardings = (shardings_of(context.draft_caches), context.replicated)
         return jit(run, donate_argnums=1, out_shardings=shardings).lower(
             context.model.arrays,
             context.draft_caches,
             hidden,
-            [hidden] * len(decoder.aux_hidden_state_layers),
+            [aux] * len(decoder.aux_hidden_state_layers),
             context.int32(context.max_num_seqs),
             context.int32(self.shape.packed_size),
             context.int32(self.packed_size),

@@ -42,11 +42,14 @@ class PredictionNames:
     Attributes:
       module: Prefix of all the names, without its dot.
       embedding_norm, hidden_norm, projection, norm: Modules of `PredictionLayer`, below `module`.
+      hidden_projection: Projection of each residual stream, in which case `projection` is of the embedding alone; empty
+        for one projection of both.
       layer: Decoder layer, below `module`; empty if its parts lie directly in `module`.
       shared: Modules below `module` that are copies of the model's own and are not loaded.
       layer_index: Index of the decoder layer, or of a layer of the model of the same kind.
       layer_class: Factory of the decoder layer; None means the model's own factory.
       make_norm: Factory of the norms.
+      make_hidden_norm, make_final_norm: Factories of two of them; None means `make_norm`.
       hidden_first: True if the projection reads the hidden state before the embedding, False for the reverse.
       hands_on_normed: True if the hidden states that the model hands to the layer, and the layer to the next one, come
         after a final norm. Otherwise they come before it, and `norm` is a part of the head.
@@ -58,10 +61,13 @@ class PredictionNames:
     projection: str
     norm: str
     layer: str
+    hidden_projection: str = ""
     shared: tuple[str, ...] = ()
     layer_index: int
     layer_class: Callable[[LayerScope], Any] | None = None
     make_norm: Callable[[LayerScope], Norm] = rms_norm
+    make_hidden_norm: Callable[[LayerScope], Norm] | None = None
+    make_final_norm: Callable[[LayerScope], Norm] | None = None
     hidden_first: bool = False
     hands_on_normed: bool = True
 
@@ -98,7 +104,7 @@ class PredictionNames:
         if not name_in_file.startswith(f"{self.module}."):
             return name_in_file
         rest = name_in_file.removeprefix(f"{self.module}.")
-        for part in ("embedding_norm", "hidden_norm", "projection", "norm"):
+        for part in ("embedding_norm", "hidden_norm", "projection", "hidden_projection", "norm"):
             if rest.startswith(f"{getattr(self, part)}."):
                 return f"{draft_name}.{part}.{rest.removeprefix(f'{getattr(self, part)}.')}"
         if rest.startswith(tuple(f"{name}." for name in self.shared)):
@@ -116,7 +122,8 @@ class PredictionLayer(JaxModule):
     `h = norm(layer(projection([embedding_norm(e), hidden_norm(h)])))`
     `logits = head(h)`
 
-    Some families project the two in the other order, or hand on h before its norm. Embeddings and head are the model's
+    Some families project the two in the other order, or hand on h before its norm. Where h is of several residual
+    streams, `projection(e)` is added to the projection of each of them. Embeddings and head are the model's
     own. This layer makes all predictions, each from the h of the one before, even if the checkpoint has further layers.
 
     Attributes:
@@ -129,11 +136,15 @@ class PredictionLayer(JaxModule):
         size = scope.config["hidden_size"]
         scope = dataclasses.replace(scope / names.module, layer_index=names.layer_index)
         self.embedding_norm = names.make_norm(scope)
-        self.hidden_norm = names.make_norm(scope)
-        self.projection = linear(scope / names.projection, 2 * size, size, axes=("embed", None))
+        self.hidden_norm = (names.make_hidden_norm or names.make_norm)(scope)
+        self.hidden_projection = None
+        if names.hidden_projection:
+            self.hidden_projection = linear(scope / names.hidden_projection, size, size, axes=("embed", None))
+        input_size = size if names.hidden_projection else 2 * size
+        self.projection = linear(scope / names.projection, input_size, size, axes=("embed", None))
         layer_class = names.layer_class or layer_class
         self.layer = layer_class(scope / names.layer if names.layer else scope)
-        self.norm = names.make_norm(scope)
+        self.norm = (names.make_final_norm or names.make_norm)(scope / names.norm)
         self.hidden_first = names.hidden_first
         self.hands_on_normed = names.hands_on_normed
 
@@ -148,25 +159,31 @@ class PredictionLayer(JaxModule):
         states: jax.Array,
         attention_metadata: AttentionMetadata,
     ) -> tuple[list[Any] | None, jax.Array]:
-        """Runs the layer over a flat batch; returns the updated caches, and states [T, E].
+        """Runs the layer over a flat batch; returns the updated caches, and states [T, E] or of streams [T, S, E].
 
         Args:
           target: Model whose embeddings the layer uses.
           kv_caches: Caches of the layer; None runs whole sequences without a cache.
           next_ids: i32 [T], the token after each token.
-          states: [T, E], the hidden state of each token, or the result of this layer for the token before.
+          states: The hidden state of each token, or the result of this layer for the token before.
           attention_metadata: Metadata of the tokens.
         """
-        parts = [self.embedding_norm(target.decoder.embed(next_ids)), self.hidden_norm(states)]
-        x = jnp.concatenate(parts[::-1] if self.hidden_first else parts, axis=-1)
+        x = self._joined(self.embedding_norm(target.decoder.embed(next_ids)), self.hidden_norm(states))
         cache = None if kv_caches is None else kv_caches[0] if len(kv_caches) == 1 else tuple(kv_caches)
-        cache, x = self.layer(cache, self.projection(x), attention_metadata)
+        cache, x = self.layer(cache, x, attention_metadata)
         if kv_caches is not None:
             kv_caches = [cache] if len(kv_caches) == 1 else list(cache)
         return kv_caches, self.norm(x) if self.hands_on_normed else x
 
+    def _joined(self, embedding: jax.Array, hidden: jax.Array) -> jax.Array:
+        """Normed embeddings [T, E] and states -> input of the decoder layer, shaped like states."""
+        if self.hidden_projection is not None:
+            return self.projection(embedding)[:, None] + self.hidden_projection(hidden)
+        parts = [embedding, hidden]
+        return self.projection(jnp.concatenate(parts[::-1] if self.hidden_first else parts, axis=-1))
+
     def compute_logits(self, target: DraftTarget, states: jax.Array) -> jax.Array:
-        """States [T, E] -> float32 logits [T, V] of the token after `next_ids`."""
+        """States -> float32 logits [T, V] of the token after `next_ids`."""
         return target.compute_logits(states if self.hands_on_normed else self.norm(states))
 
     def token_ids(self, indices: jax.Array) -> jax.Array:
