@@ -76,4 +76,5 @@ def test_published_keys_of_linear_attention_give_the_bits_of_transformers_own(tm
     shutil.copy(source / "model.safetensors", tmp_path)
     settings = ModelConfig(str(tmp_path), HFConfig.from_folder(tmp_path), dtype=jnp.float32, max_model_len=1024)
     models = load_model(VllmConfig(settings), make_mesh()), parity.loaded_model(FAMILY)
-    np.testing.assert_array_equal(*(parity.run_model(model, (17,))[17][0] for model in models))
+    published, own = (parity.run_model(model, (17,))[17][0] for model in models)
+    np.testing.assert_array_equal(published, own)
