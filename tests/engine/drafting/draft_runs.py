@@ -80,8 +80,10 @@ def folder_writer(new: Callable[[str], Path]) -> Callable[[str], tuple[Path, Pat
     return write
 
 
-def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) -> Runner:
-    """A runner of a model and its layers."""
+def make_runner(
+    folders: tuple[Path, Path | None], max_num_batched_tokens: int, num_blocks: int | None = None
+) -> Runner:
+    """A runner of a model and its layers, with so many KV blocks, by default as 4 MiB hold."""
     folder, draft_folder = folders
     mesh = make_mesh()
 
@@ -99,7 +101,7 @@ def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) 
     if draft_folder is not None:
         load = load_eagle3 if draft_folder.name.startswith("head") else load_draft_model
         load(model, config_of(draft_folder), mesh)
-    plan = plan_kv_caches(model, config, mesh)
+    plan = plan_kv_caches(model, config, mesh, num_blocks=num_blocks)
     return Runner(config, Programs(DeviceExecutor(config, model, mesh, plan), lambda _: contextlib.nullcontext()))
 
 

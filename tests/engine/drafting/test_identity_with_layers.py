@@ -56,6 +56,24 @@ def test_drafts_of_layers_change_no_answer(folders, kind):
     engine.close()
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("kind", ["groups", "streams", "compressed", "gated"])
+def test_drafts_of_layers_change_no_answer_of_preempted_sequences(folders, kind):
+    # Of 16 tokens, for two of the three sequences.
+    runner = make_runner(folders(kind), 16, num_blocks=10)
+    engine = LLMEngine(runner.vllm_config, runner.programs, tokenizer=None, eos_token_ids=frozenset())
+    requests = [(prompt(n), SamplingParams(temperature=0.0, max_tokens=40, logprobs=1)) for n in (20, 33, 30)]
+    plain = [found for request in requests for found in together(engine, [request])]
+    assert engine.num_preemptions == 0
+    engine.reset()
+    drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
+    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
+    assert together(engine, requests) == plain
+    assert engine.num_preemptions > 0
+    assert engine.speculation.counts.num_draft_tokens > 20
+    engine.close()
+
+
 def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
     """The layers see what the model sees: each step gives all drafts and one token more."""
     target = folders("draft_model")[0]
