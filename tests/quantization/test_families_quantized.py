@@ -28,7 +28,7 @@ LOW_PRECISION = (
     *("LFM2", "MiniMax M2"),
     *("DeepSeek V3.2", "Gemma 4, shared keys and values, embeddings of layers"),
     *("Falcon Mamba", "Gemma 3n", "GPT-OSS", "Jamba", "Kimi Linear", "Llama 4", "MiMo V2 Flash", "Mistral 4"),
-    *("OLMo Hybrid", "Step 3.5", "Hy4", "GLM-5.3-Flash", "Step 5", "LongCat-Flash", "Ling 2.5"),
+    *("OLMo Hybrid", "Step 3.5", "Hy4", "GLM-5.3-Flash", "Step 5", "LongCat-Flash", "Ling 2.5", "Mistral Large 4"),
 )
 # Matrices of few elements that decide much, or that no vector is multiplied by; they stay as they are.
 FLOATS = re.compile(

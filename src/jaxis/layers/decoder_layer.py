@@ -67,8 +67,11 @@ class PreNormDecoderLayer(JaxModule):
     def mixer(self) -> Any:
         return getattr(self, self._mixer_name)
 
-    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
+    def __call__(
+        self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata, *mixer_inputs: jax.Array
+    ) -> LayerOutput:
+        """x [T, E] -> the updated cache and [T, E]; `mixer_inputs` are further inputs of the first block."""
+        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata, *mixer_inputs)
         x = x + scaled(attended, self.residual_multiplier)
         return kv_cache, x + scaled(self.mlp(self.post_attention_layernorm(x), metadata), self.residual_multiplier)
 

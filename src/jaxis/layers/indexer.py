@@ -132,7 +132,7 @@ class Indexer(JaxModule):
 
     Args:
       query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
-      rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
+      rope: Rotates the first `rope.rotary_dim` elements of queries and keys; None for no positions.
       rotates_last: True if it rotates the last ones instead.
       norm_epsilon: Epsilon of the norm of keys.
     """
@@ -143,7 +143,7 @@ class Indexer(JaxModule):
         sizes: IndexerSizes,
         *,
         query_size: int,
-        rope: RotaryEmbedding,
+        rope: RotaryEmbedding | None,
         rotates_last: bool = False,
         norm_epsilon: float = _NORM_EPSILON,
     ) -> None:
@@ -157,21 +157,34 @@ class Indexer(JaxModule):
         self.k_norm = key_norm(scope, sizes.head_dim, epsilon=norm_epsilon)
         self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
 
+    def queries(self, query_input: jax.Array, metadata: AttentionMetadata) -> jax.Array:  # noqa: ARG002
+        """Returns queries [T, H, D] before the rope."""
+        return self.wq_b(query_input).reshape(-1, self.sizes.num_heads, self.sizes.head_dim)
+
     def __call__(
-        self, caches: IndexCaches, x: jax.Array, query_input: jax.Array, metadata: AttentionMetadata
+        self,
+        caches: IndexCaches,
+        x: jax.Array,
+        query_input: jax.Array,
+        metadata: AttentionMetadata,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[IndexCaches, jax.Array]:
+        """Computes `TokenIndexer`; `rope` is that of the step where it has learned parts, instead of the indexer's."""
         num_tokens, sizes = x.shape[0], self.sizes
-        q = self.wq_b(query_input).reshape(num_tokens, sizes.num_heads, sizes.head_dim)
+        rope = rope or self.rope
+        q = self.queries(query_input, metadata)
         keys = self.k_norm(self.wk(x))[:, None]
-        if self.rotates_last:  # Products do not depend on the order of the elements.
-            q, keys = (jnp.roll(each, self.rope.rotary_dim, axis=-1) for each in (q, keys))
+        if self.rotates_last and rope is not None:  # Products do not depend on the order of the elements.
+            q, keys = (jnp.roll(each, rope.rotary_dim, axis=-1) for each in (q, keys))
         weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
         if not caches:
             request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
-            q, keys = self.rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
+            if rope is not None:
+                q, keys = rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
             visible = sees_in_request(request, valid)
             return (), select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
-        q, keys = self.rope(q, keys, metadata.input_positions)
+        if rope is not None:
+            q, keys = rope(q, keys, metadata.input_positions)
         select = alike_on_each_device(functools.partial(select_tokens, num_selected=sizes.num_selected))
         key_cache, selection = select(
             q,

@@ -43,11 +43,11 @@ class HasCache(Protocol):
 
 @runtime_checkable
 class SharesCache(Protocol):
-    """A layer that attends to the cache of an earlier decoder layer and has none of its own."""
+    """A layer that attends to the cache of an earlier decoder layer instead of one of its own."""
 
     @property
-    def shares_cache_of(self) -> int:
-        """Index of that decoder layer, which has the same span, kv heads and head dimension."""
+    def shares_cache_of(self) -> int | None:
+        """Index of that decoder layer, which has the same span, kv heads and head dimension; None: it has its own."""
         ...
 
 

@@ -26,7 +26,7 @@ from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.output_gate import OutputGate
-from jaxis.layers.query_scale import QueryScale
+from jaxis.layers.query_scale import ScalesQueries
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
@@ -91,7 +91,7 @@ class LatentAttentionSizes:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
-class MultiHeadLatentAttention(JaxModule):
+class LatentAttention(JaxModule):
     """Self-attention whose keys and values are linear in one latent per token (arXiv:2405.04434).
 
     With a paged cache, the projections from the latent are absorbed, so that the cache holds
@@ -107,6 +107,7 @@ class MultiHeadLatentAttention(JaxModule):
       output_gate: Multiplies the output before `o_proj`; None for no gate.
       latent_norm_epsilon: Epsilon of the norms of latents.
       use_sinks: True for a parameter `sinks` [H], one extra score per head that has no value.
+      has_latents: False for the latents and rope keys of an earlier layer, instead of projections to its own.
 
     Attributes:
       latent_multiplier: Factor of the normed latents, which a family sets.
@@ -124,11 +125,12 @@ class MultiHeadLatentAttention(JaxModule):
         *,
         rope: RotaryEmbedding | None,
         scale: float,
-        query_scale: QueryScale | None = None,
+        query_scale: ScalesQueries | None = None,
         use_bias: bool = False,
         output_gate: OutputGate | None = None,
         latent_norm_epsilon: float = LATENT_NORM_EPSILON,
         use_sinks: bool = False,
+        has_latents: bool = True,
     ) -> None:
         self.sizes, self.rope, self.scale, self.query_scale = sizes, rope, scale, query_scale
         self.output_gate = output_gate
@@ -144,11 +146,12 @@ class MultiHeadLatentAttention(JaxModule):
             )
             self.q_a_layernorm = rms_norm(scope, sizes.q_lora_rank, epsilon=latent_norm_epsilon)
             self.q_b_proj = linear(scope / "q_b_proj", sizes.q_lora_rank, q_size, axes=("heads", None))
-        kv_size = sizes.kv_lora_rank + sizes.qk_rope_head_dim
-        self.kv_a_proj_with_mqa = linear(
-            scope / "kv_a_proj_with_mqa", hidden_size, kv_size, axes=latent_axes, use_bias=use_bias
-        )
-        self.kv_a_layernorm = rms_norm(scope, sizes.kv_lora_rank, epsilon=latent_norm_epsilon)
+        if has_latents:
+            kv_size = sizes.kv_lora_rank + sizes.qk_rope_head_dim
+            self.kv_a_proj_with_mqa = linear(
+                scope / "kv_a_proj_with_mqa", hidden_size, kv_size, axes=latent_axes, use_bias=use_bias
+            )
+            self.kv_a_layernorm = rms_norm(scope, sizes.kv_lora_rank, epsilon=latent_norm_epsilon)
         self.kv_b_proj = latent_up_projection(
             scope / "kv_b_proj", sizes.num_heads, sizes.kv_lora_rank, sizes.qk_nope_head_dim, sizes.v_head_dim
         )
@@ -169,19 +172,6 @@ class MultiHeadLatentAttention(JaxModule):
             self.sinks = make_parameter(scope.rngs, zeros, (sizes.num_heads,), jnp.float32, axes=("heads",))
         self.o_proj = linear(scope / "o_proj", v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
 
-    @property
-    def kv_cache_spec(self) -> LatentCacheSpec:
-        sizes = self.sizes
-        return LatentCacheSpec(sizes.kv_lora_rank, sizes.qk_rope_head_dim, context_devices=self.context_devices)
-
-    def __call__(
-        self, kv_cache: PagedCache | None, x: jax.Array, metadata: AttentionMetadata
-    ) -> tuple[PagedCache | None, jax.Array]:
-        q, latents, rope_key, _, *gate = self._project(x)
-        if self.query_scale is not None:
-            q = self.query_scale(q, metadata.input_positions)
-        return self._attend(kv_cache, q, latents, rope_key, metadata, gate=gate)
-
     def _attend(
         self,
         kv_cache: PagedCache | None,
@@ -194,6 +184,8 @@ class MultiHeadLatentAttention(JaxModule):
         gate: Sequence[jax.Array] = (),
     ) -> tuple[PagedCache | None, jax.Array]:
         """Returns the updated cache (None without one) and [T, E] for the results of `_project` and a selection."""
+        if self.query_scale is not None:
+            q = self.query_scale(q, metadata.input_positions)
         q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
         operands = (q_nope, q_rope, latents, rope_key, metadata, selection)
         if kv_cache is None and metadata.scratch is None:
@@ -284,6 +276,21 @@ class MultiHeadLatentAttention(JaxModule):
         scores = jnp.where(visible, scores * self.scale, -jnp.inf)
         weights = softmax_with_sinks(scores, None if self.sinks is None else self.sinks[:, None, None])
         return jnp.einsum("hts,shv->thv", weights.astype(v.dtype), v)
+
+
+class MultiHeadLatentAttention(LatentAttention):
+    """Latent attention with a cache of its own."""
+
+    @property
+    def kv_cache_spec(self) -> LatentCacheSpec:
+        sizes = self.sizes
+        return LatentCacheSpec(sizes.kv_lora_rank, sizes.qk_rope_head_dim, context_devices=self.context_devices)
+
+    def __call__(
+        self, kv_cache: PagedCache | None, x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[PagedCache | None, jax.Array]:
+        q, latents, rope_key, _, *gate = self._project(x)
+        return self._attend(kv_cache, q, latents, rope_key, metadata, gate=gate)
 
 
 def _attention_through_scratch(

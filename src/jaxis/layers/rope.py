@@ -67,6 +67,16 @@ class RotaryEmbedding:
         return jnp.asarray(np.asarray(self.inv_freq, np.float32))[None]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScaledRotaryEmbedding(RotaryEmbedding):
+    """Frequencies times learned `factors`, float32 [rotary_dim / 2] (LeRoPE)."""
+
+    factors: jax.Array
+
+    def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
+        return super().frequencies(sequence_lens) * self.factors
+
+
 @dataclass(frozen=True, kw_only=True)
 class DynamicNTKRotaryEmbedding(RotaryEmbedding):
     """Frequencies whose base grows with the sequence once it is longer than `max_position_embeddings`."""

@@ -264,10 +264,9 @@ def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], 
     stop = 0
     for of_layer, number in zip(modules, numbers, strict=True):
         owner = next((m.shares_cache_of for m in of_layer if isinstance(m, SharesCache)), None)
-        if owner is not None:
-            entries.append(entries[owner])
-            continue
-        entries.append(tuple(range(stop, stop + number)))
+        # What is shared is the owner's first entry; those of an indexer are each layer's own.
+        shared = () if owner is None else entries[owner][:1]
+        entries.append((*shared, *range(stop, stop + number)))
         stop += number
     hand_on = [any(isinstance(m, HandsOnSelection) and m.hands_on_selection for m in of_layer) for of_layer in modules]
     own_and_shared = ((*own, stop) if hands_on else own for hands_on, own in zip(hand_on, entries, strict=True))

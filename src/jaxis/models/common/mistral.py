@@ -54,22 +54,27 @@ class Mistral4DecoderLayer(DeepseekDecoderLayer):
             interleaved_rope=config.get("rope_interleave", True),
             query_scale=mistral_query_scale(config),
         )
-        routing = Routing(
-            num_experts=config["n_routed_experts"],
-            num_experts_per_token=config["num_experts_per_tok"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 1.0),
-            num_groups=config.get("n_group", 1),
-            num_allowed_groups=config.get("topk_group", 1),
-            group_score="top2_sum",
-        )
         super().__init__(
             scope,
-            routing=routing,
+            routing=mistral_routing(config),
             is_sparse=scope.layer_index >= num_dense_layers(config, 0),
             stack_layout=StackLayout(transposed=False),
             self_attn=self_attn,
         )
+
+
+def mistral_routing(config: HFConfig, *, float32_logits: bool = False) -> Routing:
+    """Softmax scores of experts in groups; `float32_logits` is that of `Routing`."""
+    return Routing(
+        num_experts=config["n_routed_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        renormalize=config.get("norm_topk_prob", True),
+        scaling_factor=config.get("routed_scaling_factor", 1.0),
+        num_groups=config.get("n_group", 1),
+        num_allowed_groups=config.get("topk_group", 1),
+        group_score="top2_sum",
+        float32_logits=float32_logits,
+    )
 
 
 def mistral_query_scale(config: HFConfig) -> QueryScale | None:

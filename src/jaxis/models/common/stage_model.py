@@ -94,7 +94,7 @@ def _check_layers(decoder: DecoderModel, stage: Stage) -> None:
     for own in (Stage(index, stage.num_stages).layers(num_layers) for index in range(stage.num_stages)):
         for i in own:
             for _, module in named_modules(decoder.layers[i]):
-                if isinstance(module, SharesCache) and module.shares_cache_of not in own:
+                if isinstance(module, SharesCache) and module.shares_cache_of not in (None, *own):
                     raise _refusal(stage, f"layer {i} attends to the cache of layer {module.shares_cache_of}")
 
 
