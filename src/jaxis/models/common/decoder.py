@@ -257,7 +257,7 @@ class DecoderModel(JaxModule):
 def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], ...], bool]:
     """Returns `cache_entries` and `has_shared_selection` of a `DecoderModel`."""
     modules = [[module for _, module in named_modules(layer)] for layer in layers]
-    numbers = [sum(isinstance(module, HasCache | HasState) for module in of_layer) for of_layer in modules]
+    numbers = [_num_caches(layer) for layer in layers]
     if not any(numbers):
         numbers = [1] * len(layers)  # modules that are not jaxis's: see `cache_specs`
     entries: list[tuple[int, ...]] = []
@@ -271,6 +271,20 @@ def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], 
     hand_on = [any(isinstance(m, HandsOnSelection) and m.hands_on_selection for m in of_layer) for of_layer in modules]
     own_and_shared = ((*own, stop) if hands_on else own for hands_on, own in zip(hand_on, entries, strict=True))
     return tuple(own_and_shared), any(hand_on)
+
+
+def _num_caches(layer: JaxModule) -> int:
+    """Returns the number of a layer's modules with a cache or a state.
+
+    Raises ValueError if they are made in another order than that of their names, in which Flax puts a loaded layer
+    together: with random weights, they would get each other's caches.
+    """
+    names = [name for name, module in named_modules(layer) if isinstance(module, HasCache | HasState)]
+    if names != sorted(
+        names, key=lambda name: [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
+    ):
+        raise ValueError(f"{type(layer).__name__} makes {', '.join(names)} in another order than that of their names")
+    return len(names)
 
 
 def run_layer(
