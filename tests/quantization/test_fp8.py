@@ -193,7 +193,7 @@ class TestMistakes:
             ({"weight_block_size": 128}, "weight_block_size=128 is not supported"),
             ({"weight_block_size": [128]}, r"weight_block_size=\[128\] is not supported"),
             ({"scale_fmt": "int"}, "scale_fmt='int' is not supported"),
-            ({"expert_dtype": "fp4"}, "expert_dtype='fp4' is not supported"),
+            ({"expert_dtype": "fp6"}, "expert_dtype='fp6' is not supported"),
             ({"modules_to_convert": ["x"]}, r"modules_to_convert=\['x'\] is not supported"),
             ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head' must be a list of names"),
             ({"modules_to_not_convert": ["a("]}, r"modules_to_not_convert has 'a\(', which is not a regular expr"),

@@ -275,7 +275,9 @@ def _published_longcat(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 _PUBLISHED_KEYS = {
-    "DeepseekV41ForCausalLM": {"model_type": "deepseek_v41_text", "rope_scaling": ROPE_SCALING},
+    "DeepseekV41ForCausalLM": {
+        **{"model_type": "deepseek_v41_text", "rope_scaling": ROPE_SCALING, "tie_word_embeddings": False},
+    },
     "Telechat3ForCausalLM": {
         **{"model_type": "telechat3", "rope_parameters": None, "rope_theta": 1_000_000.0},
         "rope_scaling": {

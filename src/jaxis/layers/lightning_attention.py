@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels.gates import gated
-from jaxis.kernels.ssd import ssd
+from jaxis.kernels.ssd import SsdOperands, ssd
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.module import JaxModule
@@ -54,18 +54,16 @@ class LightningAttention(JaxModule):
         num_tokens, num_heads = x.shape[0], len(self.rates)
         qkv = self.qkv_proj(x).astype(jnp.float32).reshape(num_tokens, 3, num_heads, self.head_dim)
         q, k = self.rope(self.q_norm(qkv[:, 0]), self.k_norm(qkv[:, 1]), metadata.input_positions)
-        state, out = ssd(
-            qkv[:, 2],
-            jnp.ones((num_tokens, num_heads), jnp.float32),
-            -jnp.asarray(np.array(self.rates, np.float32)),
-            k,
-            q * self.head_dim**-0.5,
-            None,
-            None if kv_cache is None else kv_cache[0],
-            None if kv_cache is None else metadata.state_slots,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
+        operands = SsdOperands(
+            x=qkv[:, 2],
+            dt=jnp.ones((num_tokens, num_heads), jnp.float32),
+            a=-jnp.asarray(np.array(self.rates, np.float32)),
+            b=k,
+            c=q * self.head_dim**-0.5,
+            d=None,
+            states=metadata.states(None if kv_cache is None else kv_cache[0]),
         )
+        state, out = ssd(operands)
         normed = norm_each_stream(out.reshape(num_tokens, self.num_groups, -1), self.g_norm)
         out = gated(normed.reshape(num_tokens, -1), self.g_proj(x), "sigmoid").astype(x.dtype)
         return None if state is None else (state,), self.o_proj(out)

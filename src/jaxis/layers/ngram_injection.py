@@ -32,7 +32,7 @@ class StreamNorm(JaxRmsNorm):
 
 
 class NgramInjection(JaxModule):
-    """What is added to each residual stream: a value of the token's n-grams, as far as their key fits the stream.
+    """Addition to each residual stream: a value of the token's n-grams, as far as their key fits the stream.
 
     `v_s = sigmoid(root(norm(key)_s . norm(x)_s / sqrt(E))) * value`
     `v + silu(conv(norm(v)))`

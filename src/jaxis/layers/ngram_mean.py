@@ -22,7 +22,7 @@ class NgramMean(JaxModule):
     number that its ids are as digits to base `vocab_size`, modulo the number of rows.
 
     Args:
-      end: Id that ends a text; later tokens see zeros instead of it and of what is before it.
+      end: Id of the end of a document; later tokens see zeros instead of it and of what is before it.
     """
 
     def __init__(self, scope: LayerScope, *, order: int, splits: int, base: int, end: int | None) -> None:

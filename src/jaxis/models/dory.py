@@ -120,7 +120,7 @@ class DoryDecoderLayer(JaxModule):
         self.lambda_1, self.lambda_2 = (_gains(scope, size) for _ in range(2))
         self.rate_factor = config.get("ngpt_alpha_init", 0.05) / _initial(config)
         num_loops = config.get("n_recurrent_loops", 2) if index in _looped(config) else 1
-        self.later_runs = caches_of_later_runs(self.self_attn.kv_cache_spec, num_loops)
+        self.self_attn_again = caches_of_later_runs(self.self_attn.kv_cache_spec, num_loops)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         x = unit(x)

@@ -62,7 +62,7 @@ class HrmTextDecoderLayer(PreNormDecoderLayer):
         high_cycles, low_cycles = _cycles(config)
         is_upper = scope.layer_index >= _layers_per_stack(config)
         num_runs = high_cycles if is_upper else high_cycles * low_cycles
-        self.later_runs = caches_of_later_runs(attention.kv_cache_spec, num_runs)
+        self.self_attn_again = caches_of_later_runs(attention.kv_cache_spec, num_runs)
 
 
 class HrmTextModel(LoopedModel):

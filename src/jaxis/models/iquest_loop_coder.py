@@ -75,7 +75,7 @@ class IQuestLoopCoderDecoderLayer(PreNormDecoderLayer):
         super().__init__(
             scope, self_attn=attention, mlp=GatedMLP(scope / "mlp", use_bias=config.get("mlp_bias", False))
         )
-        self.later_runs = caches_of_later_runs(attention.kv_cache_spec, _num_loops(config), attention.window)
+        self.self_attn_again = caches_of_later_runs(attention.kv_cache_spec, _num_loops(config), attention.window)
 
 
 class IQuestLoopCoderModel(LoopedModel):

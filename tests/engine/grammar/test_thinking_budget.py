@@ -37,8 +37,10 @@ FORMATS = {
     "granite": (THINK | PHRASES, ()),
     "hunyuan_a13b": (THINK, ()),
     "kimi_k2": (THINK, ("<|tool_calls_section_begin|>",)),
+    "kimi_k3": ({"<|open|>think<|sep|>": "<|close|>think<|sep|><|open|>response<|sep|>"}, ()),
     "minicpm": ({"<|thought_start|>": "<|thought_end|>"}, ()),
     "minimax_m2": (THINK, ()),
+    "minimax_m3": ({"<mm:think>": "</mm:think>"}, ()),
     "mistral": ({"[THINK]": "[/THINK]"}, ()),
     "muse_glimmer": ({"to=self<|message|>": "<|eom|>"}, ("<|eot|>", "<|start|>")),
     "openai_gptoss": (
@@ -54,7 +56,8 @@ ADDED = (
     *("<|inner_prefix|>", "<|inner_suffix|>", "<|START_THINKING|>", "<|END_THINKING|>", "<think>", "</think>"),
     *("<|channel>", "<channel|>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>"),
-    *("<|tool_calls_section_begin|>", "<|thought_start|>", "<|thought_end|>"),
+    *("<|tool_calls_section_begin|>", "<|thought_start|>", "<|thought_end|>", "<mm:think>", "</mm:think>"),
+    *("<|open|>", "<|close|>", "<|sep|>"),
 )
 WORDS = ("assistant", "analysis", "anal", "final", "self", "user", "thought", "process", " is", "a<", "</t")
 

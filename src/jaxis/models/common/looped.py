@@ -18,7 +18,7 @@ class RunCache(JaxModule):
 
 
 def caches_of_later_runs(first: KVCacheSpec, num_runs: int, span: AttentionSpan | None = None) -> list[RunCache]:
-    """Returns the caches of a layer's runs after the first, to be set as a child of the layer after its attention.
+    """Returns the caches of a layer's runs after the first, for a child of the layer after its attention, by name too.
 
     `first` is the spec of the first run's cache; `span` is that of later runs if it differs.
     """
