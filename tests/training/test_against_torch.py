@@ -30,7 +30,7 @@ from tests.training.gradients import check_gradients, in_float64, largest_error,
 
 QUICK = ("Qwen3, tied", "Qwen3 MoE")
 # All but one whose config.json has a key that nothing reads, which loading refuses, and those that are not trained.
-WITH_TABLE = ("Qwen3.8-Flash-Next", "LongCat-Flash-Lite")
+WITH_TABLE = ("Qwen3.8-Flash-Next", "DeepSeek V4.1", "LongCat-Flash-Lite")
 FAMILY_ROWS = [family for family in FAMILIES if family.name not in ("EXAONE 4, no windows", *WITH_TABLE)]
 ROWS = [
     training.dialogue("Where is the cat?", "On the mat.", "And now?", "Under it, I think."),
@@ -44,10 +44,10 @@ def rows(tmp_path_factory):
     return training.write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
 
 
-@pytest.mark.parametrize("use_peft", [False, True])
-def test_a_model_with_a_table_in_files_is_refused(use_peft, rows, tmp_path):
+@pytest.mark.parametrize(("name", "use_peft"), [(WITH_TABLE[0], True), *((name, False) for name in WITH_TABLE)])
+def test_a_model_with_a_table_in_files_is_refused(name, use_peft, rows, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(parity.checkpoint_folder(next(f for f in FAMILIES if f.name == WITH_TABLE[0])), folder)
+    shutil.copytree(parity.checkpoint_folder(next(f for f in FAMILIES if f.name == name)), folder)
     write_tokenizer(folder)
     config = training.train_config(folder, rows, tmp_path / "out", use_peft=use_peft)
     with (
