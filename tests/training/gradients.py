@@ -44,7 +44,7 @@ def saved_gradients(family: Family, model: Any, folder: Path) -> dict[str, np.nd
             buffer.zero_()
     copied.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    return parity.RENAMED.get(family.config_class, dict)(tensors)
+    return parity.RENAMED.get(family.architecture or family.config_class, dict)(tensors)
 
 
 def check_gradients(
