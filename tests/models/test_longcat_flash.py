@@ -51,7 +51,7 @@ def billions(config):
 
 
 def test_published_keys_give_the_published_sizes():
-    """Of Lite's 68.5 billion parameters, those of the tables stay in files."""
+    """Parameters as published; those of the tables, of Lite's 68.5 billion, stay in files."""
     assert billions(FLASH) == pytest.approx(560, abs=1)
     tables = sum((78 * 131072 + 2 * i + 1) * 256 for i in range(12)) / 1e9
     assert billions(LITE) + tables == pytest.approx(68.5, abs=0.5)

@@ -32,7 +32,7 @@ PARTS = ["\u00e4", "\u00b8"]  # two of the three bytes of a character, as byte-l
 
 
 def class_of(text):
-    """What texts of a class have in common."""
+    """Form that all texts of a class have in common."""
     plain = "".join(c for c in unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text)) if not is_mark(c))
     plain = re.sub(r"[ \t\r\n]+", " ", plain.lower())
     return plain if plain == " " else plain.strip() or text

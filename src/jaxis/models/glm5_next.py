@@ -24,7 +24,7 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
     is_sparse_layer,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 from jaxis.models.common.streams import CONNECTION_RENAMES, StreamsModel, manifold_connection
 from jaxis.models.common.text_part import InnerTextPart
@@ -56,12 +56,7 @@ class Glm5NextPredictionLayer(PreNormDecoderLayer):
 def _feed_forward(scope: LayerScope) -> FeedForward:
     config = scope.config
     unit = LimitedGLU(config.get("swiglu_limit", 10.0))
-    routing = sigmoid_routing(
-        config,
-        config["n_routed_experts"],
-        renormalize=config.get("norm_topk_prob", True),
-        scaling_factor=config.get("routed_scaling_factor", 2.5),
-    )
+    routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=2.5)
     return dense_or_sparse(
         scope,
         routing,
@@ -82,8 +77,7 @@ def _linear_attention(scope: LayerScope) -> SelfAttention:
     config = scope.config
     # Files that transformers saves have no such object, but sizes of other names.
     linear: HFConfig = config.get("linear_attn_config") or HFConfig({}, source=config.source)
-    for key in ("kda_layers", "full_attn_layers"):
-        linear.ignore(key, because="layer_types says it of each layer")
+    linear.ignore("kda_layers", "full_attn_layers", because="layer_types says it of each layer")
     bound = linear.get("gate_lower_bound", config.get("linear_lower_bound", -5.0))
     return kimi_delta_attention(
         scope,
@@ -155,8 +149,7 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
             config.expect(key, True)
         config.expect("moe_router_dtype", "float32")
         config.ignore("head_dim", because="it is what a rope rotates, and no layer has one")
-        for key in ("rope_interleave", "indexer_rope_interleave"):
-            config.ignore(key, because="no layer has a rope")
+        config.ignore("rope_interleave", "indexer_rope_interleave", because="no layer has a rope")
         config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")
 
     @classmethod

@@ -20,7 +20,7 @@ from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
     is_sparse_layer,
-    sigmoid_routing,
+    usual_sigmoid_routing,
 )
 from jaxis.models.common.streams import StreamsModel, num_streams
 
@@ -47,12 +47,7 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     limit = config.get("swiglu_limit", 10.0)
     return dense_or_sparse(
         scope,
-        sigmoid_routing(
-            config,
-            config["n_routed_experts"],
-            renormalize=config.get("norm_topk_prob", True),
-            scaling_factor=config.get("routed_scaling_factor", 2.827),
-        ),
+        usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=2.827),
         is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=1),
         num_shared_experts=config.get("n_shared_experts", 1),
         expert_unit=LimitedGLU(limit) if limit > 0 else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.ngram_mean import NgramMean
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.deepseek import latent_attention
 from jaxis.models.common.family import Family
 
@@ -95,7 +94,8 @@ class LongcatFlashNgramDecoderLayer(LongcatFlashDecoderLayer):
         config = scope.config
         # Its name comes before that of attention: their caches are in this order.
         self.ngram_embeddings = None
-        if scope.layer_index == 0:
+        self.uses_token_ids = scope.layer_index == 0
+        if self.uses_token_ids:
             end = config.get("eos_token_id", 2)
             self.ngram_embeddings = NgramMean(
                 scope / "ngram_embeddings",
@@ -116,19 +116,8 @@ class LongcatFlashNgramDecoderLayer(LongcatFlashDecoderLayer):
         return (state, *caches), x
 
 
-class LongcatFlashNgramModel(DecoderModel):
-    @property
-    def has_layer_inputs(self) -> bool:
-        return True
-
-    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        del embeddings
-        return [(input_ids,), *[()] * (len(self.layers) - 1)]
-
-
 class LongcatFlashNgramForCausalLM(LongcatFlashForCausalLM):
     layer_class = LongcatFlashNgramDecoderLayer
-    model_class = LongcatFlashNgramModel
     renames = (
         *LongcatFlashForCausalLM.renames,
         ("model.ngram_embeddings.word_embeddings", "model.embed_tokens"),

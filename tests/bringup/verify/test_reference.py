@@ -94,7 +94,7 @@ def test_a_recording_has_the_names_of_the_checkpoint():
 
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
 def test_a_recording_has_the_prefix_of_the_files(prefix, tmp_path):
-    """Of a text model that transformers loads from files of its own and from those of a model that sees."""
+    """Prefixes of a text model that transformers loads from files of its own and from those of a model that sees."""
     made = Reference(parity.reference_model(QWEN), "random")
     config = made.model.config.to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
     made.save(tmp_path, config)

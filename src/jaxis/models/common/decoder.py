@@ -219,15 +219,15 @@ class DecoderModel(JaxModule):
 
     @property
     def has_layer_inputs(self) -> bool:
-        return False
+        return any(map(_uses_token_ids, self.layers))
 
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        """Returns further inputs of each layer besides cache, x and metadata; none, unless a family overrides this.
+        """Returns further inputs of each layer besides cache, x and metadata: the token ids if it `uses_token_ids`.
 
         Takes input_ids i32 [T], and their embeddings [T, E] or `intermediate_tensors`' hidden states.
         """
-        del input_ids, embeddings
-        return [()] * len(self.layers)
+        del embeddings
+        return [(input_ids,) if _uses_token_ids(layer) else () for layer in self.layers]
 
     def step_caches(self, kv_caches: Caches) -> list[LayerCache]:
         """Returns the entries that `cache_entries` indexes, before the first layer; layers update them in turn."""
@@ -256,8 +256,9 @@ class DecoderModel(JaxModule):
 
 def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], ...], bool]:
     """Returns `cache_entries` and `has_shared_selection` of a `DecoderModel`."""
-    modules = [[module for _, module in named_modules(layer)] for layer in layers]
-    numbers = [_num_caches(layer) for layer in layers]
+    named = [list(named_modules(layer)) for layer in layers]
+    modules = [[module for _, module in of_layer] for of_layer in named]
+    numbers = [_num_caches(layer, of_layer) for layer, of_layer in zip(layers, named, strict=True)]
     if not any(numbers):
         numbers = [1] * len(layers)  # modules that are not jaxis's: see `cache_specs`
     entries: list[tuple[int, ...]] = []
@@ -273,13 +274,17 @@ def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], 
     return tuple(own_and_shared), any(hand_on)
 
 
-def _num_caches(layer: JaxModule) -> int:
+def _uses_token_ids(layer: JaxModule) -> bool:
+    return getattr(layer, "uses_token_ids", False)
+
+
+def _num_caches(layer: JaxModule, modules: Sequence[tuple[str, nnx.Module]]) -> int:
     """Returns the number of a layer's modules with a cache or a state.
 
     Raises ValueError if they are made in another order than that of their names, in which Flax puts a loaded layer
     together: with random weights, they would get each other's caches.
     """
-    names = [name for name, module in named_modules(layer) if isinstance(module, HasCache | HasState)]
+    names = [name for name, module in modules if isinstance(module, HasCache | HasState)]
     if names != sorted(
         names, key=lambda name: [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
     ):

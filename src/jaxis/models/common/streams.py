@@ -34,11 +34,6 @@ class StreamsModel(DecoderModel):
     def first_input(self, x: jax.Array) -> jax.Array:
         return jnp.repeat(x[:, None], self.num_streams, axis=1)
 
-    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        """Returns the token ids for each layer that uses them."""
-        del embeddings
-        return [(input_ids,) if layer.uses_token_ids else () for layer in self.layers]
-
 
 def num_streams(config: HFConfig) -> int:
     """Returns S."""
