@@ -11,7 +11,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import GLU
 from jaxis.layers.linear import JaxLinear
-from jaxis.layers.mlp import FeedForward, activation_function
+from jaxis.layers.mlp import FeedForward, GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope, never_quantized
@@ -21,12 +21,14 @@ class SparseMoE(JaxModule):
     """`experts(x)` of the experts that the router chooses, plus `shared_experts(x)`, if any, of every token.
 
     Args:
-      intermediate_size: F of one expert.
+      intermediate_size: F of one expert; None means config.json's `moe_intermediate_size`.
       gated_unit: Gated unit of the experts; None means the plain GLU with config.json's `hidden_act`.
       use_bias: True if router and experts have biases.
       use_selection_bias: True if the router has a bias for choosing only, as in `JaxRouter`.
       use_token_ids: True if experts are chosen by token ids, as in `HashRouter`; calls then take them, too.
       stack_layout: Layout of tensors that hold all experts, as in `JaxExperts`.
+      shared_size: F of a `shared_experts` with the experts' unit; 0 for none.
+      shared_experts: Another block of every token; None for that of `shared_size`.
       use_shared_gate: True for a linear layer `shared_expert_gate` [1, E] whose sigmoid multiplies the shared block's
         output.
       latent_size: Features of the experts' input and output: `fc1_latent_proj` maps x to them, and `fc2_latent_proj`
@@ -40,14 +42,15 @@ class SparseMoE(JaxModule):
     def __init__(
         self,
         scope: LayerScope,
-        *,
         routing: Routing,
-        intermediate_size: int,
+        *,
+        intermediate_size: int | None = None,
         gated_unit: GatedUnit | None = None,
         use_bias: bool = False,
         use_selection_bias: bool = False,
         use_token_ids: bool = False,
         stack_layout: StackLayout | None = None,
+        shared_size: int = 0,
         shared_experts: FeedForward | None = None,
         use_shared_gate: bool = False,
         latent_size: int | None = None,
@@ -61,7 +64,7 @@ class SparseMoE(JaxModule):
         self.experts = leaves.experts(
             scope / "experts",
             routing,
-            intermediate_size,
+            scope.config["moe_intermediate_size"] if intermediate_size is None else intermediate_size,
             gated_unit=unit,
             hidden_size=latent_size,
             use_bias=use_bias,
@@ -74,6 +77,8 @@ class SparseMoE(JaxModule):
             self.fc1_latent_proj = leaves.linear(into, size, latent_size, axes=(None, "embed"))
             self.fc2_latent_proj = leaves.linear(out_of, latent_size, size, axes=("embed", None))
             self.latent_norm = leaves.rms_norm(scope / "latent_norm", latent_size) if use_latent_norm else None
+        if shared_size:
+            shared_experts = GatedMLP(scope / "shared_experts", intermediate_size=shared_size, gated_unit=gated_unit)
         self.shared_experts = shared_experts
         self.shared_expert_gate = _gate(scope / "shared_expert_gate") if use_shared_gate else None
 

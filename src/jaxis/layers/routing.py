@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxis.config.checkpoint_values import value_of_either
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig, without_quantization
 from jaxis.errors import ConfigError
 from jaxis.kernels.gates import softmax
@@ -79,6 +81,15 @@ class Routing:
             )
         if self.num_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
             raise ConfigError(f"groups of {group_size} expert have no best two")
+
+    @classmethod
+    def of(cls, config: HFConfig, **settings: Any) -> Self:
+        """Routing with config.json's numbers of experts, under their usual keys; `settings` are other attributes."""
+        return cls(
+            num_experts=value_of_either(config, "num_experts", "n_routed_experts", "num_local_experts"),
+            num_experts_per_token=value_of_either(config, "num_experts_per_tok", "num_experts_per_token"),
+            **settings,
+        )
 
     def bounded(self, logits: jax.Array) -> jax.Array:
         """Returns the logits [T, X] that experts are chosen by, of the router's own."""

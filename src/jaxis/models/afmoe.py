@@ -6,13 +6,13 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_layers import dense_or_sparse
 
 
 class AfmoeDecoderLayer(SandwichNormDecoderLayer):
@@ -51,8 +51,6 @@ class AfmoeForCausalLM(CausalLM):
             config.expect(key, 1)
         config.ignore("load_balance_coeff", because="it is for training")
         config.ignore("use_grouped_mm", because="it is how the same result is computed")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        config.ignore("moe_intermediate_size", "num_shared_experts", because="dense layers do not have it")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -61,24 +59,13 @@ class AfmoeForCausalLM(CausalLM):
 
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
-    config, mlp = scope.config, scope / "mlp"
-    routing = Routing(
-        num_experts=config["num_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        score_function="sigmoid",
-        renormalize=True,
-        scaling_factor=config.get("route_scale", 1.0),
-    )
-    if scope.layer_index < config.get("num_dense_layers", 1):
-        return GatedMLP(mlp)
-    expert_size = config["moe_intermediate_size"]
-    shared = GatedMLP(mlp / "shared_experts", intermediate_size=expert_size * config.get("num_shared_experts", 2))
-    return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=expert_size,
-        use_selection_bias=True,
-        shared_experts=shared,
+    config = scope.config
+    factor = config.get("route_scale", 1.0)
+    return dense_or_sparse(
+        scope,
+        Routing.of(config, score_function="sigmoid", renormalize=True, scaling_factor=factor),
+        is_sparse=scope.layer_index >= config.get("num_dense_layers", 1),
+        num_shared_experts=config.get("num_shared_experts", 2),
     )
 
 

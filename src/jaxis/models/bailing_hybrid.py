@@ -11,34 +11,32 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
 from jaxis.layers.glu import CappedGLU
-from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import (
     hybrid_latent_attention,
-    hybrid_moe,
     hybrid_routing,
     kimi_delta_attention,
     listed_as_linear,
 )
 from jaxis.models.common.prediction_layers import num_prediction_layers
-from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
 
 class BailingHybridDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        mlp: FeedForward
-        if is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=2):
-            mlp = hybrid_moe(
-                scope / "mlp",
-                routing=hybrid_routing(scope.config),
-                gated_unit=_capped_unit(scope, "expert_swiglu_limit_list"),
-                shared_gated_unit=_capped_unit(scope, "share_expert_swiglu_limit_list"),
-            )
-        else:
-            mlp = GatedMLP(scope / "mlp")
+        config = scope.config
+        is_sparse = is_sparse_layer(config, scope.layer_index, default_first_sparse=2)
+        mlp = dense_or_sparse(
+            scope,
+            hybrid_routing(config),
+            is_sparse=is_sparse,
+            num_shared_experts=config["num_shared_experts"] if is_sparse else 0,
+            gated_unit=_capped_unit(scope, "expert_swiglu_limit_list"),
+            block_unit=_capped_unit(scope, "share_expert_swiglu_limit_list") if is_sparse else None,
+        )
         super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=mlp)
 
 
@@ -106,7 +104,6 @@ class BailingHybridForCausalLM(CausalLM):
             limits = config.get(key)
             if limits and len(limits) < num_layers:
                 raise config.fault(key, why=f"which has {len(limits)} entries, fewer than {num_layers} layers")
-        ignore_sizes_of_other_layers(config)
         _expect_what_all_have(config)
 
     @classmethod
@@ -121,9 +118,7 @@ def _expect_what_all_have(config: HFConfig) -> None:
     config.ignore("layer_group_size", because="layer_types, where there is one, names each layer's type")
     config.expect("moe_shared_expert_intermediate_size", config.get("moe_intermediate_size"))
     config.expect("gated_attention_proj_granularity_type", "head_wise")
-    config.expect("topk_method", "noaux_tc")
-    for key in ("score_function", "scoring_func"):
-        config.expect(key, "sigmoid")
+    config.expect("score_function", "sigmoid")
     config.expect("router_dtype", "fp32")
     for key in ("no_kda_lora", "linear_silu", "use_qk_norm", "rope_interleave", "moe_router_enable_expert_bias"):
         config.expect(key, True)

@@ -18,9 +18,8 @@ from jaxis.models.common.kda_hybrid import hybrid_latent_attention
 from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     num_dense_layers,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 
 
@@ -34,7 +33,7 @@ class BailingMoeV2DecoderLayer(PreNormDecoderLayer):
         self, scope: LayerScope, *, default_theta: float = 600_000.0, self_attn: SelfAttention | None = None
     ) -> None:
         config = scope.config
-        routing = usual_sigmoid_routing(config, config["num_experts"], default_factor=2.5)
+        routing = sigmoid_routing(config, 2.5)
         super().__init__(
             scope,
             self_attn=self_attn
@@ -68,7 +67,6 @@ class BailingMoeV2ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         config.expect("hidden_act", "silu")
         config.expect("moe_shared_expert_intermediate_size", config.get("moe_intermediate_size"))
         config.expect("score_function", "sigmoid")

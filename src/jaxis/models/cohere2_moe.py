@@ -101,7 +101,7 @@ def _experts(scope: LayerScope) -> FeedForward:
     if num_shared:
         width = num_shared * size
         shared = GatedMLP(scope / "shared_experts", intermediate_size=width, multipliers=(1.0, share))
-    return SparseMoE(scope, routing=routing, intermediate_size=size, shared_experts=shared)
+    return SparseMoE(scope, routing, intermediate_size=size, shared_experts=shared)
 
 
 FAMILY = Family(

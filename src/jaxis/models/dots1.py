@@ -12,9 +12,8 @@ from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     is_sparse_layer,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 
 
@@ -22,9 +21,7 @@ class Dots1DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
-        routing = usual_sigmoid_routing(
-            config, config["n_routed_experts"], default_factor=1.0, default_renormalize=False
-        )
+        routing = sigmoid_routing(config, renormalize=config.get("norm_topk_prob", False))
         is_sparse = is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=0)
         num_shared = config["n_shared_experts"] if is_sparse else 0
         super().__init__(
@@ -39,7 +36,6 @@ class Dots1ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         config.expect("moe_layer_freq", 1)
 
 

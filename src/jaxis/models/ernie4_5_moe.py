@@ -11,12 +11,12 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_layers import dense_or_sparse
 
 
 class Ernie45MoeDecoderLayer(PreNormDecoderLayer):
@@ -46,8 +46,6 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
         config.expect("moe_gate", "topk", "top2_fused")
         config.expect("moe_gate_act", "softmax")
         config.ignore("moe_capacity", because="no token is dropped")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        config.ignore("moe_intermediate_size", "moe_num_shared_experts", because="dense layers do not have it")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -66,7 +64,7 @@ class ErnieRouting(Routing):
 
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
-    config, mlp = scope.config, scope / "mlp"
+    config = scope.config
     routing = ErnieRouting(
         num_experts=config["moe_num_experts"],
         num_experts_per_token=config["moe_k"],
@@ -76,17 +74,9 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     )
     first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
     is_between = first <= scope.layer_index <= (config["num_hidden_layers"] - 1 if last == -1 else last)
-    if not is_between or (scope.layer_index + 1) % config.get("moe_layer_interval", 1):
-        return GatedMLP(mlp)
-    expert_size = config["moe_intermediate_size"]
-    shared_size = expert_size * config.get("moe_num_shared_experts", 2)
-    return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=expert_size,
-        use_selection_bias=True,
-        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size) if shared_size else None,
-    )
+    is_dense = not is_between or (scope.layer_index + 1) % config.get("moe_layer_interval", 1)
+    num_shared: int = config.get("moe_num_shared_experts", 2)
+    return dense_or_sparse(scope, routing, is_sparse=not is_dense, num_shared_experts=num_shared)
 
 
 FAMILY = Family(

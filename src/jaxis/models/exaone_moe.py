@@ -11,9 +11,8 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     is_sparse_layer,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 
 
@@ -22,7 +21,7 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=4)
         has_no_windows = config.get("sliding_window", 4096) is None
-        routing = usual_sigmoid_routing(config, config["num_experts"], default_factor=2.5)
+        routing = sigmoid_routing(config, 2.5)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -46,7 +45,6 @@ class ExaoneMoeForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         for key in ("is_moe_layer", "first_last_k_dense_replace"):
             config.ignore(key, because="mlp_layer_types or the number of dense layers says it, as in the reference")
 

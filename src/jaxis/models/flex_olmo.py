@@ -16,16 +16,12 @@ from jaxis.models.common.olmo import olmo_attention
 class FlexOlmoDecoderLayer(PostNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = Routing(
-            num_experts=config["num_experts"],
-            num_experts_per_token=config["num_experts_per_tok"],
-            renormalize=config.get("norm_topk_prob", False),
-        )
+        routing = Routing.of(config, renormalize=config.get("norm_topk_prob", False))
         rope = rope_config(config, default_theta=500_000.0)
         super().__init__(
             scope,
             self_attn=olmo_attention(scope / "self_attn", rope_settings=rope),
-            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
+            mlp=SparseMoE(scope / "mlp", routing, intermediate_size=config["intermediate_size"]),
         )
 
 

@@ -6,12 +6,12 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_layers import dense_or_sparse
 
 
 class FlintDecoderLayer(PreNormDecoderLayer):
@@ -41,23 +41,15 @@ def _kind(scope: LayerScope) -> str:
     return FULL_ATTENTION if is_full else SLIDING_ATTENTION
 
 
-def _feed_forward(scope: LayerScope) -> GatedMLP | SparseMoE:
+def _feed_forward(scope: LayerScope) -> FeedForward:
     config = scope.config
-    if scope.layer_index in config.get("mlp_only_layers", [0, 1]):
-        return GatedMLP(scope / "mlp")
-    routing = Routing(
-        num_experts=config["num_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        score_function="sigmoid",
-        renormalize=config.get("norm_topk_prob", True),
-        float32_logits=True,
-    )
-    shared = GatedMLP(scope / "mlp" / "shared_experts", intermediate_size=config["shared_expert_intermediate_size"])
-    return SparseMoE(
-        scope / "mlp",
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
-        shared_experts=shared,
+    renormalize = config.get("norm_topk_prob", True)
+    return dense_or_sparse(
+        scope,
+        Routing.of(config, score_function="sigmoid", renormalize=renormalize, float32_logits=True),
+        is_sparse=scope.layer_index not in config.get("mlp_only_layers", [0, 1]),
+        shared_size=config["shared_expert_intermediate_size"],
+        use_selection_bias=False,
     )
 
 
@@ -69,8 +61,6 @@ class FlintForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("decoder_sparse_step", 1)
-        for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
-            config.ignore(key, because="only dense or only sparse layers have it")
 
 
 FAMILY = Family(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
@@ -11,9 +10,8 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     num_dense_layers,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 from jaxis.models.common.text_part import InnerTextPart
 from jaxis.models.common.towers.glm import GlmVision
@@ -23,7 +21,7 @@ class Glm4MoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias, qk_norm = config.get("attention_bias", False), config.get("use_qk_norm", False)
-        routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
+        routing = sigmoid_routing(config)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, qk_norm=qk_norm),
@@ -38,10 +36,6 @@ class Glm4MoeDecoderLayer(PreNormDecoderLayer):
 
 class Glm4MoeForCausalLM(CausalLM):
     layer_class = Glm4MoeDecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -22,9 +22,8 @@ from jaxis.models.common.prediction_layers import PredictionNames, num_predictio
 from jaxis.models.common.sparse_latent import TINY_INDEXER, index_query_size, layers_with_indexer
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     is_sparse_layer,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 from jaxis.models.common.streams import CONNECTION_RENAMES, StreamsModel, manifold_connection
 from jaxis.models.common.text_part import InnerTextPart
@@ -56,13 +55,13 @@ class Glm5NextPredictionLayer(PreNormDecoderLayer):
 def _feed_forward(scope: LayerScope) -> FeedForward:
     config = scope.config
     unit = LimitedGLU(config.get("swiglu_limit", 10.0))
-    routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=2.5)
+    routing = sigmoid_routing(config, 2.5)
     return dense_or_sparse(
         scope,
         routing,
         is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=3),
         num_shared_experts=config.get("n_shared_experts", 1),
-        expert_unit=unit,
+        gated_unit=unit,
         block_unit=unit,
     )
 
@@ -143,7 +142,6 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         ignore_rope(config)
-        ignore_sizes_of_other_layers(config)
         config.expect("moe_layer_freq", 1)
         for key in ("index_kpool_always_select_tail", "index_kpool_compress", "mhc", "mla_use_nope"):
             config.expect(key, True)

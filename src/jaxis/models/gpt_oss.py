@@ -30,11 +30,7 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
             ),
             mlp=SparseMoE(
                 scope / "mlp",
-                routing=Routing(
-                    num_experts=config["num_local_experts"],
-                    num_experts_per_token=config["num_experts_per_tok"],
-                    renormalize=True,
-                ),
+                Routing.of(config, renormalize=True),
                 intermediate_size=config["intermediate_size"],
                 gated_unit=ClampedGLU(config.get("swiglu_limit", 7.0), _alpha(config)),
                 use_bias=True,

@@ -6,7 +6,6 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config_with_alpha
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
@@ -37,9 +36,9 @@ class HunYuanMoEV1DecoderLayer(PreNormDecoderLayer):
             ),
             mlp=SparseMoE(
                 mlp,
-                routing=routing,
+                routing,
                 intermediate_size=config["intermediate_size"],
-                shared_experts=GatedMLP(mlp / "shared_experts"),
+                shared_size=config["intermediate_size"],
             ),
         )
 

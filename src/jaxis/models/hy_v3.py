@@ -12,7 +12,6 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     is_sparse_layer,
     sigmoid_routing,
 )
@@ -21,12 +20,7 @@ from jaxis.models.common.sparse_layers import (
 class HYV3DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = sigmoid_routing(
-            config,
-            config["num_experts"],
-            renormalize=True,
-            scaling_factor=config.get("router_scaling_factor", 2.826),
-        )
+        routing = sigmoid_routing(config, renormalize=True, scaling_factor=config.get("router_scaling_factor", 2.826))
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -57,7 +51,6 @@ class HYV3ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         for key in ("qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"):
             config.expect(key, True)
         config.expect("expert_hidden_dim", config["moe_intermediate_size"])

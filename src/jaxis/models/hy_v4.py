@@ -18,9 +18,8 @@ from jaxis.models.common.prediction_layers import PredictionNames, num_predictio
 from jaxis.models.common.sparse_latent import TINY_INDEXER, layers_with_indexer, token_indexer
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
-    ignore_sizes_of_other_layers,
     is_sparse_layer,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 from jaxis.models.common.streams import StreamsModel, num_streams
 
@@ -47,10 +46,10 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     limit = config.get("swiglu_limit", 10.0)
     return dense_or_sparse(
         scope,
-        usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=2.827),
+        sigmoid_routing(config, 2.827),
         is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=1),
         num_shared_experts=config.get("n_shared_experts", 1),
-        expert_unit=LimitedGLU(limit) if limit > 0 else None,
+        gated_unit=LimitedGLU(limit) if limit > 0 else None,
         stack_layout=StackLayout(transposed=False),
     )
 
@@ -120,7 +119,6 @@ class HYV4ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
         config.ignore("learnable_sink_init", because="it is for training")
         if unknown := set(config.get("layer_types", ())) - {"indexed_attention"}:

@@ -71,7 +71,7 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     if num_experts == 1 or not _has_experts(config, scope.layer_index):
         return GatedMLP(block)
     routing = Routing(num_experts=num_experts, num_experts_per_token=config.get("num_experts_per_tok", 2))
-    return SparseMoE(block, routing=routing, intermediate_size=config["intermediate_size"])
+    return SparseMoE(block, routing, intermediate_size=config["intermediate_size"])
 
 
 def _has_attention(config: HFConfig, layer_index: int) -> bool:

@@ -15,14 +15,12 @@ from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.glu import SiTU
 from jaxis.layers.leaves import rms_norm
-from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
-from jaxis.models.common.kda_hybrid import hybrid_moe, hybrid_routing
-from jaxis.models.common.kimi import KimiCausalLM, kimi_mixer
-from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.kimi import KimiCausalLM, kimi_feed_forward, kimi_mixer
 from jaxis.models.common.text_part import TextPart
 
 _MIXTURES = ("self_attention_res", "mlp_res", "output_attn_res")
@@ -43,7 +41,7 @@ class KimiK3DecoderLayer(JaxModule):
         self.self_attention_res = BlockMixture(scope / "self_attention_res")
         self.mlp_res = BlockMixture(scope / "mlp_res")
         self.self_attn = kimi_mixer(scope / "self_attn")
-        self.mlp: FeedForward = _feed_forward(scope / "mlp", is_sparse_layer(config, index, default_first_sparse=1))
+        self.mlp = _feed_forward(scope)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         """x [T, N, E], the stored residuals and the current one as the last -> the updated cache and [T, N, E]."""
@@ -60,16 +58,13 @@ class KimiK3DecoderLayer(JaxModule):
         return kv_cache, x.at[:, -1].set(current[:, 0] + fed)
 
 
-def _feed_forward(scope: LayerScope, is_sparse: bool) -> FeedForward:
+def _feed_forward(scope: LayerScope) -> FeedForward:
     config = scope.config
     unit = SiTU(config.get("activation_situ_beta") or 1.0, config.get("activation_situ_linear_beta"))
-    if not is_sparse:
-        return GatedMLP(scope, gated_unit=unit)
-    return hybrid_moe(
+    return kimi_feed_forward(
         scope,
-        routing=hybrid_routing(config),
         gated_unit=unit,
-        shared_gated_unit=unit,
+        block_unit=unit,
         latent_size=config.get("routed_expert_hidden_size"),
         use_latent_norm=config.get("latent_moe_use_norm", False),
     )

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
-from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
-from jaxis.models.common.kda_hybrid import hybrid_moe, hybrid_routing
-from jaxis.models.common.kimi import KimiCausalLM, kimi_mixer
-from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.kimi import KimiCausalLM, kimi_feed_forward, kimi_mixer
 
 
 class KimiLinearDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        mlp: FeedForward
-        if is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1):
-            mlp = hybrid_moe(scope / "mlp", routing=hybrid_routing(scope.config))
-        else:
-            mlp = GatedMLP(scope / "mlp")
-        super().__init__(scope, self_attn=kimi_mixer(scope / "self_attn"), mlp=mlp)
+        super().__init__(scope, self_attn=kimi_mixer(scope / "self_attn"), mlp=kimi_feed_forward(scope))
 
 
 class KimiLinearForCausalLM(KimiCausalLM):

@@ -7,7 +7,6 @@ import jax
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
@@ -20,7 +19,6 @@ class Kolibri1DecoderLayer(GlmSandwichDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=5)
-        shared_size = config["shared_expert_intermediate_size"]
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -32,16 +30,14 @@ class Kolibri1DecoderLayer(GlmSandwichDecoderLayer):
             ),
             mlp=SparseMoE(
                 scope / "mlp",
-                routing=KolibriRouting(
-                    num_experts=config["num_experts" if "num_experts" in config else "num_local_experts"],
-                    num_experts_per_token=config["num_experts_per_tok"],
+                KolibriRouting.of(
+                    config,
                     score_function="sigmoid",
                     renormalize=config.get("norm_topk_prob", False),
                     float32_logits=True,
                 ),
-                intermediate_size=config["moe_intermediate_size"],
                 use_selection_bias=True,
-                shared_experts=GatedMLP(scope / "mlp" / "shared_experts", intermediate_size=shared_size),
+                shared_size=config["shared_expert_intermediate_size"],
             ),
         )
 

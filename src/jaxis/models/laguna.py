@@ -13,14 +13,13 @@ from jaxis.config.rope_config import rope_config
 from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
 
 class LagunaDecoderLayer(PreNormDecoderLayer):
@@ -79,8 +78,6 @@ class LagunaForCausalLM(CausalLM):
         else:
             config.expect("mlp_only_layers", [0])
         config.ignore("num_attention_heads", because="num_attention_heads_per_layer has each layer's")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        config.ignore("moe_intermediate_size", "shared_expert_intermediate_size", because="dense layers do not have it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,24 +91,19 @@ class LagunaRouting(Routing):
 
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
-    config, mlp = scope.config, scope / "mlp"
-    routing = LagunaRouting(
-        num_experts=config["num_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
+    config = scope.config
+    routing = LagunaRouting.of(
+        config,
         score_function="sigmoid",
         soft_cap=config.get("moe_router_logit_softcapping", 0.0),
         renormalize=True,
         scaling_factor=config.get("moe_routed_scaling_factor", 1.0),
     )
-    if not is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1):
-        return GatedMLP(mlp)
-    shared_size = config["shared_expert_intermediate_size"]
-    return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
-        use_selection_bias=True,
-        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size),
+    return dense_or_sparse(
+        scope,
+        routing,
+        is_sparse=is_sparse_layer(config, scope.layer_index, default_first_sparse=1),
+        shared_size=config["shared_expert_intermediate_size"],
     )
 
 

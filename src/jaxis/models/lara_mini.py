@@ -19,7 +19,6 @@ from jaxis.layers.experts import StackLayout
 from jaxis.layers.gated_delta_net import GatedDeltaNet, Projections
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import linear
-from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
@@ -63,18 +62,12 @@ class LaraMiniDecoderLayer(PreNormDecoderLayer):
 
 
 def _experts(scope: LayerScope) -> SparseMoE:
-    config, mlp = scope.config, scope / "mlp"
+    config = scope.config
     return SparseMoE(
-        mlp,
-        routing=Routing(
-            num_experts=config["num_experts"],
-            num_experts_per_token=config["num_experts_per_tok"],
-            renormalize=config.get("norm_topk_prob", True),
-            float32_logits=True,
-        ),
-        intermediate_size=config["moe_intermediate_size"],
+        scope / "mlp",
+        Routing.of(config, renormalize=config.get("norm_topk_prob", True), float32_logits=True),
         stack_layout=StackLayout(transposed=False),
-        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=config["shared_expert_intermediate_size"]),
+        shared_size=config["shared_expert_intermediate_size"],
     )
 
 

@@ -28,19 +28,13 @@ class Lfm2Routing(Routing):
 
 def _moe(scope: LayerScope) -> SparseMoE:
     config = scope.config
-    routing = Lfm2Routing(
-        num_experts=config["num_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
+    routing = Lfm2Routing.of(
+        config,
         score_function="sigmoid",
         renormalize=config.get("norm_topk_prob", True),
         scaling_factor=config.get("routed_scaling_factor", 1.0),
     )
-    return SparseMoE(
-        scope,
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
-        use_selection_bias=config.get("use_expert_bias", True),
-    )
+    return SparseMoE(scope, routing, use_selection_bias=config.get("use_expert_bias", True))
 
 
 FAMILY = Family(

@@ -107,10 +107,10 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     expert_size = config["intermediate_size"]
     moe = SparseMoE(
         block,
-        routing=routing,
+        routing,
         intermediate_size=expert_size,
         stack_layout=StackLayout(transposed=True),
-        shared_experts=GatedMLP(block / "shared_experts", intermediate_size=expert_size),
+        shared_size=expert_size,
     )
     moe.experts.scales_input = True
     return moe

@@ -37,12 +37,11 @@ class LongcatFlashDecoderLayer(JaxModule):
             float32_logits=True,
             num_identity=num_identity,
         )
-        size: int = config["moe_intermediate_size"]
         self.input_layernorm = [rms_norm(scope) for _ in range(2)]
         self.self_attn = [_attention(scope / "self_attn" / str(i)) for i in range(2)]
         self.post_attention_layernorm = [rms_norm(scope) for _ in range(2)]
         self.mlps = [GatedMLP(scope / "mlps" / str(i)) for i in range(2)]
-        self.mlp = SparseMoE(scope / "mlp", routing=routing, intermediate_size=size, use_selection_bias=True)
+        self.mlp = SparseMoE(scope / "mlp", routing, use_selection_bias=True)
 
     def __call__(self, kv_cache: tuple[Any, ...], x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         first, attended = self.self_attn[0](kv_cache[0], self.input_layernorm[0](x), metadata)

@@ -21,13 +21,13 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
-from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, usual_sigmoid_routing
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
 
 
 class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
+        routing = sigmoid_routing(config)
         super().__init__(
             scope,
             self_attn=_attention(scope),
@@ -46,8 +46,6 @@ class MiMoV2FlashForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         config.expect("n_shared_experts", None, 0)
         config.ignore("attention_chunk_size", because="windows slide: sliding_window_size says how far they reach")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        config.ignore("moe_intermediate_size", because="dense layers do not have it")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

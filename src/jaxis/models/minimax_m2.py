@@ -31,12 +31,7 @@ class MiniMaxM2DecoderLayer(PreNormDecoderLayer):
             ),
             mlp=SparseMoE(
                 scope / "mlp",
-                routing=Routing(
-                    num_experts=config["num_local_experts"],
-                    num_experts_per_token=config["num_experts_per_tok"],
-                    score_function="sigmoid",
-                    renormalize=True,
-                ),
+                Routing.of(config, score_function="sigmoid", renormalize=True),
                 intermediate_size=config["intermediate_size"],
                 use_selection_bias=True,
             ),

@@ -100,19 +100,17 @@ class MiniMaxM3DecoderLayer(PreNormDecoderLayer):
         unit = ClampedGLU(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702))
         if not _is_sparse(scope, "mlp_layer_types", "sparse", config, "moe_layer_freq", default=True):
             return GatedMLP(mlp, intermediate_size=config.get("dense_intermediate_size", 12288), gated_unit=unit)
-        shared_size = config.get("shared_intermediate_size", 3072)
         return SparseMoE(
             mlp,
-            routing=Routing(
-                num_experts=config["num_local_experts"],
-                num_experts_per_token=config["num_experts_per_tok"],
+            Routing.of(
+                config,
                 score_function="sigmoid",
                 renormalize=True,
                 scaling_factor=config.get("routed_scaling_factor", 2.0),
             ),
             intermediate_size=config["intermediate_size"],
             gated_unit=unit,
-            shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size, gated_unit=unit),
+            shared_size=config.get("shared_intermediate_size", 3072),
             use_selection_bias=True,
         )
 

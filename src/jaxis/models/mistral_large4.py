@@ -21,7 +21,7 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.mistral import mistral_routing
 from jaxis.models.common.no_rope_layers import has_rope
 from jaxis.models.common.sparse_latent import TINY_INDEXER, layers_with_indexer
-from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, is_sparse_layer
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 from jaxis.models.common.text_part import TextPart
 
 
@@ -144,7 +144,6 @@ class MistralLarge4ForConditionalGeneration(TextPart, CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
         if unknown := set(config.get("layer_types") or ()) - {"indexed_attention"}:
             raise config.fault("layer_types", why=f"with {min(map(repr, unknown))}, of which none is supported")

@@ -16,17 +16,13 @@ from jaxis.models.common.family import Family
 class MixtralDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = Routing(
-            num_experts=config["num_local_experts"],
-            num_experts_per_token=config["num_experts_per_tok"],
-            renormalize=True,
-        )
+        routing = Routing.of(config, renormalize=True)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn", span=uniform_span(config, config.get("sliding_window"))
             ),
-            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
+            mlp=SparseMoE(scope / "mlp", routing, intermediate_size=config["intermediate_size"]),
         )
 
 

@@ -21,7 +21,7 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
-from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, usual_sigmoid_routing
+from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, sigmoid_routing
 
 
 class NemotronHDecoderLayer(MixerLayer):
@@ -144,11 +144,9 @@ def _mlp(scope: LayerScope, intermediate_size: int | None = None) -> UngatedMLP:
 def _moe(scope: LayerScope) -> SparseMoE:
     config = scope.config
     config.expect("mlp_bias", False)
-    routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
     return SparseMoE(
         scope,
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
+        sigmoid_routing(config),
         gated_unit=Ungated(activation_function(config.get("mlp_hidden_act", "relu2"))),
         shared_experts=_mlp(scope / "shared_experts", config["moe_shared_expert_intermediate_size"]),
         use_selection_bias=True,

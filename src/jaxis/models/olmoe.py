@@ -15,15 +15,11 @@ from jaxis.models.common.olmo import olmo_attention
 class OlmoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = Routing(
-            num_experts=config["num_experts"],
-            num_experts_per_token=config["num_experts_per_tok"],
-            renormalize=config.get("norm_topk_prob", False),
-        )
+        routing = Routing.of(config, renormalize=config.get("norm_topk_prob", False))
         super().__init__(
             scope,
             self_attn=olmo_attention(scope / "self_attn"),
-            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
+            mlp=SparseMoE(scope / "mlp", routing, intermediate_size=config["intermediate_size"]),
         )
 
 

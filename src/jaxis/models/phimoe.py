@@ -25,11 +25,7 @@ from jaxis.models.common.family import Family
 class PhimoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = SparseMixer(
-            num_experts=config["num_local_experts"],
-            num_experts_per_token=config["num_experts_per_tok"],
-            jitter=config.get("router_jitter_noise", 0.01),
-        )
+        routing = SparseMixer.of(config, jitter=config.get("router_jitter_noise", 0.01))
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -38,7 +34,7 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
                 use_bias=config.get("attention_bias", False),
                 span=uniform_span(config, config.get("sliding_window")),
             ),
-            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
+            mlp=SparseMoE(scope / "mlp", routing, intermediate_size=config["intermediate_size"]),
             make_norm=_norm,
         )
 

@@ -12,15 +12,14 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     expect_no_dense_layers,
-    ignore_sizes_of_other_layers,
-    usual_sigmoid_routing,
+    sigmoid_routing,
 )
 
 
 class SolarOpenDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        routing = usual_sigmoid_routing(config, config["n_routed_experts"], default_factor=1.0)
+        routing = sigmoid_routing(config)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -38,7 +37,6 @@ class SolarOpenForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        ignore_sizes_of_other_layers(config)
         expect_no_dense_layers(config)
         config.expect("use_qk_norm", False)
 

@@ -17,7 +17,7 @@ from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
-from jaxis.models.common.sparse_layers import dense_or_sparse
+from jaxis.models.common.sparse_layers import dense_or_sparse, sigmoid_routing
 
 
 class DeepseekDecoderLayer(PreNormDecoderLayer):
@@ -49,14 +49,11 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
     ) -> None:
         if self_attn is None:
             self_attn = latent_attention(scope / "self_attn", interleaved_rope=interleaved_rope)
-        config = scope.config
-        unused = ("intermediate_size",) if is_sparse else ("moe_intermediate_size", "n_shared_experts")
-        config.ignore(*unused, because="layers of the other kind have it")
         mlp = dense_or_sparse(
             scope,
             routing,
             is_sparse=is_sparse,
-            num_shared_experts=config["n_shared_experts"] if is_sparse else 0,
+            num_shared_experts=scope.config["n_shared_experts"] if is_sparse else 0,
             use_bias=mlp_bias,
             stack_layout=stack_layout,
             use_selection_bias=use_selection_bias,
@@ -167,18 +164,12 @@ def deepseek_v3_routing(config: HFConfig) -> Routing:
 
     Raises ConfigError if config.json asks for another method.
     """
-    config.expect("scoring_func", "sigmoid")
-    config.expect("topk_method", "noaux_tc")
-    return Routing(
-        num_experts=config["n_routed_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        score_function="sigmoid",
+    return sigmoid_routing(
+        config,
         renormalize=config["norm_topk_prob"],
         scaling_factor=config["routed_scaling_factor"],
         num_groups=config["n_group"],
         num_allowed_groups=config["topk_group"],
-        group_score="top2_sum",
-        float32_logits=True,
     )
 
 

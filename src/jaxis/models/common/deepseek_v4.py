@@ -10,7 +10,6 @@ from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.compressed_attention import CompressedAttentionSizes
 from jaxis.layers.glu import LimitedGLU
 from jaxis.layers.indexer import IndexerSizes
-from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
@@ -81,26 +80,21 @@ def rotary_embedding(scope: LayerScope, kind: str) -> RotaryEmbedding:
 
 def experts(scope: LayerScope, *, by_ids: bool = False) -> SparseMoE:
     """Creates a layer's experts, which token ids choose if `by_ids`."""
-    config, mlp = scope.config, scope / "mlp"
-    routing = Routing(
-        num_experts=config["n_routed_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
+    config = scope.config
+    routing = Routing.of(
+        config,
         score_function=config["scoring_func"],
         renormalize=True,
         scaling_factor=config["routed_scaling_factor"],
         float32_logits=True,
     )
-    unit, size = LimitedGLU(float(config["swiglu_limit"])), config["moe_intermediate_size"]
     return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=size,
-        gated_unit=unit,
+        scope / "mlp",
+        routing,
+        gated_unit=LimitedGLU(float(config["swiglu_limit"])),
         use_selection_bias=not by_ids,
         use_token_ids=by_ids,
-        shared_experts=GatedMLP(
-            mlp / "shared_experts", intermediate_size=config["n_shared_experts"] * size, gated_unit=unit
-        ),
+        shared_size=config["n_shared_experts"] * config["moe_intermediate_size"],
     )
 
 

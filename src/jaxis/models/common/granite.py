@@ -63,14 +63,9 @@ def granite_window_arguments(scope: LayerScope) -> dict[str, Any]:
 def granite_moe(scope: LayerScope) -> SparseMoE:
     """A mixture of experts with one tensor per projection; see GRANITE_MOE_RENAMES."""
     config = scope.config
-    routing = Routing(
-        num_experts=config["num_local_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        renormalize=True,
-    )
     return SparseMoE(
         scope,
-        routing=routing,
+        Routing.of(config, renormalize=True),
         intermediate_size=config["intermediate_size"],
         stack_layout=StackLayout(transposed=False),
     )

@@ -6,16 +6,14 @@ from jaxis.config.checkpoint_values import value_of_either
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
 from jaxis.config.rope_config import RopeConfig
-from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.decay_gate import DecayGate
 from jaxis.layers.delta_attention import DeltaAttention, DeltaAttentionSizes
 from jaxis.layers.mla import MultiHeadLatentAttention
-from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.moe import SparseMoE
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import LatentAttentionSettings
+from jaxis.models.common.sparse_layers import sigmoid_routing
 
 
 def listed_as_linear(config: HFConfig, layer_index: int) -> bool | None:
@@ -71,44 +69,12 @@ def hybrid_latent_attention(
     )
 
 
-def hybrid_moe(
-    scope: LayerScope,
-    *,
-    routing: Routing,
-    gated_unit: GatedUnit | None = None,
-    shared_gated_unit: GatedUnit | None = None,
-    latent_size: int | None = None,
-    use_latent_norm: bool = False,
-) -> SparseMoE:
-    """Experts of `moe_intermediate_size`, and one block as wide as `num_shared_experts` of them.
-
-    `gated_unit`, `latent_size` and `use_latent_norm` are those of the experts, as in `SparseMoE`, and
-    `shared_gated_unit` is that of the block, as in `GatedMLP`.
-    """
-    size: int = scope.config["moe_intermediate_size"]
-    shared_size = size * scope.config["num_shared_experts"]
-    return SparseMoE(
-        scope,
-        routing=routing,
-        intermediate_size=size,
-        gated_unit=gated_unit,
-        use_selection_bias=True,
-        latent_size=latent_size,
-        use_latent_norm=use_latent_norm,
-        shared_experts=GatedMLP(scope / "shared_experts", intermediate_size=shared_size, gated_unit=shared_gated_unit),
-    )
-
-
 def hybrid_routing(config: HFConfig) -> Routing:
     """DeepSeek V3's routing. Most keys have two names: the makers' and the reference's."""
-    return Routing(
-        num_experts=config["num_experts"],
-        num_experts_per_token=value_of_either(config, "num_experts_per_tok", "num_experts_per_token"),
-        score_function="sigmoid",
+    return sigmoid_routing(
+        config,
         renormalize=value_of_either(config, "norm_topk_prob", "moe_renormalize"),
         scaling_factor=config["routed_scaling_factor"],
         num_groups=value_of_either(config, "n_group", "num_expert_group"),
         num_allowed_groups=config["topk_group"],
-        group_score="top2_sum",
-        float32_logits=True,
     )

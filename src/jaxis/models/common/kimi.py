@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import SelfAttention
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.kda_hybrid import hybrid_latent_attention, kimi_delta_attention, listed_as_linear
+from jaxis.models.common.kda_hybrid import (
+    hybrid_latent_attention,
+    hybrid_routing,
+    kimi_delta_attention,
+    listed_as_linear,
+)
 from jaxis.models.common.mamba import ignore_rope
 from jaxis.models.common.prediction_layers import num_prediction_layers
-from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
 
 def kimi_mixer(scope: LayerScope) -> SelfAttention:
@@ -43,6 +50,14 @@ def kimi_mixer(scope: LayerScope) -> SelfAttention:
     )
 
 
+def kimi_feed_forward(scope: LayerScope, **options: Any) -> FeedForward:
+    """A dense block, or experts and one shared block; `options` are those of `dense_or_sparse`."""
+    config = scope.config
+    is_sparse = is_sparse_layer(config, scope.layer_index, default_first_sparse=1)
+    num_shared: int = config["num_shared_experts"] if is_sparse else 0
+    return dense_or_sparse(scope, hybrid_routing(config), is_sparse=is_sparse, num_shared_experts=num_shared, **options)
+
+
 class KimiCausalLM(CausalLM):
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
@@ -54,7 +69,6 @@ class KimiCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         ignore_rope(config)
-        ignore_sizes_of_other_layers(config)
         config.expect("mla_use_nope", True)
         config.expect("moe_router_activation_func", "sigmoid")
         config.expect("use_grouped_topk", True)

@@ -65,9 +65,8 @@ class Mistral4DecoderLayer(DeepseekDecoderLayer):
 
 def mistral_routing(config: HFConfig, *, float32_logits: bool = False) -> Routing:
     """Softmax scores of experts in groups; `float32_logits` is that of `Routing`."""
-    return Routing(
-        num_experts=config["n_routed_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
+    return Routing.of(
+        config,
         renormalize=config.get("norm_topk_prob", True),
         scaling_factor=config.get("routed_scaling_factor", 1.0),
         num_groups=config.get("n_group", 1),

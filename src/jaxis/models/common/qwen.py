@@ -75,32 +75,23 @@ def qwen_feed_forward(
     scope: LayerScope,
     *,
     renormalize: bool,
-    shared_size: int | None = None,
+    shared_size: int = 0,
     stack_layout: StackLayout | None = None,
 ) -> FeedForward:
     """Returns a layer's dense block or mixture of experts, by `mlp_only_layers` and `decoder_sparse_step`.
 
     `renormalize` is that of `Routing`, `stack_layout` that of `JaxExperts`. `shared_size` is F of a shared expert
-    behind a gate; None for none.
+    behind a gate; 0 for none.
     """
     config = scope.config
-    routing = Routing(
-        # The second name is transformers 5's.
-        num_experts=config["num_experts" if "num_experts" in config else "num_local_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        renormalize=renormalize,
-    )
+    routing = Routing.of(config, renormalize=renormalize)
     is_listed_as_dense = scope.layer_index in config.get("mlp_only_layers", [])
     if is_listed_as_dense or (scope.layer_index + 1) % config.get("decoder_sparse_step", 1):
         return GatedMLP(scope / "mlp")
-    shared = None
-    if shared_size is not None:
-        shared = GatedMLP(scope / "mlp" / "shared_experts", intermediate_size=shared_size)
     return SparseMoE(
         scope / "mlp",
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
+        routing,
         stack_layout=stack_layout,
-        shared_experts=shared,
-        use_shared_gate=shared is not None,
+        shared_size=shared_size,
+        use_shared_gate=shared_size > 0,
     )

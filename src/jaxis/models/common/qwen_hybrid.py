@@ -14,7 +14,7 @@ from jaxis.layers.experts import StackLayout
 from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
-from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.mlp import FeedForward
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
@@ -95,19 +95,11 @@ def _prediction(config: HFConfig) -> PredictionNames | None:
 
 def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:
     """A mixture of experts with a shared expert behind its own gate."""
-    config, mlp = scope.config, scope / "mlp"
-    routing = Routing(
-        num_experts=config["num_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        renormalize=renormalize,
-    )
-    shared_size = config["shared_expert_intermediate_size"]
     return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
+        scope / "mlp",
+        Routing.of(scope.config, renormalize=renormalize),
         stack_layout=stack_layout,
-        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size),
+        shared_size=scope.config["shared_expert_intermediate_size"],
         use_shared_gate=True,
     )
 

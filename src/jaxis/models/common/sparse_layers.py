@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.kernels.weights import GatedUnit
-from jaxis.layers.experts import StackLayout
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
@@ -49,67 +51,42 @@ def dense_or_sparse(
     routing: Routing,
     *,
     is_sparse: bool,
-    num_shared_experts: int,
+    num_shared_experts: int = 0,
+    shared_size: int | None = None,
     use_bias: bool = False,
-    stack_layout: StackLayout | None = None,
-    use_selection_bias: bool = True,
-    expert_unit: GatedUnit | None = None,
     block_unit: GatedUnit | None = None,
+    **options: Any,
 ) -> FeedForward:
     """A layer's `mlp` as in DeepSeek: a dense block, or experts and one shared block.
 
-    The dense block has `intermediate_size`, each expert `moe_intermediate_size`. The shared block is as wide as all
-    shared experts together; there may be 0. `use_bias` gives the dense and the shared block biases, and `block_unit` a
-    gated unit; `expert_unit` is that of the experts. Other arguments are those of `SparseMoE`.
+    The shared block has `shared_size`, or else is as wide as all shared experts together; there may be 0. `use_bias`
+    gives the dense and the shared block biases, and `block_unit` a gated unit. `options` are those of `SparseMoE`,
+    which has a selection bias unless they say otherwise.
     """
-    mlp = scope / "mlp"
+    config, mlp = scope.config, scope / "mlp"
+    ignore_sizes_of_other_layers(config)
+    make_block = partial(GatedMLP, gated_unit=block_unit, use_bias=use_bias)
     if not is_sparse:
-        return GatedMLP(mlp, gated_unit=block_unit, use_bias=use_bias)
-    expert_size: int = scope.config["moe_intermediate_size"]
-    shared = None
-    if num_shared_experts:
-        shared_size = num_shared_experts * expert_size
-        shared = GatedMLP(
-            mlp / "shared_experts", intermediate_size=shared_size, gated_unit=block_unit, use_bias=use_bias
-        )
-    return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=expert_size,
-        gated_unit=expert_unit,
-        stack_layout=stack_layout,
-        shared_experts=shared,
-        use_selection_bias=use_selection_bias,
-    )
+        return make_block(mlp)
+    if shared_size is None:
+        shared_size = num_shared_experts * config["moe_intermediate_size"]
+    shared = make_block(mlp / "shared_experts", intermediate_size=shared_size) if shared_size else None
+    return SparseMoE(mlp, routing, shared_experts=shared, **{"use_selection_bias": True, **options})
 
 
-def usual_sigmoid_routing(
-    config: HFConfig, num_experts: int, *, default_factor: float, default_renormalize: bool = True
-) -> Routing:
-    """`sigmoid_routing` with DeepSeek V3's keys of the factor and of renormalizing, which may be absent."""
-    return sigmoid_routing(
-        config,
-        num_experts,
-        renormalize=config.get("norm_topk_prob", default_renormalize),
-        scaling_factor=config.get("routed_scaling_factor", default_factor),
-    )
+def sigmoid_routing(config: HFConfig, default_factor: float = 1.0, **settings: Any) -> Routing:
+    """DeepSeek V3's routing with its keys, of which those of groups, factor and renormalizing may be absent.
 
-
-def sigmoid_routing(config: HFConfig, num_experts: int, *, renormalize: bool, scaling_factor: float) -> Routing:
-    """DeepSeek V3's routing of X experts with its keys of groups; the reference multiplies in float32.
-
-    The other arguments are those of `Routing`. Raises ConfigError if config.json asks for another method.
+    `settings` are attributes of `Routing` that these keys do not say. The reference multiplies in float32. Raises
+    ConfigError if config.json asks for another method.
     """
     config.expect("scoring_func", "sigmoid", "noaux_tc")
     config.expect("topk_method", "noaux_tc")
-    return Routing(
-        num_experts=num_experts,
-        num_experts_per_token=config["num_experts_per_tok"],
-        score_function="sigmoid",
-        renormalize=renormalize,
-        scaling_factor=scaling_factor,
-        num_groups=config.get("n_group", 1),
-        num_allowed_groups=config.get("topk_group", 1),
-        group_score="top2_sum",
-        float32_logits=True,
-    )
+    keys = {
+        "renormalize": ("norm_topk_prob", True),
+        "scaling_factor": ("routed_scaling_factor", default_factor),
+        "num_groups": ("n_group", 1),
+        "num_allowed_groups": ("topk_group", 1),
+    }
+    said = {name: config.get(*key) for name, key in keys.items() if name not in settings} | settings
+    return Routing.of(config, score_function="sigmoid", group_score="top2_sum", float32_logits=True, **said)

@@ -19,14 +19,13 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.glu import CappedGLU
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
-from jaxis.layers.mlp import FeedForward, GatedMLP, activation_function
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.mlp import activation_function
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
-from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
 _norm = partial(rms_norm, add_unit_offset=True)
 
@@ -38,17 +37,15 @@ class StepDecoderLayer(PreNormDecoderLayer):
         self, scope: LayerScope, *, full_attention: Callable[..., GroupedQueryAttention] = GroupedQueryAttention
     ) -> None:
         config, index = scope.config, scope.layer_index
-        block, use_bias = scope / "mlp", config.get("mlp_bias", False)
-        unit = _unit(config, "swiglu_limits_shared", index)
-        routed_unit = _unit(config, "swiglu_limits", index)
-        shared_size = value_of_either(config, "share_expert_dim", "share_expert_dims")
-        mlp: FeedForward
-        if _is_sparse(scope):
-            shared = block / "shared_experts"
-            expert = GatedMLP(shared, intermediate_size=shared_size, gated_unit=unit, use_bias=use_bias)
-            mlp = _experts(block, routed_unit, expert)
-        else:
-            mlp = GatedMLP(block, gated_unit=unit, use_bias=use_bias)
+        mlp = dense_or_sparse(
+            scope,
+            _routing(config),
+            is_sparse=_is_sparse(scope),
+            shared_size=value_of_either(config, "share_expert_dim", "share_expert_dims"),
+            use_bias=config.get("mlp_bias", False),
+            block_unit=_unit(config, "swiglu_limits_shared", index),
+            gated_unit=_unit(config, "swiglu_limits", index),
+        )
         super().__init__(scope, self_attn=_attention(scope, full_attention), mlp=mlp, make_norm=_norm)
 
 
@@ -82,8 +79,6 @@ class StepCausalLM(CausalLM):
             config.ignore(key, because="moe_layers_enum or mlp_layer_types names the sparse layers")
         for key in ("mtp_layer_types", "mtp_mlp_layer_types", "mtp_per_layer_config"):
             config.ignore(key, because="layers that predict later tokens are read as published files describe them")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        config.ignore("moe_intermediate_size", because="dense layers do not have it")
         config.ignore("sliding_window", because="layers that see everything do not have it")
 
     @classmethod
@@ -170,23 +165,14 @@ def rope_of_layer(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
     )
 
 
-def _experts(scope: LayerScope, gated_unit: CappedGLU | None, shared_expert: GatedMLP) -> SparseMoE:
-    config = scope.config
-    routing = Routing(
+def _routing(config: HFConfig) -> Routing:
+    return Routing(
         num_experts=value_of_either(config, "moe_num_experts", "n_routed_experts", "num_local_experts"),
         num_experts_per_token=value_of_either(config, "moe_top_k", "num_experts_per_tok"),
         score_function="sigmoid",
         renormalize=True,
         scaling_factor=config.get("moe_router_scaling_factor", 1.0),
         float32_logits=True,
-    )
-    return SparseMoE(
-        scope,
-        routing=routing,
-        intermediate_size=config["moe_intermediate_size"],
-        gated_unit=gated_unit,
-        use_selection_bias=True,
-        shared_experts=shared_expert,
     )
 
 
