@@ -53,7 +53,7 @@ def run(hub, tmp_path):
     """Runs commands, given as strings; returns what each exits with and prints to stdout and stderr."""
 
     def run(*commands):
-        environment = client_environment(tmp_path / "cache", HF_ENDPOINT=hub.url)
+        environment = client_environment(tmp_path / "cache", HF_ENDPOINT=hub.url, XDG_CACHE_HOME=str(tmp_path))
         arguments = [sys.executable, "-c", PROGRAM, json.dumps([command.split() for command in commands])]
         printed = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
         return [json.loads(line) for line in printed.splitlines()]

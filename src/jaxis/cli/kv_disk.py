@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes, parse_bytes
+from jaxis.host.cache_folder import cache_folder
 
 OPTION = "--kv-disk"
 AUTO = "auto"
@@ -62,8 +62,7 @@ def kv_disk_line(arguments: Mapping[str, Any]) -> str | None:
 
 def default_folder() -> Path:
     """Returns the folder of blocks if none is given."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "jaxis" / "kv"
+    return cache_folder() / "kv"
 
 
 def _is_size(arg: str) -> bool:

@@ -53,9 +53,10 @@ def pull(
 
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a revision.")] = False,
+    empties: Annotated[bool, typer.Option("--empty-pack-cache", help="Delete what --pack-cache kept first.")] = False,
     debug: Debug = False,
 ) -> None:
-    """List the models in the Hub's cache.
+    """List the models in the Hub's cache, and those that --pack-cache keeps (packed).
 
     \b
     [bold]Examples[/bold]
@@ -64,8 +65,11 @@ def list_models(
     """
     with report_errors(debug=debug):
         from jaxis.loading.hub_cache import cached_models
+        from jaxis.packed.cached_folders import empty_pack_cache, packed_models
 
-        models = cached_models()
+        if empties:
+            note(f"{human_bytes(empty_pack_cache())} freed")
+        models = [*cached_models(), *packed_models()]
         for model in models if as_json else ():
             fields = dataclasses.asdict(model) | {"path": str(model.path), "last_used": model.last_used.isoformat()}
             print(json.dumps(fields))

@@ -81,6 +81,8 @@ class EngineArgs(EngineArgFields):
         source. See docs/loading.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
         unless they are given, and say so. `jaxis serve` does. See docs/loading.md.
+      pack_cache: Keep the weights as the CPU kernels read them, so that later starts map them. See docs/loading.md.
+      pack_cache_size: Most bytes of all models kept so, or a size such as "200GiB"; the least recently used go.
       adapter: Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See docs/adapters.md.
       merge: Merge it into the weights as they are loaded: float32 sums, rounded to the checkpoint's type.
       enable_lora: Let each request have an adapter of its own (`LoRARequest`). See docs/adapters.md.

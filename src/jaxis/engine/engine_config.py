@@ -42,10 +42,11 @@ def make_vllm_config(
     hf_config: HFConfig,
     platform: str,
     stored: Mapping[str, TensorInfo] | None = None,
+    packed: PackedFolder | None = None,
 ) -> VllmConfig:
     """Makes the configuration of an engine on a platform such as "cpu".
 
-    The checkpoint's tensors, `stored`, are listed if needed and not given.
+    The checkpoint's tensors, `stored`, are listed if needed and not given; `packed` has its weights if they are cached.
 
     Raises:
       ConfigError: The arguments and the checkpoint do not fit together.
@@ -53,8 +54,8 @@ def make_vllm_config(
     quantization = requested_config(args.requested_quantization)
     speculative = args.parsed_speculative_config
     predicts = speculative is not None and speculative.method == "mtp"
-    packed = _packed_weights(args, path, hf_config, platform, stored, predicts=predicts)
-    has_weights = stored != {} and args.load_format != "dummy" and packed is None
+    own = _packed_weights(args, path, hf_config, platform, stored, predicts=predicts)
+    has_weights = stored != {} and args.load_format != "dummy" and own is None
     tables = tables_of(hf_config, path, changes := args.tensor_changes, has_weights=has_weights)
     return VllmConfig(
         model_config=ModelConfig(
@@ -81,6 +82,7 @@ def make_vllm_config(
             **_fields_of(LoadConfig, args),
         ),
         quant_config=packed
+        or own
         or make_quant_config(args, TensorListing(path) if stored is None else stored, hf_config, quantization),
         speculative_config=speculative,
     )

@@ -13,8 +13,10 @@ from typing import Any
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.engine.argument_groups.fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.trace_inputs import sources
 from jaxis.host.machine import cpu_flags, usable_cores
 from jaxis.kernels import native
 from jaxis.loading.gguf_files import find_shards, mmproj_beside
@@ -81,6 +83,24 @@ def checkpoint_digest(checkpoint: Path) -> str:
     digest = hashlib.sha256()
     _add_files(digest, checkpoint)
     return digest.hexdigest()[:20]
+
+
+def packing_digest(checkpoint: Path, hf_config: HFConfig, arguments: EngineArgs) -> str | None:
+    """Returns a digest of all that weights depend on, as the native kernels read them; None if code is just changing.
+
+    Files, which are not read, count by their size, inode and times.
+    """
+    if (code := sources()) is None:
+        return None
+    speculative, adapter = arguments.parsed_speculative_config, arguments.adapter
+    files = [*_files(checkpoint), *(() if adapter is None else _files(Path(adapter)))]
+    states = [(name, path.stat()) for name, path in files]
+    facts = [
+        [code, hf_config.to_dict(), arguments.dtype, repr(arguments.requested_quantization)],
+        speculative is not None and speculative.method == "mtp",
+        [(name, s.st_size, s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in states],
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()[:32]
 
 
 def arguments_digest(arguments: EngineArgs) -> str:

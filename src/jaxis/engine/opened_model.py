@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
@@ -17,15 +18,17 @@ from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.engine.execution.handover import Handover
 from jaxis.engine.execution.program_files import enable_disk_cache
-from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
+from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest, packing_digest
 from jaxis.engine.loaded_model import LoadedModel
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, JaxisError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.given_tensors import GivenTensors
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
+from jaxis.loading.packed_name import is_packed
 from jaxis.models.model_loader import load_model
+from jaxis.packed.cache import PackCache
 from jaxis.parallel import distributed
 from jaxis.parallel.equal_shares import check_heads
 from jaxis.parallel.mesh import make_stage_meshes
@@ -89,16 +92,39 @@ class OpenedModel:
         """
         platform = meshes[0].devices.flat[0].platform
         stored = None if tensors is None else tensors.stored
-        vllm_config = make_vllm_config(args, self.path, self.hf_config, platform, stored)
+        cache = self._pack_cache(args) if tensors is None else None
+        packed = None if cache is None else cache.find()
+        vllm_config = make_vllm_config(args, self.path, self.hf_config, platform, stored, packed)
         name, models = str(args.model or "the embedded model"), []
-        for stage in own_stages(meshes):
-            of_stages = f", stage {stage.index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
-            with progress.loading(name + of_stages) as on_progress:
-                mesh = meshes[stage.index]
-                models.append(load_model(vllm_config, mesh, on_progress, stage=stage, tensors=tensors))
+        try:
+            for stage in own_stages(meshes):
+                of_stages = f", stage {stage.index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
+                with progress.loading(name + of_stages) as on_progress:
+                    mesh = meshes[stage.index]
+                    models.append(load_model(vllm_config, mesh, on_progress, stage=stage, tensors=tensors))
+        except JaxisError as error:
+            if cache is None or packed is None:
+                raise
+            progress.note(str(error))
+            cache.remove()
+            return self.load(args, meshes, progress)
+        if cache is not None and packed is None and cache == self._pack_cache(args):  # the files have not changed
+            progress.note(cache.keep(models[0], np.dtype(vllm_config.model_config.dtype).name))
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
             load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
         return LoadedModel(vllm_config, meshes, models)
+
+    def _pack_cache(self, args: EngineArgs) -> PackCache | None:
+        """Returns the place of the weights in the pack cache; None if they are not asked for there, or packed already.
+
+        Raises ConfigError if they are asked for, and the native kernels are not used.
+        """
+        if not args.pack_cache or is_packed(self.path):
+            return None
+        if not native.usable() or args.num_devices > 1:
+            raise ConfigError("pack_cache is for the native kernels on one CPU device: leave it out")
+        digest = packing_digest(self.path, self.hf_config, args)
+        return None if digest is None else PackCache(digest, str(args.model or "embedded"), args.pack_cache_bytes)
 
 
 def open_model(args: EngineArgs) -> OpenedModel:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.engine.execution.program_files import default_cache_dir
 from jaxis.errors import ConfigError
+from jaxis.host.cache_folder import cache_folder
 from jaxis.host.machine import cpu_model, host_bytes, usable_cores
 from jaxis.kernels import native
 from jaxis.version import __version__
@@ -81,7 +81,7 @@ def facts() -> dict[str, str | int]:
 
 
 def machine_file() -> Path:
-    return default_cache_dir().parent / "machine.json"
+    return cache_folder() / "machine.json"
 
 
 def kept_machine() -> Machine | None:

@@ -287,6 +287,7 @@ def _load(
 
 def _check(args: EngineArgs) -> None:
     """Raises ConfigError for arguments that embedding models do not support."""
-    for name in ("pipeline_parallel_size", "data_parallel_size", "nnodes"):
-        if getattr(args, name) != 1:
+    usual = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "nnodes": 1, "pack_cache": False}
+    for name, value in usual.items():
+        if getattr(args, name) != value:
             raise ConfigError(f"{name}={getattr(args, name)} is for models that generate text: leave it out")

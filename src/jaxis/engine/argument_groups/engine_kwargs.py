@@ -54,6 +54,8 @@ class EngineKwargs(TypedDict, total=False):
     quantization: Quantization | None
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool
+    pack_cache: bool
+    pack_cache_size: int | str
     adapter: str | os.PathLike[str] | None
     merge: bool
     enable_lora: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from jaxis.engine.argument_groups.info import ArgumentGroup, argument
 from jaxis.errors import ConfigError
+from jaxis.host.byte_size import parse_bytes
 from jaxis.sampling_params import LogprobsMode
 
 LoadFormat = Literal["auto", "dummy"]
@@ -96,8 +98,35 @@ class LoadingArguments(ArgumentGroup):
         ),
     )
 
+    pack_cache: bool = argument(
+        False,
+        in_fingerprint=False,
+        description=(
+            "Keep the weights as the CPU kernels read them, so that later starts map them. See [packed "
+            "folders](loading.md#packed-folders)."
+        ),
+        help="Keep the weights as the CPU kernels read them, so that later starts map them.",
+        speed_only=True,
+    )
+    pack_cache_size: int | str = argument(
+        "50GiB",
+        in_fingerprint=False,
+        description=('Most bytes of all models kept so, or a size such as "200GiB"; the least recently used go.'),
+        metavar="SIZE",
+        help="Most bytes of all models kept so, such as 200GiB.",
+        speed_only=True,
+    )
+
     def check(self) -> None:
+        _ = self.pack_cache_bytes
+        if self.pack_cache and self.load_format == "dummy":
+            raise ConfigError("pack_cache keeps the weights of a checkpoint: leave out load_format='dummy'")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
+
+    @functools.cached_property
+    def pack_cache_bytes(self) -> int:
+        """`pack_cache_size` in bytes."""
+        return parse_bytes(self.pack_cache_size, "pack_cache_size")

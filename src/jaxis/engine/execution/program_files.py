@@ -32,11 +32,11 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 from jaxis.engine.execution.program_context import ProgramContext
 from jaxis.engine.execution.program_key import Compiled, ProgramKey, lower
 from jaxis.engine.execution.trace_inputs import ModelInputs, UnknownInputError, digest, held_by_modules, sources
+from jaxis.host.cache_folder import cache_folder
 from jaxis.kernels import native
 
 logger = logging.getLogger(__name__)
 
-CACHE_FOLDER = "jaxis/programs"
 FOLDER = "traced"
 MAX_BYTES = 256 << 20
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -76,8 +76,7 @@ _outside = _OutsideCache()
 
 def default_cache_dir() -> Path:
     """Returns the folder of compiled programs unless JAX_COMPILATION_CACHE_DIR says otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / CACHE_FOLDER
+    return cache_folder() / "programs"
 
 
 def enable_disk_cache() -> None:
