@@ -13,7 +13,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
 from jaxis.layers.glu import CappedGLU
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import (
     hybrid_latent_attention,
@@ -21,7 +21,6 @@ from jaxis.models.common.kda_hybrid import (
     kimi_delta_attention,
     listed_as_linear,
 )
-from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
 
@@ -105,10 +104,6 @@ class BailingHybridForCausalLM(CausalLM):
             if limits and len(limits) < num_layers:
                 raise config.fault(key, why=f"which has {len(limits)} entries, fewer than {num_layers} layers")
         _expect_what_all_have(config)
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config))
 
 
 def _expect_what_all_have(config: HFConfig) -> None:

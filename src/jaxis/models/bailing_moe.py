@@ -12,10 +12,9 @@ from jaxis.layers.lightning_attention import LightningAttention
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import hybrid_latent_attention
-from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     num_dense_layers,
@@ -77,10 +76,6 @@ class BailingMoeV2ForCausalLM(CausalLM):
             config.expect(key, False)
         config.expect("rotary_dim", int(config.get("partial_rotary_factor", 1.0) * config["head_dim"]))
         config.ignore("num_mtp_layers", because="layers that draft tokens are not loaded")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config))
 
 
 class BailingMoeV2_5DecoderLayer(BailingMoeV2DecoderLayer):

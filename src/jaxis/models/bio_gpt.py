@@ -39,6 +39,8 @@ class BioGptDecoderLayer(PreNormDecoderLayer):
 
 class BioGptForCausalLM(CausalLM):
     layer_class = BioGptDecoderLayer
+    make_norm = _norm
+    tied_by_default = True
     renames = (
         ("biogpt", "model"),
         ("model.layer_norm", "model.norm"),
@@ -59,12 +61,10 @@ class BioGptForCausalLM(CausalLM):
         config = scope.config
         hidden_size: int = config["hidden_size"]
         return DecoderOptions(
-            norm=_norm(scope),
             embed_scale=hidden_size**0.5 if config.get("scale_embedding", True) else 1.0,
             embed_positions=PositionEmbedding(
                 config["max_position_embeddings"], hidden_size, scope.rngs, offset=2, dtype=scope.dtype
             ),
-            tied_by_default=True,
         )
 
 

@@ -19,6 +19,8 @@ class BloomDecoderLayer(Gpt2DecoderLayer):
 
 class BloomForCausalLM(CausalLM):
     layer_class = BloomDecoderLayer
+    make_norm = biased_layer_norm
+    tied_by_default = True
     renames = (
         ("transformer.word_embeddings", "model.embed_tokens"),
         ("transformer.word_embeddings_layernorm", "model.embed_norm"),
@@ -46,7 +48,7 @@ class BloomForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope), embed_norm=biased_layer_norm(scope), tied_by_default=True)
+        return DecoderOptions(embed_norm=biased_layer_norm(scope))
 
 
 FAMILY = Family(

@@ -42,8 +42,14 @@ class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
         )
 
 
+def _norm(scope: LayerScope) -> Norm:
+    """Returns an RMS norm if config.json has `rms_norm_eps`, otherwise Cohere's layer norm."""
+    return unbiased_layer_norm(scope) if scope.config.get("rms_norm_eps") is None else rms_norm(scope)
+
+
 class Cohere2MoeForCausalLM(Cohere2CausalLM):
     layer_class = Cohere2MoeDecoderLayer
+    make_norm = _norm
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -54,13 +60,7 @@ class Cohere2MoeForCausalLM(Cohere2CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        multiplier = scope.config.get("logit_scale", 0.0625)
-        return DecoderOptions(tied_by_default=True, norm=_norm(scope), logits_multiplier=multiplier)
-
-
-def _norm(scope: LayerScope) -> Norm:
-    """Returns an RMS norm if config.json has `rms_norm_eps`, otherwise Cohere's layer norm."""
-    return unbiased_layer_norm(scope) if scope.config.get("rms_norm_eps") is None else rms_norm(scope)
+        return DecoderOptions(logits_multiplier=scope.config.get("logit_scale", 0.0625))
 
 
 def _layer_type(config: HFConfig, layer_index: int) -> str:

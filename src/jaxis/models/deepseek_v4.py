@@ -10,7 +10,7 @@ from jaxis.layers.compressed_attention import CompressedAttention, CompressedInd
 from jaxis.layers.decoder_layer import StreamsDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.streams import HyperMixer, StreamsNorm
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek_v4 import (
     RENAMES,
     attention_sizes,
@@ -22,7 +22,7 @@ from jaxis.models.common.deepseek_v4 import (
     rotary_embedding,
 )
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.streams import StreamsModel, manifold_connection, num_streams
 
 _KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
@@ -36,9 +36,17 @@ class DeepseekV4DecoderLayer(StreamsDecoderLayer):
         super().__init__(scope, self_attn=_attention(scope), mlp=mlp, make_connection=manifold_connection)
 
 
+def _final_norm(scope: LayerScope) -> StreamsNorm:
+    config = scope.config
+    return StreamsNorm(scope, HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
+
+
 class DeepseekV4ForCausalLM(CausalLM):
     layer_class = DeepseekV4DecoderLayer
     model_class = StreamsModel
+    make_norm = _final_norm
+    default_prediction_layers = 1
+    prediction_modules = ("mtp.",)
     renames = (
         *RENAMES,
         ("hc_head_fn", "model.norm.mixer.fn.weight"),
@@ -74,34 +82,21 @@ class DeepseekV4ForCausalLM(CausalLM):
             rope_of(config, kind)
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(
-            norm=_final_norm(scope), prediction_modules=("mtp.",), prediction=_prediction(scope.config)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the first prediction layer, with streams as `MTPBlock` in DeepSeek's code."""
+        return PredictionNames(
+            module="mtp.0",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="e_proj",
+            hidden_projection="h_proj",
+            norm="model.norm",
+            layer="",
+            shared=("emb", "lm_head"),
+            layer_index=config["num_hidden_layers"],
+            make_final_norm=_final_norm,
+            hands_on_normed=False,
         )
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the first prediction layer, with streams as `MTPBlock` in DeepSeek's code; None without one."""
-    if num_prediction_layers(config, 1) == 0:
-        return None
-    return PredictionNames(
-        module="mtp.0",
-        embedding_norm="enorm",
-        hidden_norm="hnorm",
-        projection="e_proj",
-        hidden_projection="h_proj",
-        norm="model.norm",
-        layer="",
-        shared=("emb", "lm_head"),
-        layer_index=config["num_hidden_layers"],
-        make_final_norm=_final_norm,
-        hands_on_normed=False,
-    )
-
-
-def _final_norm(scope: LayerScope) -> StreamsNorm:
-    config = scope.config
-    return StreamsNorm(scope, HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
 
 
 def _attention(scope: LayerScope) -> CompressedAttention:

@@ -19,7 +19,7 @@ from jaxis.layers.ngram_injection import Engram
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.shared_entries import SharedEntriesAttention, SharedEntryIndexer
 from jaxis.layers.streams import HyperConnection, read_streams
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek_v4 import (
     RENAMES,
     attention_sizes,
@@ -85,6 +85,7 @@ class DeepseekV41ForConditionalGeneration(TextPart, CausalLM):
     """The text of a model that also sees; published files name it and the whole alike."""
 
     layer_class = DeepseekV41DecoderLayer
+    prediction_modules = ("mtp.",)
     model_class = DeepseekV41Model
     renames = (
         ("engram.embed", "engram.ple_embedding.ngram_embedding"),
@@ -105,11 +106,6 @@ class DeepseekV41ForConditionalGeneration(TextPart, CausalLM):
         for key in (each for each in config if each.startswith("dspark_")):
             config.ignore(key, because="layers that draft tokens do not change logits")
         _check_sources(config)
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(prediction_modules=("mtp.",))
 
 
 def _attention(scope: LayerScope) -> CompressedAttention:

@@ -172,8 +172,13 @@ class DoryModel(LoopedModel):
         return x
 
 
+def _final_norm(scope: LayerScope) -> UnitNorm:
+    return UnitNorm(scope, scope.config["hidden_size"])
+
+
 class DoryForCausalLM(CausalLM):
     layer_class = DoryDecoderLayer
+    make_norm = _final_norm
     model_class = DoryModel
     renames = (
         ("backbone", "model"),
@@ -209,8 +214,7 @@ class DoryForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        norm = UnitNorm(scope, scope.config["hidden_size"])
-        return DecoderOptions(norm=norm, num_layers=_num_layers(scope.config))
+        return DecoderOptions(num_layers=_num_layers(scope.config))
 
     @classmethod
     def head(cls, scope: LayerScope, options: DecoderOptions) -> JaxLmHead:

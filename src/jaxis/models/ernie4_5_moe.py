@@ -14,7 +14,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import FeedForward
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import dense_or_sparse
 
@@ -34,6 +34,8 @@ class Ernie45MoeDecoderLayer(PreNormDecoderLayer):
 
 class Ernie4_5_MoeForCausalLM(CausalLM):
     layer_class = Ernie45MoeDecoderLayer
+    tied_by_default = True
+    prediction_modules = ("model.mtp_",)
     router_aux_loss_coef = 0.001
     renames = (("mlp.moe_statics.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),)
 
@@ -46,11 +48,6 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
         config.expect("moe_gate", "topk", "top2_fused")
         config.expect("moe_gate_act", "softmax")
         config.ignore("moe_capacity", because="no token is dropped")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(tied_by_default=True, prediction_modules=("model.mtp_",))
 
 
 @dataclass(frozen=True, kw_only=True)

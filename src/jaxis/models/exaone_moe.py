@@ -7,7 +7,7 @@ from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
@@ -41,17 +41,13 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
 
 class ExaoneMoeForCausalLM(CausalLM):
     layer_class = ExaoneMoeDecoderLayer
+    prediction_modules = ("mtp.",)
     renames = (("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         for key in ("is_moe_layer", "first_last_k_dense_replace"):
             config.ignore(key, because="mlp_layer_types or the number of dense layers says it, as in the reference")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(prediction_modules=("mtp.",))
 
 
 FAMILY = Family(

@@ -162,6 +162,7 @@ class Gemma3nModel(LayerEmbeddingsModel):
 
 class Gemma3nForCausalLM(SharedCacheCausalLM):
     layer_class = Gemma3nDecoderLayer
+    tied_by_default = True
     model_class = Gemma3nModel
 
     @classmethod
@@ -177,7 +178,6 @@ class Gemma3nForCausalLM(SharedCacheCausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
-            tied_by_default=True,
             logits_soft_cap=scope.config.get("final_logit_softcapping", 30.0),
             embed_scale=scope.config["hidden_size"] ** 0.5,
         )

@@ -205,6 +205,7 @@ class Gemma4Model(LayerEmbeddingsModel):
 
 class Gemma4ForCausalLM(SharedCacheCausalLM):
     layer_class = Gemma4DecoderLayer
+    tied_by_default = True
     model_class = Gemma4Model
 
     @classmethod
@@ -223,7 +224,6 @@ class Gemma4ForCausalLM(SharedCacheCausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
-            tied_by_default=True,
             logits_soft_cap=scope.config.get("final_logit_softcapping"),
             embed_scale=scope.config["hidden_size"] ** 0.5,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     num_dense_layers,
@@ -36,12 +37,11 @@ class Glm4MoeDecoderLayer(PreNormDecoderLayer):
 
 class Glm4MoeForCausalLM(CausalLM):
     layer_class = Glm4MoeDecoderLayer
+    default_prediction_layers = 1
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        number = num_prediction_layers(scope.config, 1)
-        names = PredictionNames.numbered(scope.config["num_hidden_layers"])
-        return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        return PredictionNames.numbered(config)
 
 
 class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, INDEXED_ATTENTION, LINEAR_ATTENTION, listed_layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention, StreamsDecoderLayer
@@ -13,12 +11,11 @@ from jaxis.layers.mlp import FeedForward
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
 from jaxis.layers.streams import StreamMean, StreamsNorm
-from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import kimi_delta_attention
 from jaxis.models.common.mamba import ignore_rope
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_latent import TINY_INDEXER, index_query_size, layers_with_indexer
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
@@ -122,6 +119,10 @@ def _latent_attention(scope: LayerScope, *, predicts: bool = False) -> SparseLat
     )
 
 
+def _final_norm(scope: LayerScope) -> StreamsNorm:
+    return StreamsNorm(scope, StreamMean())
+
+
 class Glm5NextForConditionalGeneration(InnerTextPart):
     """GLM-5.3-Flash as published; images and video are not supported."""
 
@@ -133,6 +134,7 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
     )
     layer_class = Glm5NextDecoderLayer
     model_class = StreamsModel
+    make_norm = _final_norm
     renames = (
         *CONNECTION_RENAMES,
         ("indexer.index_kpool_compress_gate", "indexer.compress_gate.weight"),
@@ -151,14 +153,8 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
         config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        number = num_prediction_layers(scope.config)
-        names = PredictionNames.numbered(scope.config["num_hidden_layers"])
-        return DecoderOptions(
-            norm=StreamsNorm(scope, StreamMean()),
-            num_prediction_layers=number,
-            prediction=dataclasses.replace(names, layer_class=Glm5NextPredictionLayer) if number else None,
-        )
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        return PredictionNames.numbered(config, layer_class=Glm5NextPredictionLayer)
 
 
 FAMILY = Family(

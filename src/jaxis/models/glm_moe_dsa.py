@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_latent import (
     TINY_INDEXER,
     SparseLatentCausalLM,
@@ -42,12 +40,8 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
         config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        options = super().options(scope)
-        if options.prediction is None:
-            return options
-        prediction = dataclasses.replace(options.prediction, layer_class=GlmMoeDsaPredictionLayer)
-        return dataclasses.replace(options, prediction=prediction)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        return PredictionNames.numbered(config, layer_class=GlmMoeDsaPredictionLayer)
 
 
 FAMILY = Family(

@@ -36,6 +36,7 @@ class GPTJDecoderLayer(ParallelDecoderLayer):
 
 class GPTJForCausalLM(CausalLM):
     layer_class = GPTJDecoderLayer
+    make_norm = biased_layer_norm
     renames = (
         ("transformer.wte", "model.embed_tokens"),
         ("transformer.h", "model.layers"),
@@ -52,7 +53,8 @@ class GPTJForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope), head_bias=True)
+        del scope
+        return DecoderOptions(head_bias=True)
 
 
 def _codegen_layer(scope: LayerScope) -> GPTJDecoderLayer:

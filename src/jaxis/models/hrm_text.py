@@ -101,6 +101,7 @@ class HrmTextModel(LoopedModel):
 
 class HrmTextForCausalLM(CausalLM):
     layer_class = HrmTextDecoderLayer
+    make_norm = _norm
     model_class = HrmTextModel
 
     @classmethod
@@ -122,7 +123,7 @@ class HrmTextForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         config = scope.config
         scale = config.get("embedding_scale") or 1 / config.get("initializer_range", 0.02)
-        return DecoderOptions(norm=_norm(scope), embedding_multiplier=scale, num_layers=2 * _layers_per_stack(config))
+        return DecoderOptions(embedding_multiplier=scale, num_layers=2 * _layers_per_stack(config))
 
 
 def _layers_per_stack(config: HFConfig) -> int:

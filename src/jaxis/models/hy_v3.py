@@ -7,9 +7,8 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     is_sparse_layer,
@@ -42,6 +41,7 @@ class HYV3DecoderLayer(PreNormDecoderLayer):
 
 class HYV3ForCausalLM(CausalLM):
     layer_class = HYV3DecoderLayer
+    default_prediction_layers = 1
     renames = (
         ("mlp.router.gate", "mlp.gate"),
         ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
@@ -57,10 +57,6 @@ class HYV3ForCausalLM(CausalLM):
         for key in ("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine"):
             config.ignore(key, because="softmax, logits and the sum of two outputs are rounded once anyway")
         config.ignore("use_grouped_mm", because="it is how the same result is computed")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config, 1))
 
 
 FAMILY = Family(

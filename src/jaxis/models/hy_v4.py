@@ -11,10 +11,10 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
 from jaxis.layers.streams import HyperConnection, HyperMixer, StreamsNorm
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_latent import TINY_INDEXER, layers_with_indexer, token_indexer
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
@@ -95,12 +95,20 @@ def _connection(scope: LayerScope) -> HyperConnection:
     )
 
 
+def _final_norm(scope: LayerScope) -> StreamsNorm:
+    config = scope.config
+    return StreamsNorm(scope, HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
+
+
 _PARTS = (("fn", "fn.weight"), ("base", "base"), ("scale", "scale"))
 
 
 class HYV4ForCausalLM(CausalLM):
     layer_class = HYV4DecoderLayer
     model_class = StreamsModel
+    make_norm = _final_norm
+    default_prediction_layers = 1
+    prediction_modules = ("model.mtp_layers.",)
     renames = (
         *((f"hc_attn_layer.hc_pre.hc_{name}", f"attn_hc.{here}") for name, here in _PARTS),
         *((f"hc_mlp_layer.hc_pre.hc_{name}", f"ffn_hc.{here}") for name, here in _PARTS),
@@ -125,29 +133,18 @@ class HYV4ForCausalLM(CausalLM):
             raise config.fault("layer_types", why=f"with {min(map(repr, unknown))}, of which none is supported")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        mixer = HyperMixer(scope, num_streams(scope.config), epsilon=scope.config.get("hc_eps", 1e-6))
-        return DecoderOptions(
-            norm=StreamsNorm(scope, mixer),
-            prediction_modules=("model.mtp_layers.",),
-            prediction=_prediction(scope.config),
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        return PredictionNames(
+            module="model.mtp_layers.0",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="eh_proj",
+            norm="final_layernorm",
+            layer="",
+            shared=("embed_tokens", "shared_head"),
+            layer_index=config["num_hidden_layers"] - 1,
+            layer_class=HYV4PredictionLayer,
         )
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    if num_prediction_layers(config, 1) == 0:
-        return None
-    return PredictionNames(
-        module="model.mtp_layers.0",
-        embedding_norm="enorm",
-        hidden_norm="hnorm",
-        projection="eh_proj",
-        norm="final_layernorm",
-        layer="",
-        shared=("embed_tokens", "shared_head"),
-        layer_index=config["num_hidden_layers"] - 1,
-        layer_class=HYV4PredictionLayer,
-    )
 
 
 FAMILY = Family(

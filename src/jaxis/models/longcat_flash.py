@@ -17,7 +17,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.ngram_mean import NgramMean
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek import latent_attention
 from jaxis.models.common.family import Family
 
@@ -65,6 +65,7 @@ def _attention(scope: LayerScope) -> MultiHeadLatentAttention:
 
 class LongcatFlashForCausalLM(CausalLM):
     layer_class = LongcatFlashDecoderLayer
+    prediction_modules = ("model.mtp",)
     renames = (
         ("mlp.router.classifier", "mlp.gate"),
         ("mlp.router.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
@@ -79,11 +80,6 @@ class LongcatFlashForCausalLM(CausalLM):
             config.expect(key, True)
         for key in ("router_bias", "norm_topk_prob"):
             config.expect(key, False)
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(prediction_modules=("model.mtp",))
 
 
 class LongcatFlashNgramDecoderLayer(LongcatFlashDecoderLayer):

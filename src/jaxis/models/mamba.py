@@ -6,8 +6,9 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import MixerLayer
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba1 import Mamba1, Mamba1Sizes, time_step_rank
+from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope, tiny_inner_size
 
@@ -37,8 +38,14 @@ class FalconMambaDecoderLayer(MambaDecoderLayer):
         super().__init__(scope, norm_epsilon=scope.config.get("mixer_rms_eps", 1e-6))
 
 
+def _final_norm(scope: LayerScope) -> Norm:
+    return rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5))
+
+
 class MambaForCausalLM(CausalLM):
+    make_norm = _final_norm
     layer_class = MambaDecoderLayer
+    tied_by_default = True
     renames = MAMBA_RENAMES
     other_names = (("backbone.embedding", "backbone.embeddings"),)  # of the first checkpoints
     unadaptable = ("dt_proj", "out_proj")
@@ -52,11 +59,6 @@ class MambaForCausalLM(CausalLM):
         config.expect("rms_norm", True)
         config.ignore(*_OF_MAKERS, because="only the makers' own code reads it")
         config.ignore("num_attention_heads", "num_key_value_heads", because="there is nothing but Mamba")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        norm = rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5))
-        return DecoderOptions(norm=norm, tied_by_default=True)
 
 
 class FalconMambaForCausalLM(MambaForCausalLM):

@@ -6,8 +6,9 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import MixerLayer
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
+from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope, tiny_inner_size
 
@@ -34,7 +35,12 @@ class Mamba2DecoderLayer(MixerLayer):
         super().__init__(scope, mixer, epsilon=epsilon)
 
 
+def _final_norm(scope: LayerScope) -> Norm:
+    return rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5))
+
+
 class Mamba2ForCausalLM(CausalLM):
+    make_norm = _final_norm
     layer_class = Mamba2DecoderLayer
     renames = MAMBA_RENAMES
     unadaptable = ("out_proj",)
@@ -47,10 +53,6 @@ class Mamba2ForCausalLM(CausalLM):
         for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
             config.ignore(key, because="there is nothing but Mamba2")
         config.expect("expand", config["num_heads"] * config["head_dim"] / config["hidden_size"])
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5)))
 
 
 FAMILY = Family(

@@ -9,7 +9,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import qwen_feed_forward
@@ -40,6 +40,8 @@ class MellumDecoderLayer(PreNormDecoderLayer):
 class MellumForCausalLM(CausalLM):
     layer_class = MellumDecoderLayer
     router_aux_loss_coef = 0.001
+    default_prediction_layers = 1
+    prediction_modules = ("mtp.",)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -49,17 +51,13 @@ class MellumForCausalLM(CausalLM):
             config.ignore(key, because="layers that predict later tokens do not change logits")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(prediction_modules=("mtp.",), prediction=_prediction(scope.config))
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the prediction layer, which is like the model's first sparse layer with the same attention."""
-    [kind] = config.get("mtp_layer_types", [SLIDING_ATTENTION])
-    kinds, blocks = config.get("layer_types", []), config.get("mlp_layer_types")
-    like = (i for i, each in enumerate(kinds) if each == kind and (blocks is None or blocks[i] == "sparse"))
-    index = next(like, None)
-    return None if index is None else PredictionNames.separate(index)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the prediction layer, which is like the model's first sparse layer with the same attention."""
+        [kind] = config.get("mtp_layer_types", [SLIDING_ATTENTION])
+        kinds, blocks = config.get("layer_types", []), config.get("mlp_layer_types")
+        like = (i for i, each in enumerate(kinds) if each == kind and (blocks is None or blocks[i] == "sparse"))
+        index = next(like, None)
+        return None if index is None else PredictionNames.separate(index)
 
 
 FAMILY = Family("Mellum 2", (MellumForCausalLM,), "Qwen3 MoE with windows and a RoPE for each kind of layer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +15,12 @@ from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
+from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
 
 
@@ -32,12 +32,26 @@ class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
             scope,
             self_attn=_attention(scope),
             mlp=dense_or_sparse(scope, routing, is_sparse=_is_sparse(scope), num_shared_experts=0),
-            make_norm=partial(rms_norm, epsilon=_epsilon(config)),
+            make_norm=_norm,
         )
+
+
+def _epsilon(config: HFConfig) -> float:
+    """Returns the epsilon of the norms, under its published name or the reference's."""
+    epsilon = config.get("rms_norm_eps", config.get("layernorm_epsilon", 1e-5))
+    config.expect("layernorm_epsilon", epsilon)
+    return epsilon
+
+
+def _norm(scope: LayerScope) -> Norm:
+    return rms_norm(scope, epsilon=_epsilon(scope.config))
 
 
 class MiMoV2FlashForCausalLM(CausalLM):
     layer_class = MiMoV2FlashDecoderLayer
+    make_norm = _norm
+    default_prediction_layers = 3
+    prediction_modules = ("model.mtp.",)
     renames = (("self_attn.attention_sink_bias", "self_attn.sinks"),)
     # A name in layers that predict later tokens.
     other_names = (("pre_mlp_layernorm", "post_attention_layernorm"),)
@@ -48,29 +62,18 @@ class MiMoV2FlashForCausalLM(CausalLM):
         config.ignore("attention_chunk_size", because="windows slide: sliding_window_size says how far they reach")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        norm = rms_norm(scope, epsilon=_epsilon(scope.config))
-        return DecoderOptions(
-            norm=norm,
-            prediction_modules=("model.mtp.",),
-            prediction=_prediction(scope.config),
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the first of three prediction layers: with a window, and dense, as in SGLang's `MiMoV2MTP`."""
+        return PredictionNames(
+            module="model.mtp.layers.0",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="eh_proj",
+            norm="final_layernorm",
+            layer="",
+            layer_index=config["num_hidden_layers"],
+            make_norm=_norm,
         )
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the first of three prediction layers: with a window, and dense, as in SGLang's `MiMoV2MTP`."""
-    if num_prediction_layers(config, 3) == 0:
-        return None
-    return PredictionNames(
-        module="model.mtp.layers.0",
-        embedding_norm="enorm",
-        hidden_norm="hnorm",
-        projection="eh_proj",
-        norm="final_layernorm",
-        layer="",
-        layer_index=config["num_hidden_layers"],
-        make_norm=partial(rms_norm, epsilon=_epsilon(config)),
-    )
 
 
 def _predicts(scope: LayerScope) -> bool:
@@ -169,13 +172,6 @@ def _is_sparse(scope: LayerScope) -> bool:
         return is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1)
     flag = value_of_layer(scope.config, "moe_layer_freq", scope.layer_index)
     return scope.layer_index > 0 if flag is None else bool(flag)
-
-
-def _epsilon(config: HFConfig) -> float:
-    """Returns the epsilon of the norms, under its published name or the reference's."""
-    epsilon = config.get("rms_norm_eps", config.get("layernorm_epsilon", 1e-5))
-    config.expect("layernorm_epsilon", epsilon)
-    return epsilon
 
 
 FAMILY = Family(

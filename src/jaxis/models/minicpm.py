@@ -53,6 +53,7 @@ class MiniCPM3DecoderLayer(PreNormDecoderLayer):
 
 class MiniCPMForCausalLM(CausalLM):
     layer_class = MiniCPMDecoderLayer
+    tied_by_default = True
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -64,7 +65,6 @@ class MiniCPMForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         config = scope.config
         return DecoderOptions(
-            tied_by_default=True,
             embedding_multiplier=float(config["scale_emb"]),
             logits_multiplier=config["dim_model_base"] / config["hidden_size"],
         )

@@ -10,7 +10,7 @@ from jaxis.layers.leaves import rms_norm
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 
 
@@ -54,10 +54,6 @@ class MiniMaxM2ForCausalLM(CausalLM):
         config.expect("attn_type_list", [1] * config["num_hidden_layers"])  # 0 was MiniMax M1's lightning attention
         config.ignore("use_mtp", "mtp_transformer_layers", because="layers that predict later tokens are not loaded")
 
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=scope.config.get("num_mtp_modules", 0))
-
 
 FAMILY = Family(
     "MiniMax M2 to M2.7",
@@ -65,4 +61,5 @@ FAMILY = Family(
     "256 experts by sigmoid with a selection bias, partial RoPE, norms on all heads together",
     formats=("fp8",),
     gguf=("minimax-m2",),
+    names={"minimax_m2": {"num_mtp_modules": "num_nextn_predict_layers"}},
 )

@@ -16,7 +16,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.selected_attention import SelectedAttention
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_norm
 from jaxis.models.common.text_part import TextPart
@@ -117,6 +117,8 @@ class MiniMaxM3DecoderLayer(PreNormDecoderLayer):
 
 class MiniMaxM3SparseForCausalLM(CausalLM):
     layer_class = MiniMaxM3DecoderLayer
+    make_norm = gemma_norm
+    prediction_modules = ("mtp.", "model.mtp.")
     router_aux_loss_coef = 0.001
     renames = (
         # Dense layers' blocks are named `mlp` in files too.
@@ -149,10 +151,6 @@ class MiniMaxM3SparseForCausalLM(CausalLM):
             config.ignore(key, because="layers that predict later tokens are not loaded")
         for key in ("dense_intermediate_size", "shared_intermediate_size", "intermediate_size", *_INDEX_KEYS):
             config.ignore(key, because="layers of another kind do not have it")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=gemma_norm(scope), prediction_modules=("mtp.", "model.mtp."))
 
 
 class MiniMaxM3SparseForConditionalGeneration(TextPart, MiniMaxM3SparseForCausalLM):

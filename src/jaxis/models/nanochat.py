@@ -34,12 +34,13 @@ class NanoChatDecoderLayer(PreNormDecoderLayer):
 
 class NanoChatForCausalLM(CausalLM):
     layer_class = NanoChatDecoderLayer
+    make_norm = _norm
     renames = (("mlp.fc1", "mlp.up_proj"), ("mlp.fc2", "mlp.down_proj"))
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         cap = scope.config.get("final_logit_softcapping", 15.0) or None
-        return DecoderOptions(norm=_norm(scope), embed_norm=_norm(scope), logits_soft_cap=cap)
+        return DecoderOptions(embed_norm=_norm(scope), logits_soft_cap=cap)
 
 
 def _backwards(rope: RotaryEmbedding | None, source: str) -> RotaryEmbedding:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 
 from jaxis.config.hf_config import HFConfig
@@ -16,6 +14,7 @@ from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.moe import SparseMoE
+from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
@@ -47,8 +46,14 @@ class NemotronHPredictionBlock(JaxModule):
         return kv_cache, x
 
 
+def _norm(scope: LayerScope) -> Norm:
+    return rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5))
+
+
 class NemotronHForCausalLM(CausalLM):
     layer_class = NemotronHDecoderLayer
+    make_norm = _norm
+    prediction_modules = ("mtp.",)
     renames = MAMBA_RENAMES
     module_renames = MAMBA_RENAMES[1:]  # transformers' model has no backbone
     unadaptable = ("out_proj",)
@@ -72,33 +77,28 @@ class NemotronHForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(
-            norm=rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5)),
-            num_layers=len(_layer_kinds(scope.config)),
-            prediction_modules=("mtp.",),
-            prediction=_prediction(scope.config),
+        return DecoderOptions(num_layers=len(_layer_kinds(scope.config)))
+
+    @classmethod
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the block that predicts the token after the next one.
+
+        None unless there is exactly one such block, with one layer of attention and no recurrent state.
+        """
+        kinds = _prediction_kinds(config)
+        if num_prediction_layers(config) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
+            return None
+        return PredictionNames(
+            module="mtp",
+            embedding_norm="layers.0.enorm",
+            hidden_norm="layers.0.hnorm",
+            projection="layers.0.eh_proj",
+            norm=f"layers.{len(kinds) - 1}.final_layernorm",
+            layer="",
+            layer_index=0,
+            layer_class=NemotronHPredictionBlock,
+            make_norm=_norm,
         )
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the block that predicts the token after the next one.
-
-    None unless there is exactly one such block, with one layer of attention and no recurrent state.
-    """
-    kinds = _prediction_kinds(config)
-    if num_prediction_layers(config) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
-        return None
-    return PredictionNames(
-        module="mtp",
-        embedding_norm="layers.0.enorm",
-        hidden_norm="layers.0.hnorm",
-        projection="layers.0.eh_proj",
-        norm=f"layers.{len(kinds) - 1}.final_layernorm",
-        layer="",
-        layer_index=0,
-        layer_class=NemotronHPredictionBlock,
-        make_norm=partial(rms_norm, epsilon=config.get("layer_norm_epsilon", 1e-5)),
-    )
 
 
 def _prediction_kinds(config: HFConfig) -> str:

@@ -17,6 +17,7 @@ from jaxis.layers.leaves import linear
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
@@ -94,8 +95,14 @@ class NoNorm(JaxModule):
         return x
 
 
+def _final_norm(scope: LayerScope) -> Norm:
+    return NoNorm() if _is_350m(scope.config) else biased_layer_norm(scope)
+
+
 class OPTForCausalLM(CausalLM):
     layer_class = _layer
+    make_norm = _final_norm
+    tied_by_default = True
     model_class = OPTModel
     renames = (
         ("model.decoder.final_layer_norm", "model.norm"),
@@ -136,10 +143,8 @@ class OPTForCausalLM(CausalLM):
         )
         is_350m = _is_350m(config)
         return DecoderOptions(
-            norm=NoNorm() if is_350m else biased_layer_norm(scope),
             embed_size=config["word_embed_proj_dim"] if is_350m else None,
             embed_positions=positions,
-            tied_by_default=True,
         )
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:

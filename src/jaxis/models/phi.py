@@ -33,6 +33,7 @@ class PhiDecoderLayer(ParallelDecoderLayer):
 
 class PhiForCausalLM(CausalLM):
     layer_class = PhiDecoderLayer
+    make_norm = biased_layer_norm
     renames = (
         ("model.final_layernorm", "model.norm"),
         ("self_attn.dense", "self_attn.o_proj"),
@@ -46,7 +47,8 @@ class PhiForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=biased_layer_norm(scope), head_bias=True)
+        del scope
+        return DecoderOptions(head_bias=True)
 
 
 FAMILY = Family(

@@ -67,8 +67,13 @@ class SparseMixer(Routing):
         return jnp.concatenate(expert_ids, -1).astype(jnp.int32), jnp.concatenate(weights, -1)
 
 
+def _norm(scope: LayerScope) -> JaxLayerNorm:
+    return layer_norm(scope, epsilon=scope.config["rms_norm_eps"])
+
+
 class PhimoeForCausalLM(CausalLM):
     layer_class = PhimoeDecoderLayer
+    make_norm = _norm
     router_aux_loss_coef = 0.001
     renames = (("block_sparse_moe", "mlp"),)
 
@@ -79,11 +84,7 @@ class PhimoeForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=_norm(scope), head_bias=scope.config.get("lm_head_bias", False))
-
-
-def _norm(scope: LayerScope) -> JaxLayerNorm:
-    return layer_norm(scope, epsilon=scope.config["rms_norm_eps"])
+        return DecoderOptions(head_bias=scope.config.get("lm_head_bias", False))
 
 
 FAMILY = Family(

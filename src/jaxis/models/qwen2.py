@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.towers.qwen import Qwen2_5VLVision, Qwen2VLVision
-
-_MIMO_PREDICTION = PredictionNames(
-    module="model.mtp_layers.0",
-    embedding_norm="token_layernorm",
-    hidden_norm="hidden_layernorm",
-    projection="input_proj",
-    norm="final_layernorm",
-    layer="",
-    layer_index=0,
-    hidden_first=True,
-)
 
 
 class Qwen2ForCausalLM(CausalLM):
@@ -35,11 +23,20 @@ class Qwen2ForCausalLM(CausalLM):
 class MiMoForCausalLM(Qwen2ForCausalLM):
     """Qwen2 with a layer that predicts later tokens."""
 
+    prediction_modules = ("model.mtp_layers.",)
+
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        predicts = num_prediction_layers(scope.config) > 0
-        return DecoderOptions(
-            prediction_modules=("model.mtp_layers.",), prediction=_MIMO_PREDICTION if predicts else None
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        del config
+        return PredictionNames(
+            module="model.mtp_layers.0",
+            embedding_norm="token_layernorm",
+            hidden_norm="hidden_layernorm",
+            projection="input_proj",
+            norm="final_layernorm",
+            layer="",
+            layer_index=0,
+            hidden_first=True,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -23,7 +22,6 @@ from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.selected_attention import SelectedAttention
 from jaxis.layers.streams import AllStreamsNorm, GatedConnection, GatedMixer
-from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen_hybrid import (
@@ -91,9 +89,14 @@ def _indexer(scope: LayerScope, rope: RotaryEmbedding) -> MeanGroupIndexer:
     return MeanGroupIndexer(scope, sizes, rope=rope)
 
 
+def _mixer(scope: LayerScope) -> GatedMixer:
+    return GatedMixer(scope, num_streams(scope.config), scope.config.get("hc_lowrank", 320))
+
+
 class Qwen4ExpForCausalLM(QwenHybridCausalLM):
     layer_class = Qwen4ExpDecoderLayer
     model_class = StreamsModel
+    make_norm = _mixer
     renames = (
         *QwenHybridCausalLM.renames,
         ("model.hyper_connection_mixer", "model.norm"),
@@ -115,28 +118,19 @@ class Qwen4ExpForCausalLM(QwenHybridCausalLM):
         config.ignore("mtp", because="layers that draft tokens do not change logits")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(
-            norm=_mixer(scope / "model" / "norm"), prediction_modules=("mtp.",), prediction=_prediction(scope.config)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the prediction layer, with streams as `Qwen4ExpMTP` in vLLM."""
+        return PredictionNames.separate(
+            config["num_hidden_layers"],
+            make_norm=partial(rms_norm, add_unit_offset=True),
+            projection="fc_embedding",
+            hidden_projection="fc_hidden",
+            norm="hyper_connection_mixer",
+            layer_class=partial(Qwen4ExpDecoderLayer, predicts=True),
+            make_hidden_norm=lambda scope: AllStreamsNorm(scope, num_streams(config)),
+            make_final_norm=_mixer,
+            hands_on_normed=False,
         )
-
-
-def _prediction(config: HFConfig) -> PredictionNames:
-    """Returns the prediction layer, with streams as `Qwen4ExpMTP` in vLLM."""
-    return dataclasses.replace(
-        PredictionNames.separate(config["num_hidden_layers"], make_norm=partial(rms_norm, add_unit_offset=True)),
-        projection="fc_embedding",
-        hidden_projection="fc_hidden",
-        norm="hyper_connection_mixer",
-        layer_class=partial(Qwen4ExpDecoderLayer, predicts=True),
-        make_hidden_norm=lambda scope: AllStreamsNorm(scope, num_streams(config)),
-        make_final_norm=_mixer,
-        hands_on_normed=False,
-    )
-
-
-def _mixer(scope: LayerScope) -> GatedMixer:
-    return GatedMixer(scope, num_streams(scope.config), scope.config.get("hc_lowrank", 320))
 
 
 def _ngram_layers(config: HFConfig) -> list[int]:

@@ -9,11 +9,12 @@ from jaxis.models.common.layer_norms import unbiased_layer_norm
 
 
 class CohereCausalLM(CausalLM):
+    make_norm = unbiased_layer_norm
+    tied_by_default = True
+
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
-            tied_by_default=True,
-            norm=unbiased_layer_norm(scope),
             logits_multiplier=scope.config.get("logit_scale", 0.0625),
         )
 

@@ -5,6 +5,7 @@ A family's file defines its layer and names it in its `ForCausalLM` class; this 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections import Counter
@@ -36,7 +37,7 @@ from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAddition
 from jaxis.models.common.prediction_layers import (
     PredictionLayer,
     PredictionNames,
-    ignore_prediction_layers,
+    num_prediction_layers,
     without_layers,
 )
 from jaxis.models.common.tables import EMBEDDINGS, HEAD, lasting, same_bytes
@@ -76,21 +77,16 @@ class DecoderOptions:
     """A family's settings outside its decoder layers.
 
     Attributes:
-      norm: Final norm; None means an RMS norm with config.json's `rms_norm_eps`.
+      norm: Final norm; None means an RMS norm with config.json's `rms_norm_eps`. A `CausalLM` has it as `make_norm`.
       embed_size: Size of a token's embedding; None means config.json's `hidden_size`.
       embed_scale: Factor of the embeddings, rounded to their type.
       embed_norm: Norm of the embeddings; None for no norm.
       embed_positions: Embeddings of positions, added to those of tokens; None for none.
       embedding_multiplier: Factor of the first layer's input, `inputs_embeds` included.
-      tied_by_default: True if the head is tied to the embeddings when config.json does not say.
       head_bias: True if an untied head has a bias.
       logits_multiplier: Factor of the logits.
       logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
       num_layers: Number of layers; None means config.json's `num_hidden_layers`.
-      num_prediction_layers: Number of layers after the model's own in the checkpoint that predict later tokens.
-      prediction_modules: Name prefixes of the checkpoint's other tensors that predict later tokens.
-      prediction: Parts of the first prediction layer, which is loaded only on request; None if it cannot be loaded.
-        Further prediction layers are never loaded.
     """
 
     norm: Norm | None = None
@@ -99,14 +95,10 @@ class DecoderOptions:
     embed_norm: Norm | None = None
     embed_positions: PositionEmbedding | None = None
     embedding_multiplier: float = 1.0
-    tied_by_default: bool = False
     head_bias: bool = False
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
     num_layers: int | None = None
-    num_prediction_layers: int = 0
-    prediction_modules: tuple[str, ...] = ()
-    prediction: PredictionNames | None = None
 
 
 class DecoderModel(JaxModule):
@@ -329,8 +321,8 @@ def layers_are_inlined() -> bool:
 class CausalLM(JaxModule, LoadableWithIterator):
     """A decoder with an output head, which may be tied to the embeddings.
 
-    A family sets `layer_class`, and overrides `check_config` and `options` as needed. It does not override the
-    constructor, which has the signature of the model development guides.
+    A family sets `layer_class`, and overrides `check_config`, `options` and `prediction_names` as needed. It does not
+    override the constructor, which has the signature of the model development guides.
 
     Attributes:
       layer_class: Factory of the decoder layers.
@@ -338,6 +330,9 @@ class CausalLM(JaxModule, LoadableWithIterator):
       renames, other_names, transposed, module_renames, unadaptable: Fields of the family's `CheckpointNames`.
       make_norm: Creates the final norm; None for an RMS norm with config.json's `rms_norm_eps`.
       tied_by_default: True if the head is tied to the embeddings when config.json does not say.
+      default_prediction_layers: Number of layers that predict later tokens if config.json does not say; in checkpoints,
+        they come after the model's own.
+      prediction_modules: Name prefixes of other tensors that predict later tokens.
       buffers: Name suffixes, after the renames, of tensors that are computed here instead of loaded.
       router_aux_loss_coef: Default factor of the loss that balances routers in training; None for no such loss.
       checkpoint_names: Table of this model's names.
@@ -358,6 +353,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
     unadaptable: ClassVar[tuple[str, ...]] = ()
     make_norm: ClassVar[Callable[[LayerScope], Norm] | None] = None
     tied_by_default: ClassVar[bool] = False
+    default_prediction_layers: ClassVar[int] = 0
+    prediction_modules: ClassVar[tuple[str, ...]] = ()
     # Old versions of the reference saved this buffer; here the rope is computed from the config.
     buffers: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     router_aux_loss_coef: ClassVar[float | None] = None
@@ -370,16 +367,16 @@ class CausalLM(JaxModule, LoadableWithIterator):
         self.checkpoint_names = self.names_of(config)
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = self.options(scope)
+        if (make_norm := type(self).make_norm) is not None:
+            options = dataclasses.replace(options, norm=make_norm(scope / "model" / "norm"))
         self.logits_multiplier = options.logits_multiplier
         self.logits_soft_cap = options.logits_soft_cap
-        self.num_prediction_layers = options.num_prediction_layers
-        self.prediction_modules = options.prediction_modules
-        if self.prediction_modules:
-            ignore_prediction_layers(config)
+        self.num_prediction_layers = num_prediction_layers(config, self.default_prediction_layers)
         self.model = self.model_class(scope / "model", type(self).layer_class, options)
-        is_tied = self.is_tied(scope.config, options.tied_by_default)
+        is_tied = self.is_tied(scope.config, self.tied_by_default)
         self.lm_head = None if is_tied else self.head(scope / "lm_head", options)
-        self.prediction = options.prediction if vllm_config.load_config.prediction_layer else None
+        names = self.prediction_names(config) if self.num_prediction_layers else None
+        self.prediction = names if vllm_config.load_config.prediction_layer else None
         if self.prediction is not None:
             self.draft = PredictionLayer(scope, type(self).layer_class, self.prediction)
             if not self.prediction.hands_on_normed:
@@ -422,9 +419,18 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        """Reads the settings outside the layers from config.json; overridden for others than the class has."""
-        norm = None if cls.make_norm is None else cls.make_norm(scope)
-        return DecoderOptions(norm=norm, tied_by_default=cls.tied_by_default)
+        """Reads the settings outside the layers from config.json."""
+        del scope
+        return DecoderOptions()
+
+    @classmethod
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the parts of the first prediction layer, which is loaded only on request.
+
+        None if it cannot be loaded. Further prediction layers are never loaded.
+        """
+        del config
+        return None
 
     @classmethod
     def head(cls, scope: LayerScope, options: DecoderOptions) -> JaxLmHead:

@@ -15,8 +15,8 @@ from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, sigmoid_routing
 
 
@@ -65,10 +65,8 @@ class DeepseekCausalLM(CausalLM):
     """Base of models whose checkpoints may have multi-token-prediction layers; each sets its layer class."""
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        number = num_prediction_layers(scope.config)
-        names = PredictionNames.numbered(scope.config["num_hidden_layers"])
-        return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        return PredictionNames.numbered(config)
 
 
 def latent_attention(

@@ -63,11 +63,12 @@ class GemmaCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         config.expect("use_bidirectional_attention", False)
 
+    tied_by_default = True
+    make_norm = gemma_norm
+
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
-            tied_by_default=True,
             logits_soft_cap=scope.config.get("final_logit_softcapping", cls.default_logits_soft_cap),
-            norm=gemma_norm(scope),
             embed_scale=scope.config["hidden_size"] ** 0.5,
         )

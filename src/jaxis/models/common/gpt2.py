@@ -58,6 +58,8 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
 
 
 class Gpt2CausalLM(CausalLM):
+    make_norm = biased_layer_norm
+    tied_by_default = True
     renames = (
         ("transformer.wte", "model.embed_tokens"),
         ("transformer.wpe", "model.embed_positions"),
@@ -85,4 +87,4 @@ class Gpt2CausalLM(CausalLM):
         positions = PositionEmbedding(
             config["max_position_embeddings"], config["hidden_size"], scope.rngs, dtype=scope.dtype
         )
-        return DecoderOptions(norm=biased_layer_norm(scope), embed_positions=positions, tied_by_default=True)
+        return DecoderOptions(embed_positions=positions)

@@ -86,7 +86,6 @@ class GraniteCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
-            tied_by_default=cls.tied_by_default,
             embedding_multiplier=scope.config.get("embedding_multiplier", 1.0),
             logits_multiplier=1.0 / scope.config.get("logits_scaling", 1.0),
         )

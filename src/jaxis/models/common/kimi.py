@@ -11,7 +11,7 @@ from jaxis.layers.decoder_layer import SelfAttention
 from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.kda_hybrid import (
     hybrid_latent_attention,
     hybrid_routing,
@@ -19,7 +19,6 @@ from jaxis.models.common.kda_hybrid import (
     listed_as_linear,
 )
 from jaxis.models.common.mamba import ignore_rope
-from jaxis.models.common.prediction_layers import num_prediction_layers
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
 
@@ -75,7 +74,3 @@ class KimiCausalLM(CausalLM):
         config.expect("moe_layer_freq", 1)
         config.ignore("model_max_length", because="no layer has a rope")
         config.ignore("head_dim", because="latent attention and linear attention have sizes of their own")
-
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=num_prediction_layers(scope.config))

@@ -30,11 +30,6 @@ def num_prediction_layers(config: HFConfig, default: int = 0) -> int:
     return config.get(_NUM_LAYERS, default)
 
 
-def ignore_prediction_layers(config: HFConfig) -> None:
-    """Declares that the number of layers that predict later tokens may be unread."""
-    config.ignore(_NUM_LAYERS, because="layers that predict later tokens do not change logits")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictionNames:
     """Names of a prediction layer's parts in a checkpoint, after its renames.
@@ -72,9 +67,13 @@ class PredictionNames:
     hands_on_normed: bool = True
 
     @classmethod
-    def numbered(cls, num_layers: int) -> PredictionNames:
-        """DeepSeek's names: a layer after the decoder's own `num_layers`, like the last one, has the other parts."""
-        return cls(
+    def numbered(cls, config: HFConfig, **others: Any) -> PredictionNames:
+        """DeepSeek's names: a layer after the decoder's own, like the last one, has the other parts.
+
+        `others` are attributes with other values.
+        """
+        num_layers: int = config["num_hidden_layers"]
+        usual = cls(
             module=f"model.layers.{num_layers}",
             embedding_norm="enorm",
             hidden_norm="hnorm",
@@ -84,11 +83,12 @@ class PredictionNames:
             shared=("embed_tokens", "shared_head.head"),
             layer_index=num_layers - 1,
         )
+        return dataclasses.replace(usual, **others)
 
     @classmethod
-    def separate(cls, layer_index: int, *, make_norm: Callable[[LayerScope], Norm] = rms_norm) -> PredictionNames:
-        """Qwen's names: a module `mtp` beside the decoder."""
-        return cls(
+    def separate(cls, layer_index: int, **others: Any) -> PredictionNames:
+        """Qwen's names: a module `mtp` beside the decoder. `others` are attributes with other values."""
+        usual = cls(
             module="mtp",
             embedding_norm="pre_fc_norm_embedding",
             hidden_norm="pre_fc_norm_hidden",
@@ -96,8 +96,8 @@ class PredictionNames:
             norm="norm",
             layer="layers.0",
             layer_index=layer_index,
-            make_norm=make_norm,
         )
+        return dataclasses.replace(usual, **others)
 
     def parameter_name(self, name_in_file: str, draft_name: str) -> str:
         """Returns the parameter of a `PredictionLayer` named `draft_name` that a tensor fills; other names stay."""

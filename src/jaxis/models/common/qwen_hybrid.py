@@ -19,7 +19,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import TinySizes
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import QWEN_MOE_RENAMES
@@ -70,6 +70,9 @@ class QwenHybridCausalLM(CausalLM):
     """
 
     renames = QWEN_MOE_RENAMES
+    make_norm = _norm
+    default_prediction_layers = 1
+    prediction_modules = ("mtp.",)
     gate_types: ClassVar[tuple[str, ...]] = ("swish", "silu")
 
     @classmethod
@@ -82,15 +85,11 @@ class QwenHybridCausalLM(CausalLM):
             config.ignore(key, because="layers that draft tokens do not change logits")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=_norm(scope), prediction_modules=("mtp.",), prediction=_prediction(scope.config))
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the prediction layer, which is like the model's first full-attention layer; None without one."""
-    layers = range(config["num_hidden_layers"])
-    full = next((i for i in layers if kind_of_layer(config, i) == FULL_ATTENTION), None)
-    return None if full is None else PredictionNames.separate(full, make_norm=_norm)
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the prediction layer, which is like the model's first full-attention layer; None without one."""
+        layers = range(config["num_hidden_layers"])
+        full = next((i for i in layers if kind_of_layer(config, i) == FULL_ATTENTION), None)
+        return None if full is None else PredictionNames.separate(full, make_norm=_norm)
 
 
 def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:

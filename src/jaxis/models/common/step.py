@@ -5,7 +5,6 @@ Published config.json files and those that transformers writes have different ke
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -23,7 +22,7 @@ from jaxis.layers.mlp import activation_function
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.prediction_layers import PredictionNames, num_prediction_layers
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 
@@ -51,6 +50,7 @@ class StepDecoderLayer(PreNormDecoderLayer):
 
 class StepCausalLM(CausalLM):
     layer_class = StepDecoderLayer
+    make_norm = _norm
     # Sparse layers have `moe` and `share_expert`, others `mlp`.
     renames = (
         ("share_expert", "mlp.shared_experts"),
@@ -82,32 +82,23 @@ class StepCausalLM(CausalLM):
         config.ignore("sliding_window", because="layers that see everything do not have it")
 
     @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(
-            norm=_norm(scope),
-            num_prediction_layers=num_prediction_layers(scope.config),
-            prediction=_prediction(scope.config),
+    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
+        """Returns the first prediction layer, which has entries in the lists of published files.
+
+        As in SGLang's and vLLM's `Step3p5MTP`, the model hands on hidden states before the final norm; transformers
+        does so after it. The head, `shared_head.output`, is a copy of the model's.
+        """
+        num_layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+        if isinstance(kinds, list) and len(kinds) < num_layers + num_prediction_layers(config):
+            return None  # as transformers writes config.json
+        return PredictionNames.numbered(
+            config,
+            norm="transformer.shared_head.norm",
+            shared=("embed_tokens", "transformer.shared_head.output"),
+            layer_index=num_layers,
+            make_norm=_norm,
+            hands_on_normed=False,
         )
-
-
-def _prediction(config: HFConfig) -> PredictionNames | None:
-    """Returns the first prediction layer, which has entries in the lists of published files.
-
-    As in SGLang's and vLLM's `Step3p5MTP`, the model hands on hidden states before the final norm; transformers does so
-    after it. The head, `shared_head.output`, is a copy of the model's.
-    """
-    num_layers, number = config["num_hidden_layers"], num_prediction_layers(config)
-    kinds = config.get("layer_types")
-    if number == 0 or (isinstance(kinds, list) and len(kinds) < num_layers + number):
-        return None  # the second is as transformers writes config.json
-    return dataclasses.replace(
-        PredictionNames.numbered(num_layers),
-        norm="transformer.shared_head.norm",
-        shared=("embed_tokens", "transformer.shared_head.output"),
-        layer_index=num_layers,
-        make_norm=_norm,
-        hands_on_normed=False,
-    )
 
 
 def _attention(scope: LayerScope, full_attention: Callable[..., GroupedQueryAttention]) -> GroupedQueryAttention:
