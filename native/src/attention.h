@@ -28,7 +28,8 @@ struct PagedAttention {
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]
   const int32_t* query_start_loc;  // [R + 1]
-  const float* sinks;              // [H], or null; exp(sink) is added to the sum that the softmax divides by
+  const float* sinks;              // [H] or [T, H], or null; exp(sink) is added to the sum that the softmax divides by
+  const float* bias;               // [T, H, bias_extent], or null; added to scores of the keys so many tokens before
   float* out;                      // [T, H, D]
   CacheType type;
   int64_t num_tokens;
@@ -38,6 +39,8 @@ struct PagedAttention {
   int64_t head_dim;
   int64_t block_size;
   int64_t max_blocks;
+  int64_t sinks_stride;  // from a token's sinks to the next one's; 0: all have the same
+  int64_t bias_extent;
   int64_t window;      // a token sees itself and this many - 1 before it,
   int64_t chunk_size;  // but nothing before the last multiple of this,
   int64_t lookahead;   // and this many after it, up to the end of its sequence

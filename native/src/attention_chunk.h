@@ -107,10 +107,13 @@ JAXIS_INLINE int64_t end_visible(const PagedAttention& a, const QueryTile& tile,
   return end < tile.seq_len ? end : tile.seq_len;
 }
 
-// Where a row's vector of queries or of output begins, in an array [T, H, D].
-JAXIS_INLINE int64_t row_offset(const PagedAttention& a, const QueryTile& tile, int64_t row) {
+// The number of a row's query in an array [T, H], and where its vector begins in an array [T, H, D].
+JAXIS_INLINE int64_t row_index(const PagedAttention& a, const QueryTile& tile, int64_t row) {
   const int64_t head = tile.kv_head * tile.group_size + row % tile.group_size;
-  return ((tile.first_row + row / tile.group_size) * a.num_heads + head) * a.head_dim;
+  return (tile.first_row + row / tile.group_size) * a.num_heads + head;
+}
+JAXIS_INLINE int64_t row_offset(const PagedAttention& a, const QueryTile& tile, int64_t row) {
+  return row_index(a, tile, row) * a.head_dim;
 }
 
 void pack_queries(const PagedAttention& a, const QueryTile& tile, float* packed) {
@@ -130,9 +133,16 @@ void pack_queries(const PagedAttention& a, const QueryTile& tile, float* packed)
   }
 }
 
+// A row's biases of scores: bias[i] is that of the key i tokens before `origin`, the place of the row's own token.
+struct RowBias {
+  const float* bias;
+  int64_t extent;
+  int64_t origin;
+};
+
 // Scores [begin, end) become weights, those outside of [first, last) being 0; begin and end are multiples of 16.
-void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64_t last, float soft_cap,
-                 const float* key_scales, const float* value_scales, float* peak, float* total) {
+void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64_t last, const RowBias& bias,
+                 float soft_cap, const float* key_scales, const float* value_scales, float* peak, float* total) {
   *peak = kMinusInfinity;
   *total = 0.0f;
   int64_t i = begin;
@@ -142,6 +152,9 @@ void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64
     if (key_scales != nullptr) {
       for (i = from; i < to; i += kLanes) store(scores + i, load(scores + i) * load(key_scales + i));
     }
+    const int64_t oldest = bias.origin - bias.extent + 1, newest = bias.origin + 1;
+    const int64_t biased = last < newest ? last : newest;
+    for (i = first > oldest ? first : oldest; i < biased; ++i) scores[i] += bias.bias[bias.origin - i];
     if (soft_cap != 0.0f) {
       for (i = from; i < to; i += kLanes) store(scores + i, cap(load(scores + i), soft_cap));
     }
@@ -224,8 +237,9 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t position = tile.position + row / tile.group_size;
     const int64_t from = first_visible(a, position) - origin, to = end_visible(a, tile, position) - origin;
+    const RowBias bias{a.bias + row_index(a, tile, row) * a.bias_extent, a.bias_extent, position - origin};
     softmax_row(w.scores + row * kScoreStride, first_tile * kKeyTile, last_tile * kKeyTile, from > 0 ? from : 0,
-                to < kChunk ? to : kChunk, a.soft_cap, quantized ? w.key_scales : nullptr,
+                to < kChunk ? to : kChunk, bias, a.soft_cap, quantized ? w.key_scales : nullptr,
                 quantized ? w.value_scales : nullptr, out.peak + row, out.total + row);
   }
 
@@ -278,9 +292,10 @@ void write_output(const PagedAttention& a, const QueryTile& tile, const Partial&
     const int64_t head = tile.kv_head * tile.group_size + row % tile.group_size;
     float total = sum.total[row], factor = 1.0f;
     if (a.sinks != nullptr) {
-      const float peak = sum.peak[row] > a.sinks[head] ? sum.peak[row] : a.sinks[head];
+      const float sink = a.sinks[(tile.first_row + row / tile.group_size) * a.sinks_stride + head];
+      const float peak = sum.peak[row] > sink ? sum.peak[row] : sink;
       factor = exp(sum.peak[row] - peak);
-      total = total * factor + exp(a.sinks[head] - peak);
+      total = total * factor + exp(sink - peak);
     }
     float* out = a.out + row_offset(a, tile, row);
     const F32x16 factors = broadcast(factor / total);

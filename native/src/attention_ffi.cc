@@ -8,7 +8,7 @@ namespace jaxis {
 namespace {
 
 ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi::AnyBuffer cache, I32 seq_lens,
-                               I32 block_tables, I32 query_start_loc, I32 request_distribution, F32 sinks,
+                               I32 block_tables, I32 query_start_loc, I32 request_distribution, F32 sinks, F32 bias,
                                int64_t block_size, int64_t window, int64_t chunk_size, int64_t lookahead, float scale,
                                float soft_cap, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
   return run_kernel("paged_attention", threads, [&](const Pool& pool) {
@@ -20,7 +20,11 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
     const int64_t num_kv_heads = k.dimensions()[1];
     require_shape("v", v, {num_new, num_kv_heads, head_dim});
     require_shape("out", *out, {num_tokens, num_heads, head_dim});
-    if (sinks.element_count() != 0) require_shape("sinks", sinks, {num_heads});
+    const bool has_sinks = sinks.element_count() != 0, has_bias = bias.element_count() != 0;
+    const bool sinks_of_tokens = sinks.dimensions().size() == 2;
+    if (has_sinks && sinks_of_tokens) require_shape("sinks", sinks, {num_tokens, num_heads});
+    if (has_sinks && !sinks_of_tokens) require_shape("sinks", sinks, {num_heads});
+    if (has_bias) require_shape("bias", bias, {num_tokens, num_heads, kAnySize});
     require(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "the key-value heads do not divide the query heads");
     require(head_dim % kAttentionTile == 0 && head_dim <= kMaxHeadDim, "head_dim is not a multiple of 16 up to 512");
     require(block_size > 0 && block_size % kAttentionTile == 0, "block_size is not a multiple of 16");
@@ -38,7 +42,10 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
     a.k = num_new == 0 ? nullptr : k.typed_data();
     a.v = num_new == 0 ? nullptr : v.typed_data();
     a.cache = cache.untyped_data();
-    a.sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
+    a.sinks = has_sinks ? sinks.typed_data() : nullptr;
+    a.sinks_stride = sinks_of_tokens ? num_heads : 0;
+    a.bias = has_bias ? bias.typed_data() : nullptr;
+    a.bias_extent = has_bias ? bias.dimensions()[2] : 0;
     a.out = out->typed_data();
     a.type = type;
     a.num_tokens = num_tokens;
@@ -71,6 +78,7 @@ JAXIS_HANDLER(jaxis_paged_attention, run_paged_attention,
                   .Arg<I32>()
                   .Arg<I32>()
                   .Arg<I32>()
+                  .Arg<F32>()
                   .Arg<F32>()
                   .Attr<int64_t>("block_size")
                   .Attr<int64_t>("window")

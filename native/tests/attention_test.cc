@@ -8,6 +8,7 @@ using namespace jaxis::testing;
 namespace {
 
 constexpr int64_t kHeads = 6, kKvHeads = 2, kHeadDim = 48, kBlockSize = 32;
+constexpr int64_t kExtent = 29;  // of biases
 constexpr int64_t kRow = kHeads * kHeadDim, kKvRow = kKvHeads * kHeadDim;
 
 struct Options {
@@ -17,15 +18,24 @@ struct Options {
   int64_t lookahead = 0;
   float soft_cap = 0.0f;
   std::vector<float> sinks = {};
+  bool has_bias = false;
+  bool has_sinks_of_tokens = false;
 };
 
 struct Sequence {
   int64_t length;
   std::vector<float> q, k, v;  // [length, heads, D]
+  std::vector<float> bias;     // [length, H, kExtent]
+  std::vector<float> sinks;    // [length, H]
 };
 
 Sequence make_sequence(int64_t length, uint32_t seed) {
-  return {length, normal(length * kRow, seed), normal(length * kKvRow, seed + 1), normal(length * kKvRow, seed + 2)};
+  return {length,
+          normal(length * kRow, seed),
+          normal(length * kKvRow, seed + 1),
+          normal(length * kKvRow, seed + 2),
+          normal(length * kHeads * kExtent, seed + 3),
+          normal(length * kHeads, seed + 4)};
 }
 
 int64_t entry_bytes(CacheType type) { return type == CacheType::kFloat32 ? 4 : type == CacheType::kBfloat16 ? 2 : 1; }
@@ -53,7 +63,7 @@ class Cache {
 
   // The next tokens[r] of each sequence.
   void step(const std::vector<int64_t>& tokens, const Pool& pool) {
-    std::vector<float> q, k, v;
+    std::vector<float> q, k, v, bias, sinks;
     std::vector<int32_t> lengths, starts = {0};
     for (size_t r = 0; r < tokens.size(); ++r) {
       const Sequence& s = sequences_[r];
@@ -62,6 +72,8 @@ class Cache {
       q.insert(q.end(), s.q.begin() + begin * kRow, s.q.begin() + end * kRow);
       k.insert(k.end(), s.k.begin() + begin * kKvRow, s.k.begin() + end * kKvRow);
       v.insert(v.end(), s.v.begin() + begin * kKvRow, s.v.begin() + end * kKvRow);
+      bias.insert(bias.end(), s.bias.begin() + begin * kHeads * kExtent, s.bias.begin() + end * kHeads * kExtent);
+      sinks.insert(sinks.end(), s.sinks.begin() + begin * kHeads, s.sinks.begin() + end * kHeads);
       lengths.push_back(static_cast<int32_t>(end));
       starts.push_back(static_cast<int32_t>(starts.back() + tokens[r]));
     }
@@ -69,7 +81,7 @@ class Cache {
     const int64_t num_tokens = starts.back() + kPadding;
     for (auto* rows : {&q, &k, &v}) rows->resize(num_tokens * (rows == &q ? kRow : kKvRow), std::nanf(""));
     std::vector<float> out(num_tokens * kRow, std::nanf(""));
-    PagedAttention a;
+    PagedAttention a{};
     a.q = q.data();
     a.k = k.data();
     a.v = v.data();
@@ -77,7 +89,10 @@ class Cache {
     a.seq_lens = lengths.data();
     a.block_tables = tables_.data();
     a.query_start_loc = starts.data();
-    a.sinks = options_.sinks.empty() ? nullptr : options_.sinks.data();
+    a.sinks = options_.has_sinks_of_tokens ? sinks.data() : options_.sinks.empty() ? nullptr : options_.sinks.data();
+    a.sinks_stride = options_.has_sinks_of_tokens ? kHeads : 0;
+    a.bias = options_.has_bias ? bias.data() : nullptr;
+    a.bias_extent = options_.has_bias ? kExtent : 0;
     a.out = out.data();
     a.type = options_.type;
     a.num_tokens = num_tokens;
@@ -132,6 +147,7 @@ std::vector<double> expected(const Sequence& s, const Options& options) {
     for (int64_t head = 0; head < kHeads; ++head) {
       const int64_t kv_head = head / (kHeads / kKvHeads);
       double sum = options.sinks.empty() ? 0.0 : std::exp(double(options.sinks[head]));
+      if (options.has_sinks_of_tokens) sum = std::exp(double(s.sinks[t * kHeads + head]));
       double* to = out.data() + t * kRow + head * kHeadDim;
       const int64_t first = std::max(t - options.window + 1, t / options.chunk_size * options.chunk_size);
       const int64_t end = std::min(t + options.lookahead + 1, s.length);
@@ -140,6 +156,8 @@ std::vector<double> expected(const Sequence& s, const Options& options) {
         double score = 0.0;
         for (int64_t i = 0; i < kHeadDim; ++i) score += double(s.q[t * kRow + head * kHeadDim + i]) * s.k[at + i];
         score /= std::sqrt(double(kHeadDim));
+        const bool is_biased = options.has_bias && u <= t && t - u < kExtent;
+        if (is_biased) score += s.bias[(t * kHeads + head) * kExtent + t - u];
         if (options.soft_cap != 0.0f) score = options.soft_cap * std::tanh(score / options.soft_cap);
         const double weight = std::exp(score);
         sum += weight;
@@ -156,6 +174,8 @@ std::vector<Options> all_options() {
   for (const CacheType type : {CacheType::kFloat32, CacheType::kBfloat16, CacheType::kInt8}) {
     out.push_back({type});
     out.push_back({type, 37, 100, 0, 5.0f, {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, -3.0f}});
+    out.push_back({type, 1 << 30, 1 << 30, 0, 0.0f, {}, true, true});
+    out.push_back({type, 17, 1 << 30, 0, 5.0f, {}, true});
   }
   return out;
 }

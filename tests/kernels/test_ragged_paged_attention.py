@@ -118,6 +118,18 @@ def test_sinks_take_their_share(implementation):
     check(implementation, step, sinks=sinks, span=AttentionSpan(9))
 
 
+@pytest.mark.sampled
+@implementations
+@pytest.mark.parametrize("extent", [9, 300])
+def test_biases_by_distance_and_sinks_of_each_token(implementation, extent):
+    step = make_step(MIX, pad_tokens=3, pad_requests=1)
+    rng = np.random.default_rng(extent)
+    bias, sinks = (rng.standard_normal((*step.q.shape[:2], *rest)).astype(np.float32) for rest in ((extent,), ()))
+    check(implementation, step, bias=bias)
+    check(implementation, step, bias=bias, sinks=sinks, soft_cap=3.0, span=AttentionSpan(17))
+    check(implementation, step, bias=bias, span=AttentionSpan(None, lookahead=7))
+
+
 @implementations
 def test_int8_cache(implementation):
     check(implementation, with_cache_type(make_step(MIX, pad_tokens=3, pad_requests=1), np.int8))

@@ -69,11 +69,11 @@ class Operands:
 
     def run(self, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """The updated cache, and the output."""
-        sinks = options.pop("sinks", None)
+        terms = {name: options.pop(name, None) for name in ("sinks", "bias")}
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
         operands = (self.q, self.k, self.v, paged(self.kv_cache, "native"), self.positions, *self.rest)
         attend = jitted(native.isa(), tuple(options.items()))
-        cache, out = attend(*operands, sinks=sinks)
+        cache, out = attend(*operands, **terms)
         return np.asarray(cache.array), np.asarray(out)
 
 
@@ -151,6 +151,17 @@ def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
     check(step, dtype, span=AttentionSpan(37), soft_cap=3.0, sinks=sinks, atol=5e-5)
     check(step, dtype, span=AttentionSpan(256), sinks=sinks)
     check(step, dtype, soft_cap=3.0, atol=5e-5)
+
+
+@pytest.mark.sampled(3)
+@each_isa
+@cache_types
+def test_biases_by_distance_and_sinks_of_each_token(isa, dtype):  # noqa: F811
+    step = make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)], num_heads=8, num_kv_heads=2, pad_tokens=2)
+    rng = np.random.default_rng(0)
+    bias, sinks = (rng.standard_normal((*step.q.shape[:2], *rest)).astype(np.float32) for rest in ((300,), ()))
+    check(step, dtype, bias=bias)
+    check(step, dtype, bias=bias[..., :9], sinks=sinks, span=AttentionSpan(37), soft_cap=3.0, atol=5e-5)
 
 
 @pytest.mark.sampled(4)

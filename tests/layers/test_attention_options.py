@@ -26,6 +26,8 @@ LENGTHS = (37, 1, 22)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
 SCALE = 0.4
 SINKS = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
+TOKEN_SINKS = np.random.default_rng(1).standard_normal((sum(LENGTHS), HEADS)).astype(np.float32)
+BIAS = np.random.default_rng(2).standard_normal((sum(LENGTHS), HEADS, 7)).astype(np.float32)
 OPTIONS = {
     "plain": {},
     "window": {"span": AttentionSpan(5)},
@@ -33,6 +35,8 @@ OPTIONS = {
     "window and chunks": {"span": AttentionSpan(3, 8)},
     "soft cap": {"soft_cap": 1.5},
     "sinks": {"sinks": SINKS},
+    "bias": {"bias": BIAS},
+    "bias and sinks of tokens": {"span": AttentionSpan(11), "soft_cap": 1.5, "sinks": TOKEN_SINKS, "bias": BIAS},
     "all": {"span": AttentionSpan(11, 16), "soft_cap": 1.5, "sinks": SINKS},
 }
 options = pytest.mark.parametrize("option", OPTIONS)
@@ -51,6 +55,7 @@ def expected(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
 ) -> np.ndarray:
     sliding_window, attention_chunk_size = span.sliding_window or 10**6, span.attention_chunk_size or 10**6
     out = np.zeros(q.shape)
@@ -61,10 +66,13 @@ def expected(
             for head in range(HEADS):
                 keys, values = (x[end - length + np.array(seen), head // 2].astype(np.float64) for x in (k, v))
                 scores = keys @ q[end - length + t, head].astype(np.float64) * SCALE
+                if bias is not None:
+                    scores += [bias[end - length + t, head, t - u] if t - u < bias.shape[2] else 0 for u in seen]
                 if soft_cap is not None:
                     scores = soft_cap * np.tanh(scores / soft_cap)
                 weights = np.exp(scores)
-                total = weights.sum() + (0 if sinks is None else np.exp(float(sinks[head])))
+                own = None if sinks is None else sinks[head] if sinks.ndim == 1 else sinks[end - length + t, head]
+                total = weights.sum() + (0 if own is None else np.exp(float(own)))
                 out[end - length + t, head] = weights @ values / total
     return out
 
@@ -86,11 +94,11 @@ def paged(q: np.ndarray, k: np.ndarray, v: np.ndarray, mesh: jax.sharding.Mesh, 
         layout = kv_cache_layout(BLOCK_SIZE, max(KV_HEADS, mesh.shape["model"]), HEAD_DIM, jnp.float32)
         cache = layout.cache(jnp.zeros((8, *layout.shape)))
         run = jax.jit(
-            lambda cache, sinks: attention(
-                cache, q, k, v, paged_metadata(), rope=None, scale=SCALE, sinks=sinks, **option
-            )[1]
+            lambda cache, terms: attention(cache, q, k, v, paged_metadata(), rope=None, scale=SCALE, **terms, **option)[
+                1
+            ]
         )
-        return run(cache, option.pop("sinks", None))
+        return run(cache, {name: option.pop(name) for name in ("sinks", "bias") if name in option})
 
 
 @pytest.mark.sampled(4)
@@ -120,7 +128,7 @@ def test_a_paged_cache_equals_dense_attention(option):
 @pytest.mark.production_xla
 def test_sharded_heads_equal_dense_attention():
     """Two kv heads on two devices, and on four that share them."""
-    checks = "[check_paged(o, n) for o in ('plain', 'all') for n in (2, 4)]"
+    checks = "[check_paged(o, n) for o in ('plain', 'all', 'bias and sinks of tokens') for n in (2, 4)]"
     script = f"from tests.layers.test_attention_options import check_paged; {checks}"
     run_on_devices("-c", script, xla_flags="")
 

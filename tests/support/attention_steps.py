@@ -56,6 +56,7 @@ class Step:
         span: AttentionSpan = FULL_CONTEXT,
         soft_cap: float | None = None,
         sinks: np.ndarray | None = None,
+        bias: np.ndarray | None = None,
     ) -> np.ndarray:
         """Dense attention in float64: [num_tokens, H, D]."""
         sliding_window, attention_chunk_size = span.sliding_window, span.attention_chunk_size
@@ -74,10 +75,15 @@ class Step:
                     kv_head = head // (self.q.shape[1] // keys.shape[1])
                     k, v = (x[first : last + 1, kv_head].astype(np.float64) for x in (keys, values))
                     scores = k @ self.q[row, head].astype(np.float64) * scale
+                    if bias is not None:
+                        distance = position - np.arange(first, last + 1)
+                        is_biased = (distance >= 0) & (distance < bias.shape[2])
+                        scores[is_biased] += bias[row, head, distance[is_biased]]
                     if soft_cap is not None:
                         scores = soft_cap * np.tanh(scores / soft_cap)
                     weights = np.exp(scores - scores.max())
-                    sink = 0 if sinks is None else np.exp(float(sinks[head]) - scores.max())
+                    own = None if sinks is None else sinks[head] if sinks.ndim == 1 else sinks[row, head]
+                    sink = 0 if own is None else np.exp(float(own) - scores.max())
                     out[row, head] = weights @ v / (weights.sum() + sink)
         return out
 

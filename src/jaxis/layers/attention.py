@@ -15,6 +15,7 @@ from jaxis.kernels import native
 from jaxis.kernels.norms import rms_norm
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
+from jaxis.kernels.ragged_paged_attention.context_chunks import biases
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.kernels.sequence_attention import sequence_attention, visible_tokens
@@ -37,6 +38,7 @@ def attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[KVCache, jax.Array]:
     """Applies rope, updates the cache and attends, for models with custom projections.
 
@@ -54,7 +56,9 @@ def attention(
       norms: Norms over each query and key head, applied before the rope; None for none.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
-      sinks: [H], one extra score per head that has no value but takes part in the softmax.
+      sinks: [H], one extra score per head that has no value but takes part in the softmax; [T, H] if each token has its
+        own.
+      bias: [T, H, N], added to the scores before the soft cap: entry n to that of the key n tokens before; 0 beyond N.
 
     Returns:
       The updated cache (a `KVCache`), and [T, H, D].
@@ -65,18 +69,18 @@ def attention(
         q, _ = apply_rope(rope, q, q[:, :0], metadata, norms=norms, is_paged=is_paged)
     else:
         q, k = apply_rope(rope, q, k, metadata, norms=norms, is_paged=is_paged)
-    options = _Options(scale, span, soft_cap)
+    options, terms = _Options(scale, span, soft_cap), _Terms(sinks, bias)
     if kv_cache is None or isinstance(kv_cache, UncachedKeysAndValues):
         uncached, k, v = _of_whole_sequences(kv_cache, k, v)
         if metadata.scratch is not None:
-            return uncached, _attention_through_scratch(q, k, v, metadata, metadata.scratch, options, sinks)
-        return uncached, _whole_sequence_attention(q, k, v, metadata, options, sinks)
-    kv_cache, out = _sharded_paged_attention(kv_cache, q, k, v, metadata, options, sinks)
+            return uncached, _attention_through_scratch(q, k, v, metadata, metadata.scratch, options, terms)
+        return uncached, _whole_sequence_attention(q, k, v, metadata, options, terms)
+    kv_cache, out = _sharded_paged_attention(kv_cache, q, k, v, metadata, options, terms)
     if metadata.bidirectional is None:
         return kv_cache, out
     # Other tokens keep the bits of a step without bidirectional tokens.
     onward = options._replace(span=dataclasses.replace(span, lookahead=None))
-    _, both = _sharded_paged_attention(kv_cache, q, None, None, metadata.of_segments(span), onward, sinks)
+    _, both = _sharded_paged_attention(kv_cache, q, None, None, metadata.of_segments(span), onward, terms)
     return kv_cache, jnp.where(metadata.bidirectional.is_bidirectional[:, None, None], both, out)
 
 
@@ -113,6 +117,11 @@ class _Options(NamedTuple):
     soft_cap: float | None
 
 
+class _Terms(NamedTuple):
+    sinks: jax.Array | None
+    bias: jax.Array | None
+
+
 def _requests(metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
     """Returns each token's request, i32 [T], and bool [T]: False for padding."""
     return request_of_token(
@@ -137,12 +146,12 @@ def _whole_sequence_attention(
     v: jax.Array,
     metadata: AttentionMetadata,
     options: _Options,
-    sinks: jax.Array | None,
+    terms: _Terms,
 ) -> jax.Array:
     first, last = _visible_ranges(metadata, options.span)
-    if options.soft_cap is None and sinks is None:
+    if options.soft_cap is None and terms.sinks is None and terms.bias is None:
         return sequence_attention(q, k, v, first, last, scale=options.scale)
-    return _dense_attention(q, k, v, visible_tokens(first, last), options, sinks)
+    return _dense_attention(q, k, v, visible_tokens(first, last), options, terms)
 
 
 def _visible_ranges(metadata: AttentionMetadata, span: AttentionSpan) -> tuple[jax.Array, jax.Array]:
@@ -163,14 +172,12 @@ def _attention_through_scratch(
     metadata: AttentionMetadata,
     scratch: ScratchCache,
     options: _Options,
-    sinks: jax.Array | None,
+    terms: _Terms,
 ) -> jax.Array:
     """Runs the paged kernel within each sequence, with the derivative of the definition; rounding changes none."""
     described = dataclasses.replace(metadata, block_tables=None, state_slots=None, scratch=None)
 
-    def paged(
-        q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata
-    ) -> jax.Array:
+    def paged(q: jax.Array, k: jax.Array, v: jax.Array, terms: _Terms, metadata: AttentionMetadata) -> jax.Array:
         layout = kv_cache_layout(scratch.block_size, k.shape[1], k.shape[2], scratch.dtype)
         block_tables, num_blocks = consecutive_blocks(metadata, scratch.block_size)
         return ragged_paged_attention(
@@ -183,32 +190,33 @@ def _attention_through_scratch(
             block_tables,
             metadata.query_start_loc,
             metadata.request_distribution,
-            sinks=sinks,
+            **terms._asdict(),
             **options._asdict(),
         )[1]
 
-    def definition(
-        q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata
-    ) -> jax.Array:
+    def definition(q: jax.Array, k: jax.Array, v: jax.Array, terms: _Terms, metadata: AttentionMetadata) -> jax.Array:
         k, v = (each.astype(scratch.dtype).astype(each.dtype) for each in (k, v))
-        return _whole_sequence_attention(q, k, v, metadata, options, sinks)
+        return _whole_sequence_attention(q, k, v, metadata, options, terms)
 
-    return native.transformable(paged, definition)(q, k, v, sinks, described)
+    return native.transformable(paged, definition)(q, k, v, terms, described)
 
 
 def _dense_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, options: _Options, sinks: jax.Array | None
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, options: _Options, terms: _Terms
 ) -> jax.Array:
-    """Attention with soft caps and sinks, which `jax.nn.dot_product_attention` lacks. `visible` is bool [T, S]."""
+    """Attention with soft caps, sinks and biases, which `sequence_attention` lacks. `visible` is bool [T, S]."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = jnp.einsum("tkgd,skd->kgts", grouped, k, preferred_element_type=jnp.float32) * options.scale
+    if terms.bias is not None:
+        row = jnp.arange(num_tokens)
+        scores = scores + biases(terms.bias, row[:, None] - row).swapaxes(0, 1).reshape(scores.shape)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     scores = jnp.where(visible, scores, -jnp.inf)
-    if sinks is not None:
-        sink = sinks.astype(jnp.float32).reshape(num_kv_heads, -1, 1, 1)
+    if terms.sinks is not None:
+        sink = terms.sinks.astype(jnp.float32).T.reshape(*scores.shape[:2], -1, 1)
         scores = jnp.concatenate([scores, jnp.broadcast_to(sink, (*scores.shape[:-1], 1))], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens].astype(v.dtype)
     out = jnp.einsum("kgts,skd->tkgd", weights, v, preferred_element_type=jnp.float32)
@@ -222,7 +230,7 @@ def _sharded_paged_attention(
     v: jax.Array | None,
     metadata: AttentionMetadata,
     options: _Options,
-    sinks: jax.Array | None,
+    terms: _Terms,
 ) -> tuple[PagedCache, jax.Array]:
     """Runs the paged kernel on each device's own heads; with fewer kv heads than devices, the cache repeats heads."""
     kernel = functools.partial(ragged_paged_attention, **options._asdict())
@@ -235,16 +243,17 @@ def _sharded_paged_attention(
     )
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1:
-        return kernel(q, k, v, kv_cache, *operands, sinks=sinks)
+        return kernel(q, k, v, kv_cache, *operands, **terms._asdict())
 
     copies = 1 if k is None else kv_cache.layout.num_heads // k.shape[1]
     if k is not None and v is not None and copies > 1:
         k, v = jnp.repeat(k, copies, axis=1), jnp.repeat(v, copies, axis=1)
     heads = PartitionSpec(None, "model", None)
+    of_sinks = PartitionSpec("model") if terms.sinks is None or terms.sinks.ndim == 1 else PartitionSpec(None, "model")
     head_axis = kv_cache.layout.head_axis
     cache_heads = PartitionSpec(*("model" if axis == head_axis else None for axis in range(kv_cache.array.ndim)))
     return on_each_device(
-        lambda sinks, *operands: kernel(*operands, sinks=sinks),
-        (PartitionSpec("model"), heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),
+        lambda sinks, bias, *operands: kernel(*operands, sinks=sinks, bias=bias),
+        (of_sinks, heads, heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),
         (cache_heads, heads),
-    )(sinks, q, k, v, kv_cache, *operands)
+    )(*terms, q, k, v, kv_cache, *operands)

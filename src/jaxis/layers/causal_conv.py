@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.causal_conv import ConvOperands, causal_conv
+from jaxis.kernels.materialize import materialize
 from jaxis.kernels.native_constants import MAX_CONV_WIDTH
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.state_cache_spec import StateArray
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
 
 class CausalConv(JaxModule):
@@ -61,3 +65,19 @@ class CausalConv(JaxModule):
         bias = None if self.bias is None else self.bias[...]
         operands = ConvOperands(x, self.weight[...][:, 0], bias, metadata.states(state))
         return causal_conv(operands, activation=self.activation, dilation=self.dilation)
+
+
+class ResidualConv(CausalConv):
+    """`x + conv(x)` with a state of its own, where conv is a `CausalConv` without bias and activation (Inkling)."""
+
+    def __init__(self, scope: LayerScope, num_channels: int, width: int) -> None:
+        super().__init__(scope, num_channels, width, use_bias=False, activation=None, dtype=jnp.float32)
+
+    @property
+    def state_cache_spec(self) -> StateCacheSpec:
+        return StateCacheSpec((self.state_array,))
+
+    def __call__(self, state: Any, x: jax.Array, metadata: AttentionMetadata) -> tuple[Any, jax.Array]:
+        """Returns the updated state (None without one) and [T, C] for x [T, C]."""
+        inputs, mixed = super().__call__(None if state is None else state[0], x, metadata)
+        return None if inputs is None else (inputs,), x + materialize(mixed)

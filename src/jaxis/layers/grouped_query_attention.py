@@ -227,8 +227,14 @@ class GroupedQueryAttention(JaxModule):
 
         `is_paged` is True if the keys go into a cache.
         """
-        num_tokens = x.shape[0]
-        q, k, v, *gate = self.project(x)
+        return self.heads_of(self.project(x), metadata, is_paged=is_paged)
+
+    def heads_of(
+        self, projected: list[jax.Array], metadata: AttentionMetadata, *, is_paged: bool
+    ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """Returns `heads` of what `project` returns."""
+        q, k, v, *gate = projected
+        num_tokens = q.shape[0]
         if self.qkv_clip is not None:
             q, k, v = (jnp.clip(each, -self.qkv_clip, self.qkv_clip) for each in (q, k, v))
         norms = self._norms_of_rope_kernel()

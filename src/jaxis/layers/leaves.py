@@ -12,7 +12,7 @@ from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
-from jaxis.layers.routing import HashRouter, JaxRouter, Routing
+from jaxis.layers.routing import HashRouter, JaxRouter, Routing, SharedExpertRouter
 from jaxis.layers.scope import LayerScope
 
 
@@ -52,11 +52,11 @@ def embedding(
     )
 
 
-def lm_head(scope: LayerScope, *, use_bias: bool = False) -> JaxLmHead:
-    """Creates an output head that is not tied to the embeddings, of config.json's `hidden_size` and `vocab_size`."""
+def lm_head(scope: LayerScope, *, vocab_size: int | None = None, use_bias: bool = False) -> JaxLmHead:
+    """Creates an output head that is not tied to the embeddings, by default of config.json's `vocab_size`."""
     return JaxLmHead(
         scope.config["hidden_size"],
-        scope.config["vocab_size"],
+        scope.config["vocab_size"] if vocab_size is None else vocab_size,
         scope.rngs,
         use_bias=use_bias,
         dtype=scope.dtype,
@@ -99,7 +99,7 @@ def router(
     scope: LayerScope, routing: Routing, *, use_bias: bool = False, use_selection_bias: bool = False
 ) -> JaxRouter:
     """Creates a router over config.json's `hidden_size`; the biases are those of `JaxRouter`."""
-    return JaxRouter(
+    return (SharedExpertRouter if routing.num_shared else JaxRouter)(
         scope.config["hidden_size"],
         routing,
         scope.rngs,

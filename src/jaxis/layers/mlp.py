@@ -68,6 +68,7 @@ class GatedMLP(JaxModule):
       use_bias: True if the projections have biases.
       down_bias: True if `down_proj` has a bias; None means `use_bias`.
       packed_gate_up: True if the checkpoint has one matrix `gate_up_proj` [2 F, E], gates first, instead of two.
+      interleaved: True if the rows of that matrix alternate between gate and up.
       multipliers: Multipliers of the gate before its activation, and of the output.
 
     Raises:
@@ -84,13 +85,14 @@ class GatedMLP(JaxModule):
         use_bias: bool = False,
         down_bias: bool | None = None,
         packed_gate_up: bool = False,
+        interleaved: bool = False,
         multipliers: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
         column, row = ("mlp", "embed"), ("embed", "mlp")
         # The number of parts of the packed projection's output, each with gates and as many ups.
-        self.num_parts = 1
+        self.num_parts = size if interleaved else 1
         self.gate_up_proj = None
         if packed_gate_up:
             self.gate_up_proj = linear(scope / "gate_up_proj", size_in, 2 * size, axes=column, use_bias=use_bias)
@@ -122,7 +124,7 @@ class GatedMLP(JaxModule):
     def after_loading(self) -> None:
         """Puts the rows of a packed projection in the order of the devices, each with its gates before its ups."""
         num_devices, packed = devices_of_layer(), self.gate_up_proj
-        if num_devices == 1 or packed is None or not has_movable_rows(packed):
+        if num_devices == 1 or packed is None or self.num_parts > 1 or not has_movable_rows(packed):
             return
         if packed.output_size % (2 * num_devices) == 0:
             rows = np.arange(packed.output_size).reshape(2, num_devices, -1).swapaxes(0, 1)

@@ -102,6 +102,31 @@ class SparseMoE(JaxModule):
         return y + shared
 
 
+class SharedExpertMoE(JaxModule):
+    """`experts(x)` of the experts that a `SharedExpertRouter` chooses, plus `shared_experts(x)`, all with its weights.
+
+    `routing` has `num_shared` shared experts. Other arguments are those of `SparseMoE`.
+    """
+
+    def __init__(
+        self, scope: LayerScope, *, routing: Routing, intermediate_size: int, stack_layout: StackLayout | None
+    ) -> None:
+        unit = GLU(activation_function(scope.config.get("hidden_act", "silu")))
+        every = Routing(num_experts=routing.num_shared, num_experts_per_token=routing.num_shared)
+        self.gate = leaves.router(scope / "gate", routing, use_selection_bias=True)
+        self.experts, self.shared_experts = (
+            leaves.experts(scope / name, each, intermediate_size, gated_unit=unit, stack_layout=stack_layout)
+            for name, each in (("experts", routing), ("shared_experts", every))
+        )
+
+    def __call__(self, x: jax.Array, metadata: AttentionMetadata | None = None) -> jax.Array:
+        expert_ids, weights = self.gate(x)
+        num_chosen, num_shared = expert_ids.shape[1], self.shared_experts.num_experts
+        every = jnp.broadcast_to(jnp.arange(num_shared, dtype=expert_ids.dtype), (len(x), num_shared))
+        y = self.experts(x, expert_ids, weights[:, :num_chosen], metadata)
+        return y + self.shared_experts(x, every, weights[:, num_chosen:], metadata)
+
+
 def _gate(scope: LayerScope) -> JaxLinear:
     """Creates a layer with one output; never quantized, like routers."""
     return leaves.linear(never_quantized(scope), scope.config["hidden_size"], 1, axes=(None, "embed"))

@@ -35,9 +35,23 @@ class QueryScale:
     def __call__(self, q: jax.Array, positions: jax.Array) -> jax.Array:
         """Returns [T, H, D] in q's type for q [T, H, D] at positions [T]."""
         num_factors = (self.max_position + self.offset) // self.interval + 1
-        factors = (1 + self.beta * np.log1p(np.arange(num_factors, dtype=np.float32))).astype(np.float32)
+        factors = (1 + self.beta * self.growth(np.arange(num_factors, dtype=np.float32))).astype(np.float32)
         factor = jnp.take(factors, (positions + self.offset) // self.interval, mode="clip")
         return (q * factor[:, None, None]).astype(q.dtype)
+
+    def growth(self, steps: np.ndarray) -> np.ndarray:
+        """Returns what `beta` multiplies, float32, for numbers of intervals."""
+        return np.log1p(steps)
+
+
+@dataclass(frozen=True)
+class FlooredQueryScale(QueryScale):
+    """Multiplies queries at position p by `1 + beta * log(max((p + 1) / floor, 1))`, with intervals of 1 (Inkling)."""
+
+    floor: int = 1
+
+    def growth(self, steps: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum((steps + 1) / np.float32(self.floor), 1))
 
 
 class LogQueryScale(JaxModule):

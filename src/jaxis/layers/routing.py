@@ -43,6 +43,7 @@ class Routing:
       group_score: Score of a group: its best expert ("max") or the sum of its best two ("top2_sum").
       float32_logits: True if the router multiplies in float32 regardless of the model's type.
       num_identity: Number of the last experts that have no weights and return their input.
+      num_shared: Number S of experts of every token that a `SharedExpertRouter` weighs, too.
 
     Raises:
       ConfigError: On construction, if the values are inconsistent.
@@ -58,6 +59,7 @@ class Routing:
     group_score: GroupScore = "max"
     float32_logits: bool = False
     num_identity: int = 0
+    num_shared: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("score_function", get_args(ScoreFunction)), ("group_score", get_args(GroupScore))):
@@ -194,7 +196,7 @@ class JaxRouter(JaxLinear):
     ) -> None:
         super().__init__(
             hidden_size,
-            routing.num_experts,
+            routing.num_experts + routing.num_shared,
             rngs,
             use_bias=use_bias,
             dtype=dtype,
@@ -224,6 +226,26 @@ class JaxRouter(JaxLinear):
         if self.observe is not None:
             self.observe(self.routing, logits, expert_ids)
         return expert_ids, expert_weights
+
+
+class SharedExpertRouter(JaxRouter):
+    """Router with S more rows, of experts of every token, whose weights are parts of one sum with those of the chosen.
+
+    `global_scale` [1] multiplies all weights.
+    """
+
+    def __init__(self, hidden_size: int, routing: Routing, rngs: nnx.Rngs, **options: Any) -> None:
+        super().__init__(hidden_size, routing, rngs, **options)
+        self.global_scale = make_parameter(rngs, nnx.initializers.ones, (1,), jnp.float32, axes=(None,))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns expert_ids i32 [T, k] and weights float32 [T, k + S], those of the shared experts last."""
+        logits, routing, bias = self.logits(x), self.routing, self.e_score_correction_bias
+        routed = logits[:, : routing.num_experts]
+        chosen = self._observed(routed, *routing.choose(routed, None if bias is None else bias[...]))[0]
+        shared = jnp.arange(routing.num_experts, logits.shape[1], dtype=chosen.dtype)
+        weighed = jnp.concatenate([chosen, jnp.broadcast_to(shared, (len(x), routing.num_shared))], axis=1)
+        return chosen, routing.weights_of(routing.scores(logits), weighed) * self.global_scale[...]
 
 
 class HashRouter(JaxRouter):

@@ -46,6 +46,7 @@ def ragged_paged_attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[PagedCache, jax.Array]:
     """Writes this step's keys and values into the cache, then attends to it.
 
@@ -64,13 +65,15 @@ def ragged_paged_attention(
       scale: Multiplies the scores.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
-      sinks: float [H], one extra score per head that has no value but takes part in the softmax.
+      sinks: float [H], one extra score per head that has no value but takes part in the softmax; [T, H] if each token
+        has its own.
+      bias: [T, H, N], added to the scores before the soft cap: entry n to that of the key n tokens before; 0 beyond N.
 
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
     """
     batch = layout.Batch(seq_lens, block_tables, query_start_loc, request_distribution)
-    options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks}
+    options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks, "bias": bias}
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
         array, out = cpu.ragged_paged_attention(q, k, v, array, batch, **options)
@@ -87,6 +90,7 @@ def ragged_paged_attention(
     if supports_triton():
         from jaxis.kernels.ragged_paged_attention import gpu
 
-        if span.is_causal and gpu.supports(q, array):
+        if span.is_causal and bias is None and (sinks is None or sinks.ndim == 1) and gpu.supports(q, array):
             kernel = gpu
+            del options["bias"]
     return cache_layout.cache(array), kernel.ragged_paged_attention(q, array, batch, **options)

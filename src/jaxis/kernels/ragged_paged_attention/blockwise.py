@@ -17,7 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, product, whole_chunks
+from jaxis.kernels.ragged_paged_attention.context_chunks import (
+    OnlineSoftmax,
+    biases,
+    blocks_of_chunk,
+    product,
+    whole_chunks,
+)
 from jaxis.kernels.ragged_paged_attention.layout import Batch, read_blocks, request_of_token, split_kv
 
 # Context tokens read at a time, and queries per prefill tile: large enough for efficient matrix products, small enough
@@ -38,13 +44,14 @@ def ragged_paged_attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
     read_blocks: Callable[[jax.Array, jax.Array], jax.Array] = read_blocks,
 ) -> jax.Array:
     """Attends with each query to its request's cached tokens; padding rows are 0.
 
     `read_blocks` maps the cache and blocks [...] to their entries, [..., block_size, 2 * K, D].
     """
-    attention = _Attention(q, kv_cache, batch.block_tables, scale, span, soft_cap, sinks, read_blocks)
+    attention = _Attention(q, kv_cache, batch.block_tables, scale, span, soft_cap, sinks, bias, read_blocks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(batch.query_start_loc, batch.request_distribution[2], 1)
@@ -63,6 +70,7 @@ class _Attention:
     span: AttentionSpan
     soft_cap: float | None
     sinks: jax.Array | None
+    bias: jax.Array | None
     read_blocks: Callable[[jax.Array, jax.Array], jax.Array]
 
     @property
@@ -84,18 +92,25 @@ class _Attention:
         num_rows = min(self.q.shape[0], self.block_tables.shape[0])
         is_decode = jnp.arange(num_rows) < num_decodes
         positions = jnp.where(is_decode, seq_lens[:num_rows] - 1, -1)
-        rows = self._attend_decodes(self.q[:num_rows], self.block_tables[:num_rows], positions)
+        rows = self._of_rows(lambda x: x[:num_rows])._attend_decodes(self.block_tables[:num_rows], positions)
         rows = jnp.where(is_decode[:, None, None], rows, out[:num_rows])
         return lax.dynamic_update_slice(out, rows, (0, 0, 0))
 
-    def _attend_decodes(self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
-        """Attends with one query per request, [N, H, D], of all requests at once; returns [N, H, D].
+    def _of_rows(self, rows_of: Callable[[jax.Array], jax.Array]) -> _Attention:
+        """Returns the attention with these rows of what each token has: queries, and any biases and sinks."""
+        operands = {name: getattr(self, name) for name in ("q", "sinks", "bias")}
+        own = {name: rows_of(x) for name, x in operands.items() if x is not None and x.ndim > 1}
+        return dataclasses.replace(self, **own)
+
+    def _attend_decodes(self, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
+        """Attends with one query per request, q [N, H, D], of all requests at once; returns [N, H, D].
 
         Multiplies every query head with every kv head and drops the foreign ones. That is K times the arithmetic, but
         the products read the gathered blocks in their memory layout: selecting each head's own first would transpose
         them, which is far slower in a step bound by memory. Block tables are i32 [N, max_blocks], positions i32 [N] (-1
         for padding). Each request's chunks begin with the first that its query sees.
         """
+        queries = self.q
         num, num_heads, head_dim = queries.shape
         block_size = self.block_shape[0]
         token_bytes = num * math.prod(self.block_shape[1:]) * queries.dtype.itemsize
@@ -123,7 +138,8 @@ class _Attention:
             scores = product("nhd,nsd->nhs", padded_queries, context)
             scores = scores.reshape(num, num_heads, chunk_tokens, num_kv_heads)
             scores = jnp.sum(jnp.where(is_own[:, None], scores, 0), axis=-1)
-            carry, weights = carry.add_scores(self._masked(scores, visible[:, None]))
+            bias = None if self.bias is None else biases(self.bias, positions[:, None] - tokens)
+            carry, weights = carry.add_scores(self._masked(scores, visible[:, None], bias))
             weights = jnp.where(is_own[:, None], weights[..., None].astype(context.dtype), 0)
             weights = weights.reshape(num, num_heads, chunk_tokens * num_kv_heads)
             return carry.add_values(product("nhs,nsd->nhd", weights, context)[..., head_dim:])
@@ -142,7 +158,7 @@ class _Attention:
         query_lens = jnp.where(is_prefill, query_start_loc[1:] - query_start_loc[:-1], 0)
         tile_ends = jnp.cumsum((query_lens + tile - 1) // tile)
         # Padded, because a tile that starts near the end of the batch must still be sliced whole.
-        q = jnp.pad(self.q, ((0, tile), (0, 0), (0, 0)))
+        padded = self._of_rows(lambda x: jnp.pad(x, ((0, tile), *((0, 0),) * (x.ndim - 1))))
 
         def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
             request = jnp.searchsorted(tile_ends, i, side="right")
@@ -151,27 +167,27 @@ class _Attention:
             in_request = tile_start + jnp.arange(tile) < query_lens[request]
             first_position = seq_lens[request] - query_lens[request] + tile_start
             positions = jnp.where(in_request, first_position + jnp.arange(tile), -1)
-            queries = lax.dynamic_slice_in_dim(q, first_row, tile)
-            rows = self._attend_tile(queries, self.block_tables[request], positions, first_position, seq_lens[request])
+            own = padded._of_rows(lambda x: lax.dynamic_slice_in_dim(x, first_row, tile))
+            rows = own._attend_tile(self.block_tables[request], positions, first_position, seq_lens[request])
             old_rows = lax.dynamic_slice_in_dim(out, first_row, tile)
             rows = jnp.where(in_request[:, None, None], rows, old_rows)
             return lax.dynamic_update_slice_in_dim(out, rows, first_row, axis=0)
 
-        padded = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
-        return lax.fori_loop(0, tile_ends[-1], one_tile, padded)[:num_tokens]
+        out = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
+        return lax.fori_loop(0, tile_ends[-1], one_tile, out)[:num_tokens]
 
     def _attend_tile(
         self,
-        queries: jax.Array,
         block_table: jax.Array,
         positions: jax.Array,
         first_position: jax.Array,
         seq_len: jax.Array,
     ) -> jax.Array:
-        """Attention for Q consecutive queries [Q, H, D] of one request; 0 for padding, whose positions i32 [Q] are -1.
+        """Attention for Q consecutive queries of one request, q [Q, H, D]; 0 for padding, of positions i32 [Q] -1.
 
         `block_table` is i32 [max_blocks], `first_position` the smallest valid position, `seq_len` the request's length.
         """
+        queries = self.q
         num_queries, _, head_dim = queries.shape
         block_size = self.block_shape[0]
         chunk_tokens, block_table = whole_chunks(block_table, block_size, PREFILL_CHUNK_TOKENS)
@@ -179,12 +195,16 @@ class _Attention:
         ends = jnp.where(positions >= 0, self.span.last_visible(positions, seq_len), -1)
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
-            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None], ends)
+            tokens = chunk * chunk_tokens + jnp.arange(chunk_tokens)
+            visible = self._visible(tokens, positions[:, None], ends)
             blocks = blocks_of_chunk(block_table, chunk, chunk_tokens // block_size)
             context = self.read_blocks(self.kv_cache, blocks)
             k, v = split_kv(context.reshape(chunk_tokens, 2 * self.num_kv_heads, head_dim))
             scores = product("kgqd,skd->kgqs", grouped, k)
-            carry, weights = carry.add_scores(self._masked(scores, visible))
+            bias = None
+            if self.bias is not None:
+                bias = biases(self.bias, positions[:, None] - tokens).swapaxes(0, 1).reshape(scores.shape)
+            carry, weights = carry.add_scores(self._masked(scores, visible, bias))
             # A NaN in blocks that are not the request's own must not spread.
             v = jnp.where(jnp.any(visible, axis=0)[:, None, None], v, 0)
             return carry.add_values(product("kgqs,skd->kgqd", weights.astype(v.dtype), v))
@@ -193,7 +213,7 @@ class _Attention:
         last = jnp.max(ends) // chunk_tokens
         heads = (self.num_kv_heads, self.group_size, num_queries)
         result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty(heads, head_dim))
-        sinks = None if self.sinks is None else self.sinks.reshape(*heads[:2], 1)
+        sinks = None if self.sinks is None else self.sinks.T.reshape(*heads[:2], -1)
         return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
     def _visible(self, context_positions: jax.Array, positions: jax.Array, last_visible: jax.Array) -> jax.Array:
@@ -204,8 +224,10 @@ class _Attention:
         first = self.span.first_visible(positions)
         return (context_positions >= first) & (context_positions <= last_visible[:, None])
 
-    def _masked(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
+    def _masked(self, scores: jax.Array, visible: jax.Array, bias: jax.Array | None) -> jax.Array:
         scores = scores * self.scale
+        if bias is not None:
+            scores = scores + bias
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         return jnp.where(visible, scores, -jnp.inf)

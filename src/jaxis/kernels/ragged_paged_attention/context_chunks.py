@@ -52,6 +52,16 @@ class OnlineSoftmax(NamedTuple):
         return values / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
 
 
+def biases(bias: jax.Array, distance: jax.Array) -> jax.Array:
+    """Returns what is added to scores, float32 [..., H, S], for `bias` [..., H, N] and distances of keys [..., S].
+
+    It is 0 of keys N tokens before and further, and of those after a query.
+    """
+    index = jnp.clip(distance, 0, bias.shape[-1] - 1)[..., None, :]
+    found = jnp.take_along_axis(bias, index, axis=-1).astype(jnp.float32)
+    return jnp.where(index == distance[..., None, :], found, 0)
+
+
 def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:
     """Returns tokens per chunk (a multiple of the block size), and tables [..., max_blocks] padded to whole chunks."""
     max_blocks = block_tables.shape[-1]

@@ -46,6 +46,7 @@ def ragged_paged_attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     given_dim = q.shape[-1]
     head_dim = whole_tiles(given_dim)
@@ -63,7 +64,7 @@ def ragged_paged_attention(
         values,
         kv_cache,
         *batch,
-        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+        *(jnp.zeros(0, jnp.float32) if x is None else x.astype(jnp.float32) for x in (sinks, bias)),
         aliases={3: 0},
         block_size=np.int64(block_size),
         window=np.int64(span.sliding_window or UNLIMITED),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.ragged_paged_attention.context_chunks import biases
 from jaxis.kernels.ragged_paged_attention.layout import Batch, decode, request_of_token, split_kv
 
 
@@ -21,6 +22,7 @@ def ragged_paged_attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     seq_lens, block_tables, query_start_loc, request_distribution = batch
     num_tokens, num_heads, head_dim = q.shape
@@ -33,12 +35,14 @@ def ragged_paged_attention(
     k, v = split_kv(context)
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = jnp.einsum("tkgd,tskd->tkgs", grouped, k, preferred_element_type=jnp.float32) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-
     # A request's last query is at the end of its sequence.
     position: jax.Array = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     context_position = jnp.arange(context_len)
+    if bias is not None:
+        scores += biases(bias, position[:, None] - context_position).reshape(scores.shape)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+
     first = span.first_visible(position)
     last = span.last_visible(position, seq_lens[request])
     visible = (context_position >= first[:, None]) & (context_position <= last[:, None]) & valid[:, None]
@@ -46,11 +50,12 @@ def ragged_paged_attention(
     peak = jnp.max(scores, axis=-1, keepdims=True)
     peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
     if sinks is not None:
-        peak = jnp.maximum(peak, sinks.reshape(num_kv_heads, -1, 1))
+        sinks = sinks.reshape(-1, num_kv_heads, num_heads // num_kv_heads, 1)
+        peak = jnp.maximum(peak, sinks)
     weights = jnp.exp(scores - peak)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
-        total += jnp.exp(sinks.reshape(num_kv_heads, -1, 1) - peak)
+        total += jnp.exp(sinks - peak)
     weights /= jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     v = jnp.where(visible[:, :, None, None], v, 0).astype(jnp.float32)
     return jnp.einsum("tkgs,tskd->tkgd", weights, v).reshape(q.shape).astype(q.dtype)

@@ -39,18 +39,22 @@ def ragged_paged_attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     head_dim = q.shape[-1]
     if k is not None and v is not None:
         places = places_of_tokens(positions, *batch[1:], block_size, len(kv_cache))
         kv_cache = write_heads(kv_cache, k, v, places, block_size)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, padded_size(head_dim) - head_dim)))
-    if span == FULL_CONTEXT and sinks is None and supports(padded, kv_cache, batch.block_tables):
+    is_plain = span == FULL_CONTEXT and sinks is None and bias is None
+    if is_plain and supports(padded, kv_cache, batch.block_tables):
         out = _by_kernel(padded, kv_cache, batch, scale=scale, soft_cap=soft_cap)
     else:
         read = functools.partial(read_heads, head_dim=head_dim, block_size=block_size, dtype=q.dtype)
         out = blockwise.ragged_paged_attention(
-            padded, kv_cache, batch, scale=scale, span=span, soft_cap=soft_cap, sinks=sinks, read_blocks=read
+            *(padded, kv_cache, batch),
+            **{"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks, "bias": bias},
+            read_blocks=read,
         )
     return kv_cache, out[..., :head_dim]
 
