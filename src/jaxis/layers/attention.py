@@ -105,8 +105,7 @@ def apply_rope(
             rms_norm(k, norms.k_weight, epsilon=norms.epsilon),
         )
     if is_paged or metadata.scratch is not None:
-        positions = metadata.input_positions if metadata.rope_positions is None else metadata.rope_positions
-        return rope(q, k, positions, norms=norms)
+        return rope(q, k, metadata.positions_for_rope, norms=norms)
     request, _ = _requests(metadata)
     return rope(q, k, metadata.input_positions, metadata.seq_lens[request], norms)
 

@@ -90,6 +90,11 @@ class AttentionMetadata:
         """Number of tokens of the requests, i32 scalar; later rows are padding."""
         return self.query_start_loc[self.request_distribution[2]]
 
+    @property
+    def positions_for_rope(self) -> jax.Array:
+        """Positions that a rope counts, i32 [T], or [3, T] if the step has `rope_positions`."""
+        return self.input_positions if self.rope_positions is None else self.rope_positions
+
     def states(self, array: jax.Array | None) -> RecurrentStates:
         """Returns the states of the step's requests in an array [num_slots, ...]; None for whole sequences."""
         slots = None if array is None else self.state_slots

@@ -21,6 +21,9 @@ from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.token_groups import RowCacheSpec, TokenGroups
 from jaxis.parallel.mesh import alike_on_each_device
 
+# Values of a position's digits: bfloat16 has all integers up to 256.
+_DIGITS = (256 * 256, 256, 1)
+
 
 @dataclass(frozen=True)
 class GroupIndexerSizes:
@@ -154,14 +157,15 @@ class GatedGroupIndexer(GroupIndexer):
 class MeanGroupIndexer(GroupIndexer):
     """Keys of groups are means of their tokens' keys, then normed, then rotated by the group's first position (Qwen4).
 
-    Queries and keys come of one projection of x. All heads weigh the same.
+    Queries and keys come of one projection of x. All heads weigh the same. With M-RoPE, tokens' rows also have their
+    time, row and column, since a group's first token may be of an earlier step.
 
     Args:
       rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
     """
 
     def __init__(self, scope: LayerScope, sizes: GroupIndexerSizes, *, rope: RotaryEmbedding) -> None:
-        super().__init__(scope, sizes, row_size=sizes.head_dim)
+        super().__init__(scope, sizes, row_size=sizes.head_dim + (3 * len(_DIGITS) if rope.axes else 0))
         self.rope = rope
         size_out = (sizes.num_heads + 1) * sizes.head_dim
         self.index_qk_proj = linear(
@@ -172,6 +176,10 @@ class MeanGroupIndexer(GroupIndexer):
 
     def combine(self, rows: jax.Array, exists: jax.Array, first_position: jax.Array) -> jax.Array:
         del exists
+        rows, digits = jnp.split(rows, [self.sizes.head_dim], axis=-1)
+        if self.rope.axes:
+            digits = digits[:, 0].astype(jnp.int32).reshape(-1, 3, len(_DIGITS))
+            first_position = jnp.sum(digits * jnp.asarray(_DIGITS), axis=-1).T
         mean = ordered_sum(rows) / rows.shape[1]
         keys = self.k_layernorm(mean.astype(self.k_layernorm.dtype))[:, None]
         return self.rope(keys, keys, first_position)[1][:, 0].astype(jnp.float32)
@@ -183,7 +191,11 @@ class MeanGroupIndexer(GroupIndexer):
         sizes = self.sizes
         q, rows = jnp.split(self.index_qk_proj(x), [sizes.num_heads * sizes.head_dim], axis=-1)
         q = self.q_layernorm(q.reshape(x.shape[0], sizes.num_heads, sizes.head_dim))
-        q, _ = self.rope(q, q[:, :1], metadata.input_positions)
+        positions = metadata.positions_for_rope
+        q, _ = self.rope(q, q[:, :1], positions)
+        if self.rope.axes:
+            digits = jnp.broadcast_to(positions, (3, x.shape[0])).T[..., None] // jnp.asarray(_DIGITS) % _DIGITS[-2]
+            rows = jnp.concatenate([rows, digits.reshape(x.shape[0], -1).astype(rows.dtype)], axis=-1)
         weights = jnp.full(q.shape[:2], sizes.head_dim**-0.5, jnp.float32)
         return self.select(caches, q, weights, rows, metadata)
 
