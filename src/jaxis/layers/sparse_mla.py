@@ -8,9 +8,7 @@ import jax
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import TokenIndexer
-from jaxis.layers.mla import LATENT_NORM_EPSILON, LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
-from jaxis.layers.output_gate import OutputGate
-from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.mla import LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
 from jaxis.layers.scope import LayerScope
 
 
@@ -28,6 +26,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
       indexer: The layer's indexer; None if it uses another layer's selection.
       num_selected: K.
       hands_on_selection: True if layers share selections.
+      options: Further arguments of `LatentAttention`.
 
     Raises:
       ConfigError: decode_context_parallel_size would divide the context of selected tokens.
@@ -40,24 +39,10 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         *,
         indexer: TokenIndexer | None,
         num_selected: int,
-        rope: RotaryEmbedding | None,
-        scale: float,
-        use_bias: bool = False,
         hands_on_selection: bool = False,
-        latent_norm_epsilon: float = LATENT_NORM_EPSILON,
-        output_gate: OutputGate | None = None,
-        use_sinks: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            scope,
-            sizes,
-            rope=rope,
-            scale=scale,
-            use_bias=use_bias,
-            output_gate=output_gate,
-            latent_norm_epsilon=latent_norm_epsilon,
-            use_sinks=use_sinks,
-        )
+        super().__init__(scope, sizes, **options)
         self.num_selected = num_selected
         self.serves_short_contexts = scope.max_model_len <= self.num_selected
         self.hands_on_selection = hands_on_selection

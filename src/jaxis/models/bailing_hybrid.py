@@ -11,12 +11,13 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
 from jaxis.layers.glu import CappedGLU
+from jaxis.layers.mla import MultiHeadLatentAttention
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import (
-    hybrid_latent_attention,
     hybrid_routing,
     kimi_delta_attention,
     listed_as_linear,
@@ -43,8 +44,8 @@ def _mixer(scope: LayerScope) -> SelfAttention:
     config = scope.config
     if not _is_linear(config, scope.layer_index):
         gate = OutputGate("g_proj", per_head=True)
-        rope = rope_config(config, default_theta=6_000_000.0)
-        return hybrid_latent_attention(scope, rope=rope, output_gate=gate)
+        settings = LatentAttentionSettings.with_rope(scope, rope_config(config, default_theta=6_000_000.0))
+        return settings.make(MultiHeadLatentAttention, scope, output_gate=gate)
     return kimi_delta_attention(
         scope,
         num_heads=config.get("linear_num_heads", config["num_attention_heads"]),

@@ -9,12 +9,13 @@ from jaxis.layers.alibi import Alibi
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.lightning_attention import LightningAttention
+from jaxis.layers.mla import MultiHeadLatentAttention
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
-from jaxis.models.common.kda_hybrid import hybrid_latent_attention
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     num_dense_layers,
@@ -84,7 +85,8 @@ class BailingMoeV2_5DecoderLayer(BailingMoeV2DecoderLayer):
         rope, attn = rope_config(config, default_theta=600_000.0), scope / "self_attn"
         num_layers, group_size = config["num_hidden_layers"], config["layer_group_size"]
         if (index + 1) % group_size == 0 or index >= num_layers // group_size * group_size:
-            super().__init__(scope, self_attn=hybrid_latent_attention(attn, rope=rope))
+            settings = LatentAttentionSettings.with_rope(attn, rope)
+            super().__init__(scope, self_attn=settings.make(MultiHeadLatentAttention, attn))
             return
         # The published code counts layers from 0 and subtracts 1; other programs that serve the model do not.
         share = 1 - (index - 1) / max(num_layers - 1, 1) + 1e-5

@@ -106,14 +106,11 @@ def _latent_attention(scope: LayerScope, *, predicts: bool = False) -> SparseLat
     if predicts or has_indexer[scope.layer_index]:
         query_size = index_query_size(settings, config)
         indexer = GatedGroupIndexer(scope / "indexer", sizes, query_size=query_size)
-    return SparseLatentAttention(
+    return settings.make(
+        SparseLatentAttention,
         scope,
-        settings.sizes,
         indexer=indexer,
         num_selected=sizes.num_selected,
-        rope=None,
-        scale=settings.scale,
-        use_bias=settings.use_bias,
         hands_on_selection=not (predicts or all(of_latent)),
         latent_norm_epsilon=config["rms_norm_eps"],
     )

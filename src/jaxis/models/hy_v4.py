@@ -62,14 +62,12 @@ def _attention(scope: LayerScope, *, predicts: bool = False) -> SparseLatentAtte
         indexer = token_indexer(
             scope / "indexer", settings, interleaved=False, rotates_last=True, norm_epsilon=config["rms_norm_eps"]
         )
-    return SparseLatentAttention(
+    return settings.make(
+        SparseLatentAttention,
         scope,
-        settings.sizes,
+        interleaved=False,
         indexer=indexer,
         num_selected=config["index_topk"],
-        rope=settings.make_rope(interleaved=False),
-        scale=settings.scale,
-        use_bias=settings.use_bias,
         hands_on_selection=not (predicts or all(has_indexer)),
         output_gate=OutputGate("gate_proj"),
         use_sinks=True,

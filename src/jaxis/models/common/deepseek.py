@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
-from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
+from jaxis.layers.mla import LatentAttention, LatentAttentionSizes, MultiHeadLatentAttention
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
@@ -18,6 +20,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, sigmoid_routing
+
+Attention = TypeVar("Attention", bound=LatentAttention)
 
 
 class DeepseekDecoderLayer(PreNormDecoderLayer):
@@ -79,14 +83,7 @@ def latent_attention(
     settings = LatentAttentionSettings.of(scope)
     # A redundant key that transformers derives from others.
     scope.config.expect("head_dim", settings.sizes.qk_rope_head_dim, settings.sizes.qk_head_dim)
-    return MultiHeadLatentAttention(
-        scope,
-        settings.sizes,
-        rope=settings.make_rope(interleaved=interleaved_rope),
-        scale=settings.scale,
-        query_scale=query_scale,
-        use_bias=settings.use_bias,
-    )
+    return settings.make(MultiHeadLatentAttention, scope, interleaved=interleaved_rope, query_scale=query_scale)
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,13 @@ class LatentAttentionSettings:
             rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
             scale *= yarn_mscale(rope) ** 2
         return cls(sizes, rope, scope.max_model_len, scale, scope.config.get("attention_bias", False))
+
+    def make(
+        self, attention: Callable[..., Attention], scope: LayerScope, *, interleaved: bool = True, **options: Any
+    ) -> Attention:
+        """Makes a layer of these settings; `options` are its others, and `interleaved` is as in `make_rope`."""
+        rope = None if self.rope is None else self.make_rope(interleaved=interleaved)
+        return attention(scope, self.sizes, rope=rope, scale=self.scale, use_bias=self.use_bias, **options)
 
     def make_rope(self, *, interleaved: bool) -> RotaryEmbedding:
         """Makes the rope, which must have settings; `interleaved` pairs neighbouring dimensions."""

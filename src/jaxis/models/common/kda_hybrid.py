@@ -5,14 +5,10 @@ from __future__ import annotations
 from jaxis.config.checkpoint_values import value_of_either
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
-from jaxis.config.rope_config import RopeConfig
 from jaxis.layers.decay_gate import DecayGate
 from jaxis.layers.delta_attention import DeltaAttention, DeltaAttentionSizes
-from jaxis.layers.mla import MultiHeadLatentAttention
-from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.sparse_layers import sigmoid_routing
 
 
@@ -44,28 +40,6 @@ def kimi_delta_attention(
         gate_names=gate_names,
         gate_activation="sigmoid",
         norm_epsilon=scope.config["rms_norm_eps"],
-    )
-
-
-def hybrid_latent_attention(
-    scope: LayerScope,
-    *,
-    rope: RopeConfig | None,
-    output_gate: OutputGate | None = None,
-) -> MultiHeadLatentAttention:
-    """Latent attention with config.json's sizes, and an `output_gate` as in `MultiHeadLatentAttention`.
-
-    The rope rotates all `qk_rope_head_dim` dimensions, whatever its `partial_rotary_factor` says; None: no positions.
-    Raises ConfigError if the sizes are inconsistent, or the rope is not supported.
-    """
-    settings = LatentAttentionSettings.with_rope(scope, rope)
-    return MultiHeadLatentAttention(
-        scope,
-        settings.sizes,
-        rope=None if rope is None else settings.make_rope(interleaved=True),
-        scale=settings.scale,
-        use_bias=settings.use_bias,
-        output_gate=output_gate,
     )
 
 

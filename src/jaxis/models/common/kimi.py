@@ -8,12 +8,13 @@ from typing import Any
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import SelfAttention
+from jaxis.layers.mla import MultiHeadLatentAttention
 from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.kda_hybrid import (
-    hybrid_latent_attention,
     hybrid_routing,
     kimi_delta_attention,
     listed_as_linear,
@@ -37,7 +38,7 @@ def kimi_mixer(scope: LayerScope) -> SelfAttention:
         linear.ignore(key, because="each list says what the other does, and layer_types what both do")
     if not is_linear:
         gate = OutputGate("g_proj") if config.get("mla_use_output_gate", False) else None
-        return hybrid_latent_attention(scope, rope=None, output_gate=gate)
+        return LatentAttentionSettings.with_rope(scope, None).make(MultiHeadLatentAttention, scope, output_gate=gate)
     return kimi_delta_attention(
         scope,
         num_heads=linear.get("num_heads", config.get("linear_num_heads", 32)),

@@ -41,14 +41,11 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
         indexer = None
         if has_indexer is None or has_indexer[scope.layer_index]:
             indexer = token_indexer(scope / "self_attn" / "indexer", settings, interleaved=interleaved_index_rope)
-        self_attn = SparseLatentAttention(
+        self_attn = settings.make(
+            SparseLatentAttention,
             scope / "self_attn",
-            settings.sizes,
             indexer=indexer,
             num_selected=config["index_topk"],
-            rope=settings.make_rope(interleaved=True),
-            scale=settings.scale,
-            use_bias=settings.use_bias,
             hands_on_selection=has_indexer is not None and not all(has_indexer),
         )
         super().__init__(
