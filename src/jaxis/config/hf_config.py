@@ -155,6 +155,11 @@ class HFConfig(Mapping[str, Any]):
         if value not in expected:
             raise self.fault(key, why=f"of which only {' or '.join(map(repr, expected))} is supported")
 
+    def expect_all(self, **expected: Any) -> None:
+        """Reads keys with only one supported value each, as `expect` does."""
+        for key, value in expected.items():
+            self.expect(key, value)
+
     def fault(self, *keys: str, why: str) -> ConfigError:
         """Returns the error of values that cannot be honoured: "config.json has n_heads=3 and n_groups=2, WHY".
 

@@ -45,10 +45,8 @@ class AfmoeForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("score_func", "sigmoid")
-        config.expect("route_norm", True)
-        for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
-            config.expect(key, 1)
+        config.expect_all(score_func="sigmoid", route_norm=True, n_group=1, topk_group=1, num_expert_groups=1)
+        config.expect("num_limited_groups", 1)
         config.ignore("load_balance_coeff", because="it is for training")
         config.ignore("use_grouped_mm", because="it is how the same result is computed")
 

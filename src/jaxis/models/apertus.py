@@ -31,10 +31,7 @@ class ApertusForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("hidden_act", "xielu")
-        config.expect("mlp_bias", False)
-        config.expect("qk_norm", True)
-        config.expect("post_norm", False)
+        config.expect_all(hidden_act="xielu", mlp_bias=False, qk_norm=True, post_norm=False)
 
 
 FAMILY = Family(

@@ -109,19 +109,14 @@ class BailingHybridForCausalLM(CausalLM):
 
 def _expect_what_all_have(config: HFConfig) -> None:
     """Checks keys of the makers' own code for the values that every published checkpoint has."""
-    config.expect("hidden_act", "silu")
-    config.expect("linear_conv_kernel_dim", config.get("short_conv_kernel_size", 4))
+    config.expect_all(hidden_act="silu", linear_conv_kernel_dim=config.get("short_conv_kernel_size", 4))
     config.ignore("layer_group_size", because="layer_types, where there is one, names each layer's type")
     config.expect("moe_shared_expert_intermediate_size", config.get("moe_intermediate_size"))
-    config.expect("gated_attention_proj_granularity_type", "head_wise")
-    config.expect("score_function", "sigmoid")
-    config.expect("router_dtype", "fp32")
-    for key in ("no_kda_lora", "linear_silu", "use_qk_norm", "rope_interleave", "moe_router_enable_expert_bias"):
-        config.expect(key, True)
-    for key in ("use_kda_lora", "use_bias", "use_qkv_bias", "use_mla_nope", "use_nGPT", "up_proj_norm", "value_norm"):
-        config.expect(key, False)
-    config.expect("scale_router_input", False)
-    config.expect("group_norm_size", 1)
+    config.expect_all(gated_attention_proj_granularity_type="head_wise", score_function="sigmoid", router_dtype="fp32")
+    config.expect_all(no_kda_lora=True, linear_silu=True, use_qk_norm=True, rope_interleave=True)
+    config.expect_all(moe_router_enable_expert_bias=True, use_kda_lora=False, use_bias=False, use_qkv_bias=False)
+    config.expect_all(use_mla_nope=False, use_nGPT=False, up_proj_norm=False, value_norm=False)
+    config.expect_all(scale_router_input=False, group_norm_size=1)
     config.expect("num_kv_heads_for_linear_attn", 0, config["num_attention_heads"])
     config.ignore("partial_rotary_factor", "rotary_dim", because="qk_rope_head_dim says what is rotated")
     config.ignore("model_max_length", because="it is what transformers calls max_position_embeddings")

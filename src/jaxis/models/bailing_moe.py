@@ -67,14 +67,10 @@ class BailingMoeV2ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("hidden_act", "silu")
-        config.expect("moe_shared_expert_intermediate_size", config.get("moe_intermediate_size"))
-        config.expect("score_function", "sigmoid")
-        config.expect("router_dtype", "fp32")
-        config.expect("moe_router_enable_expert_bias", True)
-        config.expect("use_rmsnorm", True)
-        for key in ("use_bias", "norm_head", "norm_softmax", "use_sliding_window"):
-            config.expect(key, False)
+        config.expect_all(hidden_act="silu", moe_shared_expert_intermediate_size=config.get("moe_intermediate_size"))
+        config.expect_all(score_function="sigmoid", router_dtype="fp32", moe_router_enable_expert_bias=True)
+        config.expect_all(use_rmsnorm=True, use_bias=False, norm_head=False, norm_softmax=False)
+        config.expect("use_sliding_window", False)
         config.expect("rotary_dim", int(config.get("partial_rotary_factor", 1.0) * config["head_dim"]))
         config.ignore("num_mtp_layers", because="layers that draft tokens are not loaded")
 
@@ -109,10 +105,8 @@ class BailingMoeV2_5ForCausalLM(BailingMoeV2ForCausalLM):
         super().check_config(config)
         config.expect("topk_method", "noaux_tc")
         config.expect("num_kv_heads_for_linear_attn", 0, config["num_attention_heads"])
-        for key in ("use_qk_norm", "linear_rope", "rope_interleave"):
-            config.expect(key, True)
-        for key in ("linear_silu", "use_linear_silu", "use_qkv_bias", "attention_bias"):
-            config.expect(key, False)
+        config.expect_all(use_qk_norm=True, linear_rope=True, rope_interleave=True, linear_silu=False)
+        config.expect_all(use_linear_silu=False, use_qkv_bias=False, attention_bias=False)
 
 
 FAMILY = Family(

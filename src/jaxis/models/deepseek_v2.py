@@ -27,8 +27,7 @@ class DeepseekV2ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("moe_layer_freq", 1)
-        config.expect("scoring_func", "softmax")
+        config.expect_all(moe_layer_freq=1, scoring_func="softmax")
         config.expect("topk_method", "greedy", "group_limited_greedy")
         # The reference treats it as false whatever its value; the publisher's own code does not.
         config.expect("norm_topk_prob", False)

@@ -193,9 +193,7 @@ class DoryForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         # With the last loop's keys and values alone, earlier loops see them of past tokens but their own of new ones:
         # what they see would depend on how the engine cuts prompts into steps.
-        config.expect("recurrent_kv_cache_mode", "per_loop")
-        for key in ("attention_bias", "mlp_bias"):
-            config.expect(key, False)
+        config.expect_all(recurrent_kv_cache_mode="per_loop", attention_bias=False, mlp_bias=False)
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:

@@ -190,9 +190,7 @@ def _check_config(outer: HFConfig, layer: HFConfig) -> None:
     if not eagle_config.get("use_aux_hidden_state", True):
         raise ConfigError(f"{outer.source} has use_aux_hidden_state=false, of which only true is supported")
     outer.expect("norm_before_fc", False)
-    layer.expect("num_hidden_layers", 1)
-    layer.expect("use_sliding_window", False)
-    layer.expect("logit_scale", 1.0)
+    layer.expect_all(num_hidden_layers=1, use_sliding_window=False, logit_scale=1.0)
     for key in ("tie_word_embeddings", "sliding_window", "max_window_layers", "layer_types"):
         layer.ignore(key, because="the checkpoint has the head, and its layer sees all tokens")
     for key in ("speculators_config", "speculators_model_type", "speculators_version", "has_no_defaults_at_init"):

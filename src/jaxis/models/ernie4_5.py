@@ -52,8 +52,7 @@ class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("rope_is_neox_style", True)
-        config.expect("compression_ratio", 1.0)
+        config.expect_all(rope_is_neox_style=True, compression_ratio=1.0)
         config.ignore("use_3d_rope", because="rope_scaling says how rows and columns are counted")
         config.ignore("weight_share_add_bias", because="it is about training")
 

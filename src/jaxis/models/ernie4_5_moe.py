@@ -41,10 +41,7 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_bias", False)
-        config.expect("moe_use_aux_free", True)
-        config.expect("use_rmsnorm", True)
-        config.expect("is_quantized", False)
+        config.expect_all(use_bias=False, moe_use_aux_free=True, use_rmsnorm=True, is_quantized=False)
         config.expect("moe_gate", "topk", "top2_fused")
         config.expect("moe_gate_act", "softmax")
         config.ignore("moe_capacity", because="no token is dropped")

@@ -75,8 +75,7 @@ class FalconH1ForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         check_mamba_keys(config)
-        config.expect("mamba_use_mlp", True)
-        config.expect("attn_layer_indices", None)
+        config.expect_all(mamba_use_mlp=True, attn_layer_indices=None)
         if config.get("mamba_rms_norm", False):
             config.expect("mamba_norm_before_gate", False)
         else:

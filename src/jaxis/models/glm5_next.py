@@ -141,10 +141,8 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         ignore_rope(config)
-        config.expect("moe_layer_freq", 1)
-        for key in ("index_kpool_always_select_tail", "index_kpool_compress", "mhc", "mla_use_nope"):
-            config.expect(key, True)
-        config.expect("moe_router_dtype", "float32")
+        config.expect_all(moe_layer_freq=1, index_kpool_always_select_tail=True, index_kpool_compress=True, mhc=True)
+        config.expect_all(mla_use_nope=True, moe_router_dtype="float32")
         config.ignore("head_dim", because="it is what a rope rotates, and no layer has one")
         config.ignore("rope_interleave", "indexer_rope_interleave", because="no layer has a rope")
         config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")

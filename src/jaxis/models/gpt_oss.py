@@ -55,8 +55,7 @@ class GptOssForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         # The clamped unit is a SiLU gate with an alpha.
-        config.expect("hidden_act", "silu")
-        config.expect("norm_topk_prob", True)
+        config.expect_all(hidden_act="silu", norm_topk_prob=True)
         # The published configs have these two under two names.
         config.expect("experts_per_token", config["num_experts_per_tok"])
         rope = config.get("rope_scaling", config.get("rope_parameters", {}))

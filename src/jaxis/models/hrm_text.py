@@ -106,8 +106,7 @@ class HrmTextForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("attention_bias", "mlp_bias"):
-            config.expect(key, False)
+        config.expect_all(attention_bias=False, mlp_bias=False)
         if "num_layers_per_stack" in config:
             config.ignore("num_hidden_layers", because="it counts layers as often as they run")
         config.ignore("prefix_lm", because="prompts are read causally, as the reference reads them without token types")

@@ -53,11 +53,8 @@ class HunYuanMoEV1ForCausalLM(CausalLM):
         for key, value in (("num_shared_expert", 1), ("moe_intermediate_size", config["intermediate_size"])):
             config.expect(key, value, [value] * num_layers)
         check_hunyuan_keys(config)
-        for key in ("use_mixed_mlp_moe", "norm_topk_prob"):
-            config.expect(key, True)
-        for key in ("use_mla", "position_embedding_xdrope", "group_limited_greedy"):
-            config.expect(key, False)
-        config.expect("moe_layer_num_skipped", 0)
+        config.expect_all(use_mixed_mlp_moe=True, norm_topk_prob=True, use_mla=False, position_embedding_xdrope=False)
+        config.expect_all(group_limited_greedy=False, moe_layer_num_skipped=0)
         for key in ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"):
             config.ignore(key, because="no token is dropped")
 

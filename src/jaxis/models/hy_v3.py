@@ -51,9 +51,8 @@ class HYV3ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"):
-            config.expect(key, True)
-        config.expect("expert_hidden_dim", config["moe_intermediate_size"])
+        config.expect_all(qk_norm=True, route_norm=True, moe_router_use_sigmoid=True)
+        config.expect_all(moe_router_enable_expert_bias=True, expert_hidden_dim=config["moe_intermediate_size"])
         for key in ("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine"):
             config.ignore(key, because="softmax, logits and the sum of two outputs are rounded once anyway")
         config.ignore("use_grouped_mm", because="it is how the same result is computed")

@@ -39,9 +39,7 @@ class JambaForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         check_mamba_keys(config)
         ignore_rope(config)
-        config.expect("hidden_act", "silu")
-        config.expect("sliding_window", None)
-        config.expect("layers_block_type", _block_types(config))
+        config.expect_all(hidden_act="silu", sliding_window=None, layers_block_type=_block_types(config))
         config.ignore("layers_num_experts", because="periods of layers say which have experts")
         for key in ("num_experts_per_tok", "expert_layer_period", "expert_layer_offset"):
             config.ignore(key, because="it matters only with several experts")

@@ -105,8 +105,7 @@ class KimiK3ForCausalLM(KimiCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
-        config.expect("hidden_act", "situ")
-        config.expect("topk_method", "noaux_tc")
+        config.expect_all(hidden_act="situ", topk_method="noaux_tc")
         if config["attn_res_block_size"] < 1:
             raise config.fault(
                 "attn_res_block_size", why="expected the layers of a block, at least 1: correct the file"

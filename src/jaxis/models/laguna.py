@@ -68,11 +68,8 @@ class LagunaForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("gating", True, "per-head", "per-element")
-        config.expect("moe_apply_router_weight_on_input", False)
-        config.expect("norm_topk_prob", True)
-        config.expect("moe_router_use_sigmoid", True)
-        config.expect("qkv_bias", config.get("attention_bias", False))
-        config.expect("decoder_sparse_step", 1)
+        config.expect_all(moe_apply_router_weight_on_input=False, norm_topk_prob=True, moe_router_use_sigmoid=True)
+        config.expect_all(qkv_bias=config.get("attention_bias", False), decoder_sparse_step=1)
         if "mlp_layer_types" in config:
             config.ignore("mlp_only_layers", because="mlp_layer_types names each layer's kind")
         else:

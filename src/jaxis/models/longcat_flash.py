@@ -74,12 +74,8 @@ class LongcatFlashForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("zero_expert_type", "identity")
-        config.expect("attention_method", "MLA")
-        for key in ("mla_scale_q_lora", "mla_scale_kv_lora"):
-            config.expect(key, True)
-        for key in ("router_bias", "norm_topk_prob"):
-            config.expect(key, False)
+        config.expect_all(zero_expert_type="identity", attention_method="MLA", mla_scale_q_lora=True)
+        config.expect_all(mla_scale_kv_lora=True, router_bias=False, norm_topk_prob=False)
 
 
 class LongcatFlashNgramDecoderLayer(LongcatFlashDecoderLayer):

@@ -57,8 +57,7 @@ class MiniCPMForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("num_experts", 0)
-        config.expect("attention_bias", False)
+        config.expect_all(num_experts=0, attention_bias=False)
         config.ignore("mup_denominator", because="only training computes with it")
 
     @classmethod

@@ -45,12 +45,8 @@ class MiniMaxM2ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_qk_norm", True)
-        config.expect("qk_norm_type", "per_layer")
-        config.expect("scoring_func", "sigmoid")
-        config.expect("use_routing_bias", True)
-        config.expect("norm_topk_prob", True)
-        config.expect("shared_intermediate_size", 0)
+        config.expect_all(use_qk_norm=True, qk_norm_type="per_layer", scoring_func="sigmoid", use_routing_bias=True)
+        config.expect_all(norm_topk_prob=True, shared_intermediate_size=0)
         config.expect("attn_type_list", [1] * config["num_hidden_layers"])  # 0 was MiniMax M1's lightning attention
         config.ignore("use_mtp", "mtp_transformer_layers", because="layers that predict later tokens are not loaded")
 

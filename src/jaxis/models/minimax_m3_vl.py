@@ -129,20 +129,12 @@ class MiniMaxM3SparseForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_gemma_norm", True)
-        config.expect("use_qk_norm", True)
-        config.expect("qk_norm_type", "per_head")
+        config.expect_all(use_gemma_norm=True, use_qk_norm=True, qk_norm_type="per_head")
         config.expect("hidden_act", "swigluoai", "silu")
-        config.expect("scoring_func", "sigmoid")
-        config.expect("use_routing_bias", True)
-        config.expect("n_shared_experts", 1)
-        config.expect("attention_output_gate", False)
-        config.expect("index_local_blocks", 1)
+        config.expect_all(scoring_func="sigmoid", use_routing_bias=True, n_shared_experts=1)
+        config.expect_all(attention_output_gate=False, index_local_blocks=1)
         sparse = _published_index(config)
-        sparse.expect("use_sparse_attention", True)
-        sparse.expect("sparse_init_block", 0)
-        sparse.expect("sparse_local_block", 1)
-        sparse.expect("sparse_score_type", "max")
+        sparse.expect_all(use_sparse_attention=True, sparse_init_block=0, sparse_local_block=1, sparse_score_type="max")
         frequencies = sparse.get("sparse_attention_freq") or []
         without_values = sparse.get("sparse_disable_index_value") or frequencies
         if any(is_sparse and not off for is_sparse, off in zip(frequencies, without_values, strict=False)):

@@ -55,15 +55,9 @@ class MptForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         attention = config.get("attn_config", HFConfig({}))
-        attention.expect("attn_type", "multihead_attention")
-        attention.expect("alibi", True)
-        attention.expect("qk_ln", False)
-        attention.expect("prefix_lm", False)
+        attention.expect_all(attn_type="multihead_attention", alibi=True, qk_ln=False, prefix_lm=False)
         attention.ignore("attn_uses_sequence_id", because="a prompt is one sequence")
-        config.expect("no_bias", True)
-        config.expect("expansion_ratio", 4)
-        config.expect("logit_scale", None)
-        config.expect("norm_type", "low_precision_layernorm")
+        config.expect_all(no_bias=True, expansion_ratio=4, logit_scale=None, norm_type="low_precision_layernorm")
         config.ignore("learned_pos_emb", "max_position_embeddings", because="positions are known by biases alone")
         for key in ("id2label", "label2id"):  # which the reference writes as if attention were a model of its own
             attention.read_object(key)

@@ -122,9 +122,7 @@ class OPTForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("enable_bias", "layer_norm_elementwise_affine"):
-            config.expect(key, True)
-        config.expect("_remove_final_layer_norm", False)
+        config.expect_all(enable_bias=True, layer_norm_elementwise_affine=True, _remove_final_layer_norm=False)
         hidden_size: int = config["hidden_size"]
         size: int = config.get("word_embed_proj_dim", hidden_size)
         if (size != hidden_size) != _is_350m(config):

@@ -32,10 +32,8 @@ class Phi3ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
-            config.expect(key, False)
-        for key in ("full_attn_mod", "interpolate_factor"):
-            config.expect(key, 1)
+        config.expect_all(attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1)
+        config.expect("interpolate_factor", 1)
         # In the family's first release "yarn" meant LongRoPE; it means something else now.
         if rope_config(config).rope_type not in ("default", "longrope"):
             key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"

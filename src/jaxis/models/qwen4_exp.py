@@ -109,8 +109,7 @@ class Qwen4ExpForCausalLM(QwenHybridCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
-        config.expect("norm_topk_prob", True)
-        config.expect("indexer_kv_heads", 1)
+        config.expect_all(norm_topk_prob=True, indexer_kv_heads=1)
         config.ignore("split_ngram_parts", because="files say how many parts a table has")
         config.ignore("ple_embedding_dtype", because="tensors of the table say it")
         config.ignore("intermediate_size", because="every layer has experts")

@@ -42,8 +42,7 @@ class Starcoder2ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("norm_type", "layer_norm")
-        config.expect("mlp_type", "default")
+        config.expect_all(norm_type="layer_norm", mlp_type="default")
         # GPT-BigCode's key, which the reference does not read: the kind of GELU is in `hidden_act`.
         config.expect("activation_function", config.get("hidden_act", "gelu_pytorch_tanh"), "gelu")
 

@@ -24,10 +24,7 @@ class Cohere2CausalLM(CohereCausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("use_parallel_block", "use_gated_activation", "use_embedding_sharing"):
-            config.expect(key, True)
-        config.expect("use_qk_norm", False)
-        config.expect("rotary_pct", 1.0)
-        config.expect("position_embedding_type", "rope_gptj")
+        config.expect_all(use_parallel_block=True, use_gated_activation=True, use_embedding_sharing=True)
+        config.expect_all(use_qk_norm=False, rotary_pct=1.0, position_embedding_type="rope_gptj")
         config.expect("order_of_interleaved_layers", "local_attn_first")
         config.ignore("layer_switch", because="it is the pattern of layers once more, and the reference ignores it")

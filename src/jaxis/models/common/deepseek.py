@@ -188,6 +188,5 @@ def latent_attention_sizes(config: HFConfig) -> LatentAttentionSizes:
         v_head_dim=config.get("v_head_dim", config["hidden_size"] // config["num_attention_heads"]),
     )
     # Redundant keys that transformers derives from the others.
-    config.expect("num_key_value_heads", sizes.num_heads)
-    config.expect("qk_head_dim", sizes.qk_head_dim)
+    config.expect_all(num_key_value_heads=sizes.num_heads, qk_head_dim=sizes.qk_head_dim)
     return sizes

@@ -76,9 +76,7 @@ class Gpt2CausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("scale_attn_weights", True)
-        config.expect("scale_attn_by_inverse_layer_idx", False)
-        config.expect("add_cross_attention", False)
+        config.expect_all(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
         config.ignore("reorder_and_upcast_attn", because="scores are in float32 anyway")
 
     @classmethod

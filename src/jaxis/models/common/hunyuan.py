@@ -11,11 +11,8 @@ _TOKENS = ("im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id"
 
 def check_hunyuan_keys(config: HFConfig) -> None:
     """Checks keys that may have only one value (ConfigError), and declares those that do not concern the decoder."""
-    for key in ("use_qk_norm", "use_rotary_pos_emb"):
-        config.expect(key, True)
-    for key in ("use_cla", "mlp_bias", "add_classification_head"):
-        config.expect(key, False)
-    config.expect("norm_type", "rms")
+    config.expect_all(use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False, mlp_bias=False)
+    config.expect_all(add_classification_head=False, norm_type="rms")
     config.expect("attention_head_dim", config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]))
     config.ignore("cla_share_factor", because="use_cla is off")
     config.ignore("org_vocab_size", because="vocab_size says it")

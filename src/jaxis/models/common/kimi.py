@@ -69,9 +69,7 @@ class KimiCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         ignore_rope(config)
-        config.expect("mla_use_nope", True)
-        config.expect("moe_router_activation_func", "sigmoid")
-        config.expect("use_grouped_topk", True)
+        config.expect_all(mla_use_nope=True, moe_router_activation_func="sigmoid", use_grouped_topk=True)
         config.expect("moe_layer_freq", 1)
         config.ignore("model_max_length", because="no layer has a rope")
         config.ignore("head_dim", because="latent attention and linear attention have sizes of their own")

@@ -72,9 +72,7 @@ class LfmCausalLM(CausalLM):
         # Keys of the makers' own code, which the reference does not read.
         for key in ("block_dim", "conv_dim", "conv_dim_out"):
             config.expect(key, config["hidden_size"])
-        config.expect("block_norm_eps", config.get("norm_eps", 1e-5))
-        config.expect("block_use_swiglu", True)
-        config.expect("use_pos_enc", True)
+        config.expect_all(block_norm_eps=config.get("norm_eps", 1e-5), block_use_swiglu=True, use_pos_enc=True)
         config.expect("num_heads", config["num_attention_heads"])
         if config.get("layer_types") is not None:
             config.ignore("full_attn_idxs", because="layer_types names each layer's type")

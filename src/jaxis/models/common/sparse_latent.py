@@ -103,8 +103,7 @@ def layers_with_indexer(config: HFConfig) -> list[bool]:
 class SparseLatentCausalLM(DeepseekCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("moe_layer_freq", 1)
-        config.expect("rope_interleave", True)
+        config.expect_all(moe_layer_freq=1, rope_interleave=True)
         config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
         config.ignore("mlp_bias", because="the reference's blocks have none, whatever it says")
         if unknown := set(config.get("layer_types", ())) - set(_LAYER_TYPES):

@@ -65,13 +65,9 @@ class StepCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("use_moe", "use_qk_norm", "use_head_wise_attn_gate", "zero_centered"):
-            config.expect(key, True)
-        for key in ("norm_expert_weight", "use_moe_router_bias"):
-            config.expect(key, True)
-        config.expect("moe_router_activation", "sigmoid")
-        config.expect("att_impl_type", "GQA")
-        config.expect("sink", False)
+        config.expect_all(use_moe=True, use_qk_norm=True, use_head_wise_attn_gate=True, zero_centered=True)
+        config.expect_all(norm_expert_weight=True, use_moe_router_bias=True, moe_router_activation="sigmoid")
+        config.expect_all(att_impl_type="GQA", sink=False)
         config.expect("use_rope_layers", [], None)
         config.expect("hidden_act", "silu")
         config.ignore("need_fp32_gate", because="the router multiplies in float32 in any case")

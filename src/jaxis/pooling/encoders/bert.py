@@ -86,8 +86,7 @@ class BertModel(TextEncoder):
         """
         config.expect("position_embedding_type", "absolute")
         config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
-        config.expect("is_decoder", False)
-        config.expect("add_cross_attention", False)
+        config.expect_all(is_decoder=False, add_cross_attention=False)
 
     def __call__(
         self,

@@ -88,11 +88,9 @@ class NomicBertModel(TextEncoder):
           ConfigError: A key has another value.
         """
         config.expect("hidden_act", "silu", "swiglu")
-        for key in ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved"):
-            config.expect(key, False)
-        for key in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "scale_attn_by_inverse_layer_idx"):
-            config.expect(key, False)
-        config.expect("rotary_emb_fraction", 1.0)
+        config.expect_all(prenorm=False, parallel_block=False, causal=False, use_rms_norm=False)
+        config.expect_all(rotary_emb_interleaved=False, qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False)
+        config.expect_all(scale_attn_by_inverse_layer_idx=False, rotary_emb_fraction=1.0)
         for key in ("rotary_emb_scale_base", "rotary_scaling_factor", "num_experts", "moe_every_n_layers"):
             config.expect(key, None, 0)
         config.ignore("reorder_and_upcast_attn", because="scores are float32")

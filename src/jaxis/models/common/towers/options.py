@@ -172,9 +172,7 @@ class VisionOptions:
           ConfigError: A setting is not supported.
         """
         vision = config["vision_config"]
-        for key in ("num_channels", "in_channels", "in_chans"):
-            vision.expect(key, 3)
-        vision.expect("attention_dropout", 0.0)
+        vision.expect_all(num_channels=3, in_channels=3, in_chans=3, attention_dropout=0.0)
         for key, because in self.ignored.items():
             vision.ignore(key, because=because)
         stated: dict[str, Any] = {name: getattr(self, name) for name in _KEYS}
