@@ -11,10 +11,10 @@ from jaxis.kernels.ssd import SsdOperands, ssd
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import norm_each_group
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
-from jaxis.layers.streams import norm_each_stream
 
 State = tuple[jax.Array] | None
 """The recurrent state; None without a cache."""
@@ -64,6 +64,6 @@ class LightningAttention(JaxModule):
             states=metadata.states(None if kv_cache is None else kv_cache[0]),
         )
         state, out = ssd(operands)
-        normed = norm_each_stream(out.reshape(num_tokens, self.num_groups, -1), self.g_norm)
+        normed = norm_each_group(out.reshape(num_tokens, self.num_groups, -1), self.g_norm)
         out = gated(normed.reshape(num_tokens, -1), self.g_proj(x), "sigmoid").astype(x.dtype)
         return None if state is None else (state,), self.o_proj(out)

@@ -13,10 +13,9 @@ from jaxis.layers.leaves import linear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.ngram_embedding import NgramEmbedding
 from jaxis.layers.ngram_hash import TokenWindow
-from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.norm import JaxRmsNorm, norm_each_group
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import StateCacheSpec
-from jaxis.layers.streams import norm_each_stream
 
 State = tuple[jax.Array, jax.Array] | None
 """The last ids and the last inputs of the convolution; None without a cache."""
@@ -28,7 +27,7 @@ class StreamNorm(JaxRmsNorm):
     """RMS norm of each of S streams x [T, S, E], with weights of its own for each."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return norm_each_stream(x, self)
+        return norm_each_group(x, self)
 
 
 class NgramInjection(JaxModule):

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.kernels.gates import gated
+from jaxis.kernels.materialize import materialize
 from jaxis.kernels.norms import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 
@@ -168,3 +169,9 @@ class GatedRmsNorm(JaxModule):
         groups = x.reshape(x.shape[0], self.num_groups, -1)
         normalised = rms_norm(groups, jnp.ones(groups.shape[-1], weight.dtype), epsilon=self.epsilon)
         return normalised.reshape(x.shape) * weight.astype(x.dtype)
+
+
+def norm_each_group(x: jax.Array, norm: JaxRmsNorm) -> jax.Array:
+    """Returns groups of features x [T, G, D], each divided by its own root mean square, times the weights [G D]."""
+    normalised = rms_norm(x.astype(jnp.float32), jnp.ones(x.shape[-1], jnp.float32), epsilon=norm.epsilon)
+    return materialize(normalised * norm.scale.reshape(x.shape[1:])).astype(x.dtype)

@@ -19,7 +19,7 @@ from jaxis.kernels.norms import rms_norm
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.norm import JaxRmsNorm, norm_each_group
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope, never_quantized
 
@@ -192,12 +192,6 @@ class AllStreamsNorm(JaxRmsNorm):
         return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)
 
 
-def norm_each_stream(x: jax.Array, norm: JaxRmsNorm) -> jax.Array:
-    """Returns streams x [T, S, E], each divided by its own root mean square, times the norm's weights [S E]."""
-    normalised = rms_norm(x.astype(jnp.float32), jnp.ones(x.shape[-1], jnp.float32), epsilon=norm.epsilon)
-    return materialize(normalised * norm.scale.reshape(x.shape[1:])).astype(x.dtype)
-
-
 class GatedMixer(JaxModule):
     """The mean of normed streams times gates of each feature, which are projected with a low rank (Qwen4).
 
@@ -217,7 +211,7 @@ class GatedMixer(JaxModule):
 
     def normed(self, x: jax.Array) -> jax.Array:
         """Returns the normed streams x [T, S, E]: [T, S E]."""
-        return norm_each_stream(x, self.hc_norm).reshape(x.shape[0], -1)
+        return norm_each_group(x, self.hc_norm).reshape(x.shape[0], -1)
 
     def read(self, normed: jax.Array) -> jax.Array:
         """Returns what a block reads, [T, E], of normed streams [T, S E]."""
