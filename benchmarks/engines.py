@@ -34,6 +34,8 @@ _GGUF_WIDTHS = {"bf16.gguf": "bf16", "q8_0.gguf": "int8", "q4_0.gguf": "int4", "
 ENGINES = {
     "jaxis-float32": Engine("jaxis", "float32", "float32", {"dtype": "float32"}),
     "jaxis-bf16": Engine("jaxis", "bf16", "checkpoint"),
+    # llama.cpp rounds activations to bfloat16 before it multiplies them with such weights.
+    "jaxis-bf16-activations": Engine("jaxis", "bf16", "checkpoint", {"dtype": "bfloat16"}),
     "jaxis-int8": Engine("jaxis", "int8", "checkpoint", {"quantization": "int8"}),
     "jaxis-int8-rows": Engine("jaxis", "int8", "checkpoint", {"quantization": _ROWS}),
     "jaxis-int4": Engine("jaxis", "int4", "checkpoint", {"quantization": "int4"}),

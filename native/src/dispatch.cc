@@ -48,6 +48,15 @@ const Kernels& kernels() { return *choice().best; }
 
 const char* supported_isas() { return choice().names.c_str(); }
 
+bool has_bfloat16_products() {
+#if defined(__x86_64__)
+  static const bool has = has_avx512bf16();
+  return has;
+#else
+  return false;
+#endif
+}
+
 }  // namespace jaxis
 
 // What Python asks for. Null for a JAXIS_CPU_ISA that is unknown, not compiled or not run by this processor.

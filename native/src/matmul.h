@@ -4,7 +4,7 @@
 // of memory, so that a product with few rows is one stream and a product with many finds a panel ready to use:
 //
 //   kF32   [k][32] float32
-//   kBf16  [k2 / 2][32][2] bfloat16, k2 = k rounded up to 2
+//   kBf16  [k2 / 2][32][2] bfloat16, k2 = k rounded up to 2; of two columns the second comes first
 //   kInt8  [k4 / 4][32][4] unsigned bytes, 128 more than the weights without their scales, k4 = k rounded up to 32;
 //          then [32] float32 scales
 //   kFp8   for each group (the last one may be cut off): [32] float32 scales, [columns / 2][32][2] e4m3, columns
@@ -146,6 +146,9 @@ bool has_integer_products(const WeightFormat& format);
 
 int64_t panel_bytes(const WeightFormat& format);
 
+// Whether this processor has AVX-512's products of two bfloat16 at once.
+bool has_bfloat16_products();
+
 inline int64_t num_panels(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
 
 // out[i] = y[i] = (x weight[i]^T + addend[i]) * factor[i], element by element, for matrices of one format. With an
@@ -156,6 +159,7 @@ struct Matmul {
   WeightFormat format;
   bool quantize_activations;  // to int8, in groups; if has_integer_products
   bool x_is_integer;          // whole numbers from -127 to 127, which quantizing leaves as they are
+  bool x_is_bfloat16;         // numbers of bfloat16, which some processors multiply faster
   Activation activation;
   int num_matrices;
   const uint8_t* weight[kMaxMatrices];

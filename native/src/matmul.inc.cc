@@ -17,7 +17,7 @@ namespace jaxis::JAXIS_ISA {
 namespace {
 
 Rows prepare_rows(const Matmul& a, const Pool& pool) {
-  Rows rows = plan_rows(a.rows, a.format, a.quantize_activations, a.x_is_integer);
+  Rows rows = plan_rows(a.rows, a.format, a.quantize_activations, a.x_is_integer, a.x_is_bfloat16);
   if (!needs_memory(rows)) {
     rows.plain = a.x;
     return rows;
@@ -132,7 +132,7 @@ void packed_rows(const PackedRows& a, const Pool& pool) {
     }
     if (f.type == WeightType::kBf16) {
       const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
-      for (int64_t c = 0; c < f.k; ++c) out[c] = bf16_to_float(w[(c / 2 * kPanelRows + r) * 2 + c % 2]);
+      for (int64_t c = 0; c < f.k; ++c) out[c] = bf16_to_float(w[(c / 2 * kPanelRows + r) * 2 + 1 - c % 2]);
       return;
     }
     if (f.type == WeightType::kCodes) return unpack_row(codes, panel, r, out);

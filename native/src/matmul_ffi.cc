@@ -11,8 +11,8 @@ namespace {
 // one factor [..., n] for each, or none.
 // Results: one for each matrix, or one in all with an activation.
 ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                      ffi::Span<const int64_t> format, bool quantize_activations, bool x_is_integer, int32_t activation,
-                      ffi::Span<const int64_t> n) {
+                      ffi::Span<const int64_t> format, bool quantize_activations, bool x_is_integer, bool x_is_bfloat16,
+                      int32_t activation, ffi::Span<const int64_t> n) {
   return run_kernel("matmul", threads, [&](const Pool& pool) {
     require(n.size() >= 1 && n.size() <= kMaxMatrices, "one to four matrices are multiplied at once");
     const size_t per_matrix = (operands.size() - 1) / n.size();
@@ -28,6 +28,7 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
     a.format = make_weight_format(format, k);
     a.quantize_activations = quantize_activations;
     a.x_is_integer = x_is_integer;
+    a.x_is_bfloat16 = x_is_bfloat16;
     a.activation = make_activation(activation);
     a.num_matrices = static_cast<int>(n.size());
     if (quantize_activations) require_quantizable_activations(a.format);
@@ -94,6 +95,7 @@ JAXIS_HANDLER(jaxis_matmul, run_matmul,
                   .Attr<ffi::Span<const int64_t>>("format")
                   .Attr<bool>("quantize_activations")
                   .Attr<bool>("x_is_integer")
+                  .Attr<bool>("x_is_bfloat16")
                   .Attr<int32_t>("activation")
                   .Attr<ffi::Span<const int64_t>>("n"));
 

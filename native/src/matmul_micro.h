@@ -104,23 +104,23 @@ void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first
     const bf16_t* wi = w + 2 * half * kLanes;
     const float* xi = x;
     const auto pair = [&](bool has_second) __attribute__((always_inline)) {
-      F32x16 even[kHalves], odd[kHalves];
+      F32x16 one[kHalves], other[kHalves];
       prefetch(wi);
       prefetch(wi + 2 * kLanes);
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) load_bf16_pairs(wi + 2 * h * kLanes, &even[h], &odd[h]);
+      for (int h = 0; h < kHalves; ++h) load_bf16_pairs(wi + 2 * h * kLanes, &other[h], &one[h]);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, even[h], sum[r][h]);
+        for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, one[h], sum[r][h]);
       }
       if (has_second) {
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
           const F32x16 value = broadcast(xi[R + r]);
 #pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, odd[h], sum[r][h]);
+          for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, other[h], sum[r][h]);
         }
       }
       wi += 2 * kPanelRows;
@@ -131,6 +131,41 @@ void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first
     end_sums<R>(sum, c, half);
   }
 }
+
+#if defined(JAXIS_SIMD_AVX512) && defined(JAXIS_SIMD_VNNI) && __has_include(<avx512bf16intrin.h>)
+
+inline bool multiplies_pairs() { return has_bfloat16_products(); }
+
+// The same with x [k2 / 2][R][2] of bfloat16, laid out as w. The instruction is two fused multiply-adds, the upper
+// halves' first, so these are the sums of micro_bf16; but what is too small for a normal number is zero to it.
+template <int R>
+__attribute__((target("avx512bf16"))) void micro_bf16_pairs(const float* x, const bf16_t* w, int64_t k, float* c,
+                                                            bool first) {
+  F32x16 sum[R][kHalves];
+  begin_sums<R>(sum, c, 0, first);
+  for (int64_t i = 0; i < k; i += 2, w += 2 * kPanelRows, x += R) {
+    prefetch(w);
+    prefetch(w + 2 * kLanes);
+    const __m512bh low = (__m512bh)_mm512_loadu_si512(w), high = (__m512bh)_mm512_loadu_si512(w + 2 * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const __m512bh pair = (__m512bh)_mm512_set1_ps(x[r]);
+      sum[r][0].v = _mm512_dpbf16_ps(sum[r][0].v, pair, low);
+      sum[r][1].v = _mm512_dpbf16_ps(sum[r][1].v, pair, high);
+    }
+  }
+  end_sums<R>(sum, c, 0);
+}
+
+#else
+
+inline bool multiplies_pairs() { return false; }
+
+// Never called.
+template <int R>
+void micro_bf16_pairs(const float*, const bf16_t*, int64_t, float*, bool) {}
+
+#endif
 
 constexpr int kGroupSteps = kActivationGroup / 4;  // of four columns in a group of activations
 

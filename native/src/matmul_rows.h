@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "arithmetic.h"
 #include "dot.h"
@@ -23,9 +24,10 @@ struct Rows {
   bool quantized;
   bool integers;        // quantized already: see Matmul::x_is_integer
   bool tiled;           // quantized, and multiplied by tiles: see multiply_by_tiles
+  bool pairs;           // of bfloat16: see micro_bf16_pairs
   int quad_bytes;       // of four quantized values of a row; not of tiles
   CodeReader codes;     // of weights that are codes
-  const float* plain;   // blocks of [k][block's rows]
+  const float* plain;   // blocks of [k][block's rows], or of pairs [k2 / 2][block's rows]
   int64_t groups;       // of kActivationGroup columns, if quantized
   int64_t parts, part;  // columns whose sums are needed
   int32_t zero_point;   // of weights that have none of their own
@@ -36,7 +38,8 @@ struct Rows {
   float* sums;  // also of rows that are not quantized, if the weights have minima
 
   int rows_of(int64_t block) const { return static_cast<int>(min_of(block_rows, rows - block * block_rows)); }
-  const float* plain_block(int64_t block) const { return plain + block * block_rows * k; }
+  const float* plain_block(int64_t block) const { return plain + block * block_rows * words(); }
+  int64_t words() const { return pairs ? ceil_div(k, 2) : k; }  // of a row
   const float* sums_of_block(int64_t block) const { return sums + block * block_rows * parts; }
   QuantizedRows quantized_block(int64_t block) const {
     const int64_t first = block * block_rows;
@@ -130,12 +133,14 @@ inline void sum_parts(const Rows& rows, const float* x, int64_t block, int lane)
 }
 
 // How `count` rows are cut into blocks; where they lie is not decided yet.
-inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized, bool integers = false) {
+inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized, bool integers = false,
+                      bool bfloat16s = false) {
   Rows rows{};
   rows.rows = count;
   rows.k = format.k;
   rows.quantized = quantized;
   rows.integers = integers;
+  rows.pairs = bfloat16s && format.type == WeightType::kBf16 && multiplies_pairs();
   rows.codes = code_reader(format);
   const bool has_codes = format.type == WeightType::kCodes;
   rows.part = has_codes ? format.group : kActivationGroup;
@@ -157,12 +162,12 @@ inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized,
 
 inline bool needs_sums(const Rows& rows) { return rows.quantized || rows.codes.has_minima(); }
 
-// A row by itself is read where it stands, unless it is quantized or summed.
-inline bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(rows); }
+// A row by itself is read where it stands, unless it is quantized, summed or narrowed.
+inline bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(rows) || rows.pairs; }
 
 inline int64_t memory_bytes(const Rows& rows) {
   if (!needs_memory(rows)) return 0;
-  if (!rows.quantized) return rows.rows * (rows.k + (needs_sums(rows) ? rows.parts : 0)) * 4;
+  if (!rows.quantized) return rows.rows * (rows.words() + (needs_sums(rows) ? rows.parts : 0)) * 4;
   // Tiles of the last block are read as if it had as many rows as the others.
   const int64_t past_end = rows.tiled ? rows.block_rows * kActivationGroup : 0;
   return rows.rows * (rows.groups * (kGroupSteps * rows.quad_bytes + 8) + rows.parts * 8) + past_end;
@@ -171,7 +176,7 @@ inline int64_t memory_bytes(const Rows& rows) {
 inline void set_memory(Rows* rows, char* memory) {
   if (!rows->quantized) {
     rows->plain = reinterpret_cast<const float*>(memory);
-    rows->sums = reinterpret_cast<float*>(memory) + rows->rows * rows->k;
+    rows->sums = reinterpret_cast<float*>(memory) + rows->rows * rows->words();
     return;
   }
   const int64_t num_scales = rows->rows * rows->groups, num_parts = rows->rows * rows->parts;
@@ -196,6 +201,16 @@ void prepare_block(const Rows& rows, int64_t block, const RowAt& row_at) {
     for (int r = 0; r < num; ++r) sum_parts(rows, from[r], block, r);
   }
   float* to = const_cast<float*>(rows.plain_block(block));
+  if (rows.pairs) {
+    for (int64_t i = 0; i < rows.k; i += 2) {
+      for (int r = 0; r < num; ++r, ++to) {
+        const uint32_t second = i + 1 < rows.k ? to_bits(from[r][i + 1]) : 0;
+        const uint32_t pair = (to_bits(from[r][i]) & 0xffff0000u) | second >> 16;
+        std::memcpy(to, &pair, 4);
+      }
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows.k; ++i) {
     for (int r = 0; r < num; ++r) to[i * num + r] = from[r][i];
   }

@@ -10,9 +10,10 @@ namespace {
 
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// Rows of 32-bit words to columns of them, with the bits of `flipped` flipped. In squares that stay in cache: rows are
-// far apart in the source, columns in the panel.
-void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t num_words, uint32_t flipped, uint8_t* out) {
+// Rows of 32-bit words to columns of them, turned by so many bits, with the bits of `flipped` flipped. In squares that
+// stay in cache: rows are far apart in the source, columns in the panel.
+void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t num_words, int turned, uint32_t flipped,
+                     uint8_t* out) {
   constexpr int64_t kWords = 32;
   for (int64_t begin = 0; begin < num_words; begin += kWords) {
     const int64_t end = begin + kWords < num_words ? begin + kWords : num_words;
@@ -21,7 +22,7 @@ void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t num_words, 
       for (int64_t c = begin; c < end; ++c) {
         uint32_t word;
         std::memcpy(&word, from + c * 4, 4);
-        word ^= flipped;
+        word = (word << turned | word >> (32 - turned) % 32) ^ flipped;
         std::memcpy(out + (c * kPanelRows + r) * 4, &word, 4);
       }
     }
@@ -35,14 +36,15 @@ void pack_plain(const Pack& p, int64_t panel) {
   uint8_t* packed = p.packed + panel * panel_bytes(p.format);
   const T* data = static_cast<const T*>(p.data) + panel * kPanelRows * k;
   if ((panel + 1) * kPanelRows <= p.n && k == padded) {
-    transpose_words(reinterpret_cast<const uint8_t*>(data), k * sizeof(T), k / interleave, 0, packed);
+    transpose_words(reinterpret_cast<const uint8_t*>(data), k * sizeof(T), k / interleave, sizeof(T) == 2 ? 16 : 0, 0,
+                    packed);
     return;
   }
   T* out = reinterpret_cast<T*>(packed);
   for (int64_t r = 0; r < kPanelRows; ++r) {
     for (int64_t c = 0; c < padded; ++c) {
       const T value = panel * kPanelRows + r < p.n && c < k ? data[r * k + c] : T(0);
-      out[(c / interleave * kPanelRows + r) * interleave + c % interleave] = value;
+      out[(c / interleave * kPanelRows + r) * interleave + interleave - 1 - c % interleave] = value;
     }
   }
 }
@@ -52,7 +54,7 @@ void pack_int8(const Pack& p, int64_t panel) {
   uint8_t* out = p.packed + panel * panel_bytes(p.format);
   const auto* rows = static_cast<const uint8_t*>(p.data) + panel * kPanelRows * k;
   if ((panel + 1) * kPanelRows <= p.n && k % kActivationGroup == 0) {
-    transpose_words(rows, k, num_words, kByteSigns, out);
+    transpose_words(rows, k, num_words, 0, kByteSigns, out);
   } else {
     for (int64_t r = 0; r < kPanelRows; ++r) {
       const int64_t columns = panel * kPanelRows + r < p.n ? k : 0;

@@ -31,10 +31,10 @@ void dequantize_columns(const WeightFormat& f, const uint8_t* panel, int64_t beg
     const bf16_t* w = reinterpret_cast<const bf16_t*>(panel) + begin * kPanelRows;
     for (int64_t i = 0; i < columns; i += 2, w += 2 * kPanelRows, out += 2 * kPanelRows) {
       for (int h = 0; h < 2; ++h) {
-        F32x16 even, odd;
-        load_bf16_pairs(w + 2 * h * kLanes, &even, &odd);
-        store(out + h * kLanes, even);
-        if (i + 1 < columns) store(out + kPanelRows + h * kLanes, odd);
+        F32x16 first, second;
+        load_bf16_pairs(w + 2 * h * kLanes, &second, &first);
+        store(out + h * kLanes, first);
+        if (i + 1 < columns) store(out + kPanelRows + h * kLanes, second);
       }
     }
     return;
@@ -147,7 +147,7 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
     return;
   }
   // What many blocks use is upcast once; a few read the low-precision weights themselves.
-  const bool upcasts = is_int8 || (f.type == WeightType::kBf16 && last - first > 2);
+  const bool upcasts = is_int8 || (f.type == WeightType::kBf16 && !rows.pairs && last - first > 2);
   const int64_t columns_at_once = upcasts || last - first > 1 ? kColumnsAtOnce : f.k;
   const int64_t column_bytes = panel_bytes(f) / f.k;
   alignas(64) float upcast[kColumnsAtOnce * kPanelRows];
@@ -160,9 +160,12 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
     float* c = tile;
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
-      const float* x = rows.plain_block(block) + begin * num;
+      const float* x = rows.plain_block(block) + (rows.pairs ? begin / 2 : begin) * num;
       ahead.fetch(block - first);
-      if (f.type == WeightType::kBf16 && !upcasts) {
+      if (rows.pairs) {
+        const bf16_t* w = reinterpret_cast<const bf16_t*>(stored);
+        with_count<kMaxRows>(num, [&](auto n) { micro_bf16_pairs<n()>(x, w, columns, c, begin == 0); });
+      } else if (f.type == WeightType::kBf16 && !upcasts) {
         const bf16_t* w = reinterpret_cast<const bf16_t*>(stored);
         with_count<kMaxRows>(num, [&](auto n) { micro_bf16<n()>(x, w, columns, c, begin == 0); });
       } else {

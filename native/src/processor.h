@@ -56,6 +56,11 @@ inline bool has_avx512vnni() {
   return has_avx512() && has_all(Cpuid(7).ecx, kVnniBit);
 }
 
+inline bool has_avx512bf16() {
+  constexpr unsigned kBf16Bit = 1u << 5;
+  return has_avx512() && has_all(Cpuid(7, 1).eax, kBf16Bit);
+}
+
 // Dot products of bytes in 256 bits, which processors without AVX-512 have since 2021.
 inline bool has_avxvnni() {
 #if defined(JAXIS_EMULATE_AVXVNNI)

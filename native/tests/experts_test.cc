@@ -77,7 +77,7 @@ std::vector<float> run(const Block& b, const std::vector<float>& x, const Routed
 std::vector<float> multiply(const float* x, const WeightFormat& format, std::vector<const uint8_t*> weights, int64_t n,
                             bool quantize, Activation activation) {
   std::vector<float> out(n, std::nanf(""));
-  Matmul a{x, 1, format, quantize, false, activation, static_cast<int>(weights.size()), {}, {}, {}};
+  Matmul a{x, 1, format, quantize, false, false, activation, static_cast<int>(weights.size()), {}, {}, {}};
   for (size_t i = 0; i < weights.size(); ++i) {
     a.weight[i] = weights[i];
     a.n[i] = n;

@@ -42,12 +42,13 @@ std::vector<float> rows_of_all_kinds(int64_t rows, int64_t k) {
 }
 
 std::vector<std::vector<float>> multiply(const std::vector<float>& x, const std::vector<Weight>& weights, bool quantize,
-                                         Activation activation, const Pool& pool) {
+                                         Activation activation, const Pool& pool, bool bfloat16s = false) {
   Matmul a{};
   a.x = x.data();
   a.format = weights[0].format;
   a.rows = static_cast<int64_t>(x.size()) / a.format.k;
   a.quantize_activations = quantize;
+  a.x_is_bfloat16 = bfloat16s;
   a.activation = activation;
   a.num_matrices = static_cast<int>(weights.size());
   std::vector<std::vector<float>> out(activation == Activation::kNone ? weights.size() : 1);
@@ -340,6 +341,24 @@ TEST(matmul, of_whole_numbers_is_exact) {
     a.out[0] = out.data();
     kernels().matmul(a, threads.pool());
     check(out, product(x, weight, false));
+  }
+}
+
+// Activations of bfloat16, with instructions for them or without.
+TEST(matmul, of_bfloat16_is_the_same_bits_as_of_float32) {
+  ThreadPool threads(4);
+  for (const int64_t k : {1, 61, 130, 384, 1027}) {
+    const WeightFormat format = plain_format(WeightType::kBf16, k);
+    const std::vector<Weight> weights = {make_weight(format, 70, 1), make_weight(format, 70, 2)};
+    std::vector<float> all = rows_of_all_kinds(100, k);
+    for (float& number : all) number = from_bf16(to_bf16(number));
+    for (const int64_t rows : {1, 2, 12, 13, 25, 100}) {
+      const std::vector<float> x(all.begin(), all.begin() + rows * k);
+      for (const Activation activation : {Activation::kNone, Activation::kSilu}) {
+        const auto narrow = multiply(x, weights, false, activation, threads.pool(), true);
+        CHECK(narrow == multiply(x, weights, false, activation, threads.pool()), k, rows);
+      }
+    }
   }
 }
 

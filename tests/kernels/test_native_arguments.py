@@ -158,6 +158,7 @@ def matmul(type_number, *, activation="none", num_matrices=1, panels=1, quantize
         format=encoded(type_number, **fields),
         quantize_activations=quantize,
         x_is_integer=False,
+        x_is_bfloat16=False,
         activation=np.int32(ACTIVATIONS.get(activation, activation)),
     )
 

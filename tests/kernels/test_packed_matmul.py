@@ -109,6 +109,16 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(scheme):
                 np.testing.assert_array_equal(rows, together[part], err_msg=f"{message}, {part}")
 
 
+def test_numbers_of_bfloat16_have_the_products_of_float32():
+    weights = [make("bfloat16", 100, 101, seed=seed).packed for seed in range(2)]
+    x = jnp.asarray(random(ROWS, 101, seed=2), jnp.bfloat16)
+    for activation in (None, "silu"):
+        expected = packed.matmul(x.astype(jnp.float32), weights, activation=activation)
+        for rows in (1, ROWS):
+            products = packed.matmul(x[:rows], weights, activation=activation)
+            np.testing.assert_array_equal(products, [y[:rows] for y in expected])
+
+
 @pytest.mark.sampled(3)
 @schemes
 def test_several_matrices_in_one_call_are_each_alone(scheme):

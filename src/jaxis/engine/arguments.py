@@ -28,8 +28,8 @@ class EngineArgs(EngineArgFields):
     Attributes:
       model: Folder of a checkpoint in Hugging Face format, a GGUF file, or a Hub id (`org/name:Q4_K_M` is a GGUF file
         there); None is the embedded demonstration model.
-      dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where
-        low-precision types are slower. See docs/loading.md.
+      dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where few
+        processors are faster with low-precision types. See docs/loading.md.
       max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. If RoPE frequencies
         change with the length (dynamic, longrope), that is the longest length at which they do not. For a model without
         attention (Mamba), whose config.json names no length, it is 2048, and any other can be given. Shortened, with a

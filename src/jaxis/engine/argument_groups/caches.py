@@ -31,7 +31,7 @@ class CacheArguments(ArgumentGroup):
         "auto",
         description=(
             'Type of weights and activations; "auto" is the checkpoint\'s on GPU and TPU and float32 on CPU, where '
-            "low-precision types are slower. See [data types](loading.md#data-types)."
+            "few processors are faster with low-precision types. See [data types](loading.md#data-types)."
         ),
         metavar="TYPE",
         help="Of weights and activations: auto, float32, bfloat16 or float16.",

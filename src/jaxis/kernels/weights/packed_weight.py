@@ -68,7 +68,7 @@ class PackedWeight(Weight):
         return self.format.act_qtype is not None
 
     def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
-        (y,) = matmul(x.astype(jnp.float32), [self], act_qtype=self.format.act_qtype)
+        (y,) = matmul(x, [self], act_qtype=self.format.act_qtype)
         return y.astype(preferred_element_type or x.dtype)
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -95,7 +95,7 @@ class PackedWeight(Weight):
     ) -> list[jax.Array] | None:
         if len(weights) > MAX_MATRICES or len({weight.format for weight in weights}) != 1:
             return None
-        results = matmul(x.astype(jnp.float32), weights, addends, factors, act_qtype=self.format.act_qtype)
+        results = matmul(x, weights, addends, factors, act_qtype=self.format.act_qtype)
         return [y.astype(x.dtype) for y in results]
 
     def gated_matmul(
@@ -108,8 +108,8 @@ class PackedWeight(Weight):
     ) -> jax.Array | None:
         if self.format != up.format or self.shape != up.shape:
             return None
-        rows, act_qtype = x.astype(jnp.float32), self.format.act_qtype
-        (y,) = matmul(rows, [self, up], addends, factors, act_qtype=act_qtype, activation=activation)
+        act_qtype = self.format.act_qtype
+        (y,) = matmul(x, [self, up], addends, factors, act_qtype=act_qtype, activation=activation)
         return y.astype(x.dtype)
 
     def head_matmul(self, x: jax.Array) -> jax.Array:
@@ -268,7 +268,7 @@ def matmul(
     """Multiplies one x, read (and quantized) once, with up to four weights of the same format: float32 [..., out] each.
 
     Args:
-      x: float32 [..., in].
+      x: Floats [..., in], multiplied as float32; bfloat16 may be faster than others.
       weights: Weights [out, in].
       addends: float32 [..., out], added to each product; empty for none.
       factors: float32 [..., out], multiply each sum with an addend; empty for none.
@@ -277,8 +277,9 @@ def matmul(
       activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`, with the addends and
         factors in the brackets.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype, activation)
+    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    forms = tuple((weight.out_size, weight.format) for weight in weights)
+    product = _product(forms, act_qtype, activation, is_bfloat16=x.dtype == jnp.bfloat16)
     panels, masters = [weight.data for weight in weights], [weight.master for weight in weights]
     flat = [[each.reshape(len(rows), -1) for each in arrays] for arrays in (addends, factors)]
     return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in product(rows, panels, masters, *flat)]
@@ -286,9 +287,15 @@ def matmul(
 
 @functools.cache
 def _product(
-    forms: tuple[tuple[int, PackedFormat], ...], act_qtype: str | None, activation: str | None
+    forms: tuple[tuple[int, PackedFormat], ...],
+    act_qtype: str | None,
+    activation: str | None,
+    *,
+    is_bfloat16: bool,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Returns `matmul` of x [T, in], panels of weights with these forms (rows, format), masters, addends, factors.
+
+    x is float32, and `is_bfloat16` says that bfloat16 has its numbers too.
 
     Its derivative is that of products with the floats that the weights stand for; rounding of the input is ignored.
     """
@@ -310,6 +317,7 @@ def _product(
                 n=np.asarray(sizes, np.int64),
                 quantize_activations=act_qtype is not None,
                 x_is_integer=act_qtype == "integers",
+                x_is_bfloat16=is_bfloat16,
                 activation=np.int32(ACTIVATIONS[activation or "none"]),
                 format=weight_format.encode(),
             )
@@ -330,9 +338,8 @@ def _product(
 
     if activation is None:
         return native.transformable(kernel, definition)
-    return _deriving_from_products(
-        native.transformable(kernel, definition), _product(forms, act_qtype, None), activation
-    )
+    products = _product(forms, act_qtype, None, is_bfloat16=is_bfloat16)
+    return _deriving_from_products(native.transformable(kernel, definition), products, activation)
 
 
 def _deriving_from_products(
