@@ -30,6 +30,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+from transformers.models.glm5_next.image_processing_pil_glm5_next import Glm5NextImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
@@ -46,6 +47,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
+from transformers.models.minimax_m3_vl.processing_minimax_m3_vl import MiniMaxM3VLProcessor
 from transformers.models.muse_glimmer.processing_muse_glimmer import MuseGlimmerProcessor
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
@@ -219,6 +221,7 @@ _LIGHTON_OCR = dataclasses.replace(
     replace=_replace_pixtral("lighton_ocr", "LightOnOcrProcessor"),
     slow=True,
 )
+_MISTRAL_LARGE_4 = dataclasses.replace(_MISTRAL3, name="Mistral Large 4")
 
 TILE = 32
 _IDEFICS3_TOKENS = {
@@ -367,6 +370,52 @@ _QWEN3_5_MOE = dataclasses.replace(
     name="Qwen3.5 MoE",
     logprob_error=1e-4,  # 7.5e-5 seen
 )
+_QWEN3_8_FLASH_NEXT = dataclasses.replace(_QWEN3_5, name="Qwen3.8-Flash-Next", slow=False)
+
+
+_MINIMAX_M3_MERGE = {"image_token_compression_method": "patch_merge", "spatial_merge_size": 2, "temporal_patch_size": 2}
+
+
+def _publish_minimax_m3(folder: Path) -> None:
+    """Gives the settings of images the form of the published files, in which most of the processor's are not read."""
+    config = json.loads((folder / "config.json").read_text())
+    vision = config["vision_config"]
+    theta = vision.pop("rope_parameters")["rope_theta"]
+    for key in ("spatial_merge_size", "temporal_patch_size"):
+        del vision[key]
+    vision |= {"model_type": "clip_vision_model", "position_embedding_type": "rope", "rope_mode": "3d"}
+    vision |= {"projection_dim": 64, "vision_segment_max_frames": 4, "rope_theta": theta}
+    vision["img_token_compression_config"] = config["img_token_compression_config"] = _MINIMAX_M3_MERGE
+    config |= {"multimodal_projector_bias": True, "projector_hidden_act": "gelu", "process_image_mode": "dynamic_res"}
+    config |= {"vision_feature_select_strategy": "full", "vision_feature_layer": -1, "num_reward_heads": 0}
+    config |= {"image_grid_pinpoints": "[(336, 336), (336, 672)]", "image_seq_length": 576}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "processor_config.json").unlink()
+    merge = _MINIMAX_M3_MERGE | {"image_token_compression_threshold": 1.1, "max_image_resolution": 1008}
+    settings = {
+        **{"processor_class": "MiniMaxVLProcessor", "process_image_mode": "dynamic_res", "size": [672, 672]},
+        **{"patch_size": PATCH, "img_token_compression_config": merge, "add_start_end_special_tokens": True},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+_MINIMAX_M3 = dataclasses.replace(
+    _QWEN2_5_VL,
+    name="MiniMax M3",
+    image_processor=Qwen2VLImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 3136, "longest_edge": 451584}
+    ),
+    processor_files={"processor_class": "MiniMaxM3VLProcessor"},
+    replace=_replaced(
+        MiniMaxM3VLProcessor,
+        **{"IMAGE_TOKEN": "]<]image[>[", "VISION_START_TOKEN": "]<]start of image[>["},
+        **{"VISION_END_TOKEN": "]<]end of image[>[", "image_processor": SimpleNamespace(merge_size=MERGE)},
+    ),
+    special=("]<]image[>[", "]<]start of image[>[", "]<]end of image[>["),
+    placeholder="]<]image[>[",
+    types=None,
+    publish=_publish_minimax_m3,
+)
 
 
 def _views_of_gemma4(inputs: Inputs, index: int) -> np.ndarray:
@@ -449,6 +498,16 @@ _GLM_OCR = dataclasses.replace(
     ),
     processor_files={"processor_class": "Glm46VProcessor"},
     slow=True,
+)
+_GLM_5_3_FLASH = dataclasses.replace(
+    _GLM_4_1V,
+    name="GLM-5.3-Flash",
+    image_processor=Glm5NextImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, min_image_tokens=4, max_image_tokens=64
+    ),
+    processor_files={"processor_class": "Glm5NextProcessor"},
+    types=None,
+    slow=False,
 )
 
 _DEEPSEEK_VL = VisionFamily(
@@ -925,7 +984,9 @@ _MINICPM_V_4X = dataclasses.replace(
 
 FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
-    *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
+    *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE, _QWEN3_8_FLASH_NEXT, _MINIMAX_M3),
+    _MISTRAL_LARGE_4,
+    _GLM_5_3_FLASH,
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _DEEPSEEK_VL, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
     *(

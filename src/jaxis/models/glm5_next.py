@@ -24,6 +24,7 @@ from jaxis.models.common.sparse_layers import (
 )
 from jaxis.models.common.streams import CONNECTION_RENAMES, StreamsModel, manifold_connection
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.towers.glm import Glm5NextVision
 
 
 class Glm5NextDecoderLayer(StreamsDecoderLayer):
@@ -121,8 +122,7 @@ def _final_norm(scope: LayerScope) -> StreamsNorm:
 
 
 class Glm5NextForConditionalGeneration(InnerTextPart):
-    """GLM-5.3-Flash as published; images and video are not supported."""
-
+    tower = Glm5NextVision
     text_model_types = ("glm5_next_text",)
     other_parts = ("model.visual",)
     other_keys = (
@@ -153,7 +153,7 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
 
 
 FAMILY = Family(
-    "GLM-5.3-Flash (text)",
+    "GLM-5.3-Flash",
     (Glm5NextForConditionalGeneration,),
     "four residual streams mixed by doubly stochastic matrices; Kimi Delta Attention in three of four layers; latent "
     "attention without RoPE to the groups of 4 tokens that an indexer selects; a limited unit everywhere",

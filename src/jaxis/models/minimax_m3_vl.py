@@ -20,6 +20,7 @@ from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_norm
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.minimax_m3 import MiniMaxM3Vision
 
 _INDEX_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 # The reference's keys -> the published ones, in an object of their own.
@@ -146,24 +147,18 @@ class MiniMaxM3SparseForCausalLM(CausalLM):
 
 
 class MiniMaxM3SparseForConditionalGeneration(TextPart, MiniMaxM3SparseForCausalLM):
-    """The multimodal checkpoints: the text model."""
-
+    tower = MiniMaxM3Vision
     text_model_types = ("minimax_m3_vl_text", "minimax_m3_text", "minimax_m3_vl")
     other_parts = ("vision_tower", "multi_modal_projector", "patch_merge_mlp")
     other_keys = (
         *("vision_config", "image_token_index", "video_token_index", "projector_hidden_size", "projector_hidden_act"),
-        *(
-            "image_seq_length",
-            "process_image_mode",
-            "merged_hidden_size",
-            "multimodal_projector_bias",
-            "vision_feature_layer",
-        ),
+        *("image_seq_length", "process_image_mode", "merged_hidden_size", "multimodal_projector_bias"),
+        *("vision_feature_layer", "img_token_compression_config"),
     )
 
 
 FAMILY = Family(
-    "MiniMax M3 (text)",
+    "MiniMax M3",
     (MiniMaxM3SparseForCausalLM, MiniMaxM3SparseForConditionalGeneration),
     "an indexer selects 16 blocks of 128 tokens for each key-value head; partial RoPE, norms on heads, 128 experts by "
     "sigmoid, a shared one",

@@ -1,4 +1,4 @@
-"""Mistral Large 4, its text: latents and selections shared between layers, queries scaled by position, learned rope."""
+"""Mistral Large 4: latents and selections shared between layers, queries scaled by position, learned rope."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from jaxis.models.common.no_rope_layers import has_rope
 from jaxis.models.common.sparse_latent import TINY_INDEXER, layers_with_indexer
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.pixtral import MistralLarge4Vision
 
 
 class MistralLarge4DecoderLayer(PreNormDecoderLayer):
@@ -108,6 +109,7 @@ class MistralLarge4ForConditionalGeneration(TextPart, CausalLM):
     layer_class = MistralLarge4DecoderLayer
     model_class = MistralLarge4Model
     text_renames = ()
+    tower = MistralLarge4Vision
     text_model_types = ("mistral_large4_text",)
     # The checkpoint's names are Mistral's own, without a prefix; modules have those of transformers.
     renames = (
@@ -154,7 +156,7 @@ class MistralLarge4ForConditionalGeneration(TextPart, CausalLM):
 
 
 FAMILY = Family(
-    "Mistral Large 4 (text)",
+    "Mistral Large 4",
     (MistralLarge4ForConditionalGeneration,),
     "latent attention to the tokens that an indexer selects; layers without RoPE, latents and selections that layers "
     "share, queries scaled by position, learned factors of the rope; 128 experts by softmax and a shared one",

@@ -116,6 +116,10 @@ class ProcessorSettings:
                     "expected the same"
                 )
 
+    def leave_out(self, published: Mapping[str, Any]) -> None:
+        """Removes settings of images' pixels that have these values, which the reference does not read."""
+        self._image = {key: value for key, value in self._image.items() if published.get(key) != value}
+
     def image(self, key: str, default: Any) -> Any:
         """Returns a setting of images' pixels."""
         value = self._image.get(key)

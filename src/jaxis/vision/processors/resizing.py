@@ -261,6 +261,35 @@ def shrunk_to_patches(size: Size, patch: int, most: int, most_of_side: int) -> S
     return columns, rows
 
 
+def padded_to_squares(size: Size, side: int, least: int, most: int) -> tuple[Size, Size]:
+    """Returns width and height in proportion, and those of the `least` to `most` squares of `side` around them.
+
+    As `smart_resize` and `resize` of GLM-5.3-Flash.
+    """
+    width, height = size
+    (columns, rows), area = _squares(size, side), least * side * side
+    if columns * rows < least:
+        scale = math.sqrt(area / (height * width))
+        columns, rows = _squares([math.ceil(each * scale) for each in size], side)
+    if columns * rows > most:
+        columns, rows, low, high = 1, 1, 1, height
+        while low <= high:
+            middle = (low + high) // 2
+            tried = _squares((max(1, math.floor(width * middle / height)), middle), side)
+            if math.prod(tried) <= most:
+                (columns, rows), low = tried, middle + 1
+            else:
+                high = middle - 1
+    canvas = columns * side, rows * side
+    scale = min(canvas[1] / height, canvas[0] / width, 1.0 if height * width >= area else math.inf)
+    width, height = (max(1, min(whole, math.floor(each * scale))) for each, whole in zip(size, canvas, strict=True))
+    return (width, height), canvas
+
+
+def _squares(size: Sequence[int], side: int) -> Size:
+    return -(-size[0] // side), -(-size[1] // side)
+
+
 def shrunk_to_edge(size: Size, side: int, longest: int) -> Size:
     """Returns width and height as multiples of `side`, in proportion, with at most about `longest` pixels."""
     width, height = size

@@ -20,6 +20,7 @@ from jaxis.vision.processors.resizing import (
     enlarged_in_turn,
     enlarged_to,
     nearest_merged,
+    padded_to_squares,
     shrunk_to_edge,
     shrunk_to_patches,
     size_within,
@@ -39,6 +40,7 @@ class WholeProcessor(ImageProcessor):
       resize: Width and height after resizing, from those before; patches that they fill in part are filled with zeros.
       start_id, break_id, end_id: Tokens before an image, between its rows, and after it; None for none.
       has_grid: True if RoPE counts rows and columns.
+      canvas: Width and height of the view, from the image's; None for the patches that the resized image fills in part.
     """
 
     side: int
@@ -47,6 +49,7 @@ class WholeProcessor(ImageProcessor):
     break_id: int | None = None
     end_id: int | None = None
     has_grid: bool = False
+    canvas: Callable[[Size], Size] | None = None
 
     def views(self, image: Image) -> np.ndarray:
         (width, height), (rows, columns) = self.resize(image.size), self._grid(*image.size)
@@ -64,7 +67,7 @@ class WholeProcessor(ImageProcessor):
         return placed([each for each in token_ids if each is not None], self.placeholder_id)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        width, height = self.resize((width, height))
+        width, height = (self.canvas or self.resize)((width, height))
         return -(-height // self.side), -(-width // self.side)
 
 
@@ -100,6 +103,24 @@ def read_qwen(
     return WholeProcessor(**shared, side=side, resize=resize, has_grid=has_grid, video=video)
 
 
+_MINIMAX_M3: Mapping[str, Any] = {
+    **{"size": [672, 672], "process_image_mode": "dynamic_res", "add_start_end_special_tokens": True},
+    "img_token_compression_config": {
+        **{"image_token_compression_threshold": 1.1, "image_token_compression_method": "patch_merge"},
+        **{"max_image_resolution": 1008, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    },
+}
+
+
+def read_minimax_m3(settings: ProcessorSettings) -> WholeProcessor:
+    """Reads the settings of MiniMax M3: of the published file none but the patch and the scale."""
+    settings.leave_out(_MINIMAX_M3)
+    pixels = 56 * 56, 672 * 672
+    processor = read_qwen(settings, token="]<]image[>[", default_pixels=pixels, has_grid=False)
+    start_id, end_id = (settings.token_id(f"]<]{each} of image[>[") for each in ("start", "end"))
+    return dataclasses.replace(processor, start_id=start_id, end_id=end_id)
+
+
 def read_glm(settings: ProcessorSettings) -> WholeProcessor:
     """Reads the settings of GLM-4.1V and later: the bounds of pixels count both frames of an image."""
     settings.check("temporal_patch_size", "merge_size")
@@ -111,6 +132,20 @@ def read_glm(settings: ProcessorSettings) -> WholeProcessor:
         return size_within(enlarged_to(size, side), side, least, most, frames=num_frames)
 
     return WholeProcessor(**settings.shared("<|image|>", CLIP_SCALE), side=side, resize=resize, has_grid=True)
+
+
+def read_glm5_next(settings: ProcessorSettings) -> WholeProcessor:
+    """Reads the settings of GLM-5.3-Flash: images are black at the right and below, up to whole squares."""
+    tokens = ("min_image_tokens", 16), ("max_image_tokens", 8000)
+    settings.check("temporal_patch_size", "merge_size", "patch_expand_factor", *dict(tokens))
+    side, (least, most) = settings.side(), (settings.image(*each) for each in tokens)
+    square = side * settings.image("patch_expand_factor", 1)
+
+    def sizes(size: Size) -> tuple[Size, Size]:
+        return padded_to_squares(size, square, least, most)
+
+    shared = settings.shared("<|image|>", CLIP_SCALE)
+    return WholeProcessor(**shared, side=side, resize=lambda size: sizes(size)[0], canvas=lambda size: sizes(size)[1])
 
 
 def read_kimi(settings: ProcessorSettings) -> WholeProcessor:
@@ -240,12 +275,15 @@ READERS: Mapping[str, Reader] = {
     "DeepseekVLProcessor": read_deepseek_vl,
     "Exaone4_5": _PLAIN_ROPE,
     "Glm4v": read_glm,
+    "Glm5Next": read_glm5_next,
     "Glm46V": read_glm,
     "KimiK25": read_kimi,
     "Kimi_K25": read_kimi,
     "Lfm3Vl": _PLAIN_ROPE,
     "LightOnOcr": read_lighton_ocr,
     "LlavaProcessor": read_llava,
+    "MiniMaxM3VL": read_minimax_m3,
+    "MiniMaxVLProcessor": read_minimax_m3,
     "MuseGlimmer": read_muse_glimmer,
     "PaddleOCRVL": functools.partial(
         read_qwen,

@@ -1,16 +1,19 @@
-"""Image encoder of GLM-4.1V and 4.5V (arXiv:2507.01006), and of GLM-OCR."""
+"""Image encoder of GLM-4.1V and 4.5V (arXiv:2507.01006), of GLM-OCR and of GLM-5.3-Flash."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
+from jaxis.layers.glu import GLU, LimitedGLU
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
-from jaxis.layers.mlp import activation_function
+from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.towers.layers import PatchConvolution, merged
@@ -25,18 +28,24 @@ _SHARED: Mapping[str, Any] = {
 
 
 class GlmProjector(JaxModule):
-    """A convolution that merges neighbours, then a product and a gated block of `inner_size`."""
+    """A convolution that merges neighbours, then a product and a gated block of `inner_size`, limited if `limit` says.
 
-    def __init__(self, scope: LayerScope, options: VisionOptions, size: int, inner_size: int) -> None:
+    The gated block with a `limit` is that of `LimitedGLU`, whose activation is SiLU.
+    """
+
+    def __init__(
+        self, scope: LayerScope, options: VisionOptions, size: int, inner_size: int, limit: float | None = None
+    ) -> None:
         self.num_merged = options.num_merged
-        size, inner_size = resolved((size, inner_size), scope.config)
+        size, inner_size, limit = resolved((size, inner_size, limit), scope.config)
         into, out = ("mlp", "embed"), ("embed", "mlp")
         self.downsample = PatchConvolution(
             scope / "downsample", size, options.merge_size, channels=options.hidden_size, use_bias=True
         )
         self.proj = linear(scope / "proj", size, size, axes=(None, None))
         self.post_projection_norm = layer_norm(scope, size, epsilon=1e-5)
-        self.gelu, self.act = activation_function("gelu"), activation_function(options.activation)
+        self.gelu, act = activation_function("gelu"), activation_function(options.activation)
+        self.unit = GLU(act) if limit is None else LimitedGLU(limit)
         self.gate_proj = linear(scope / "gate_proj", size, inner_size, axes=into)
         self.up_proj = linear(scope / "up_proj", size, inner_size, axes=into)
         self.down_proj = linear(scope / "down_proj", inner_size, size, axes=out)
@@ -45,7 +54,7 @@ class GlmProjector(JaxModule):
         """x [P, C] -> [P / merge_size ** 2, E]."""
         x = self.proj(self.downsample(merged(x, self.num_merged)))
         x = self.gelu(self.post_projection_norm(x))
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.unit(self.gate_proj(x), self.up_proj(x)))
 
 
 class GlmVision(QwenVision):
@@ -87,3 +96,24 @@ class GlmOcrVision(GlmVision):
         size=of_vision("out_hidden_size", 1536),
         inner_size=converted(of_vision("out_hidden_size", 1536), lambda size: 3 * size),
     )
+
+
+def _limited_mlp(scope: LayerScope, options: VisionOptions) -> GatedMLP:
+    unit = LimitedGLU(scope.config.get("swiglu_limit", 10.0))
+    return GatedMLP(scope, intermediate_size=options.intermediate_size, gated_unit=unit, use_bias=options.mlp_bias)
+
+
+class Glm5NextVision(GlmOcrVision):
+    """The vision tower of GLM-5.3-Flash: GLM-OCR's with limited units; the text has no RoPE."""
+
+    vision = dataclasses.replace(GlmOcrVision.vision, make_mlp=_limited_mlp, expected={"hidden_act": ("silu",)})
+    make_projector = partial(
+        GlmProjector,
+        size=of_vision("out_hidden_size", 1536),
+        inner_size=of_vision("projection_intermediate_size", 10240),
+        limit=of_vision("swiglu_limit", 10.0),
+    )
+
+    @classmethod
+    def check_rope(cls, config: HFConfig) -> None:
+        """Accepts a text without rope."""

@@ -11,18 +11,19 @@ from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.towers.layers import merged
 from jaxis.models.common.towers.options import VisionOptions, of_model
-from jaxis.models.common.towers.positions import AxialRope, rotate_halves_in_type
+from jaxis.models.common.towers.positions import AxialRope, rotate_halves_in_type, rotate_pairs
 from jaxis.models.common.towers.projector import Projection, VisionProjector
 from jaxis.models.common.towers.siglip import PROJECTOR
 from jaxis.models.common.towers.tower import VisionTower
 
+_ROPE = AxialRope(theta=10_000.0, rotate=rotate_halves_in_type, splits_frequencies=True)
 PIXTRAL = VisionOptions(
     *(1024, 4096, 24, 16, 16, "gelu"),
     is_gated=True,
     make_norm=rms_norm,
     epsilon=1e-5,
     norms=("pre_norm",),
-    rope=AxialRope(theta=10_000.0, rotate=rotate_halves_in_type, splits_frequencies=True),
+    rope=_ROPE,
     qkv_bias=False,
     out_bias=False,
     expected={"model_type": ("pixtral",), "head_dim": lambda options: options.head_dim},
@@ -59,3 +60,20 @@ class PixtralVision(VisionTower):
         PIXTRAL, merge_size=of_model("spatial_merge_size", 2), expected_outside={"vision_feature_layer": (-1, [-1])}
     )
     make_projector = PixtralProjector
+
+
+class MistralLarge4Vision(PixtralVision):
+    """The vision tower of Mistral Large 4, with Mistral's own names and order of queries and keys."""
+
+    names = CheckpointNames(
+        (
+            *(("vision_encoder", "vision_tower"), ("pre_mm_projector_norm", "multi_modal_projector.norm")),
+            ("patch_merger.merging_layer", "multi_modal_projector.patch_merger.merging_layer"),
+            ("vision_language_adapter.w_in", "multi_modal_projector.linear_1"),
+            ("vision_language_adapter.w_out", "multi_modal_projector.linear_2"),
+            *((f"attention.w{name}", f"attention.{name}_proj") for name in "qkvo"),
+            *(("feed_forward.w1", "feed_forward.gate_proj"), ("feed_forward.w2", "feed_forward.down_proj")),
+            *(("feed_forward.w3", "feed_forward.up_proj"), *PixtralVision.names.renames),
+        )
+    )
+    vision = dataclasses.replace(PixtralVision.vision, rope=dataclasses.replace(_ROPE, rotate=rotate_pairs))

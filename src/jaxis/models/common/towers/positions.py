@@ -133,10 +133,11 @@ def _far(distance: jax.Array) -> jax.Array:
 
 
 def rotate_halves(x: jax.Array, angles: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
-    """Rotates the halves of x [P, H, D] by angles [P, D / 2], in `dtype`."""
+    """Rotates the halves of x [P, H, D] by angles [P, D / 2], in `dtype`; with fewer angles, of its first features."""
     cos, sin = jnp.cos(angles).astype(dtype)[:, None], jnp.sin(angles).astype(dtype)[:, None]
-    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    half = angles.shape[-1]
+    first, second, rest = jnp.split(x.astype(dtype), [half, 2 * half], axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1).astype(x.dtype)
 
 
 def rotate_halves_in_type(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -164,6 +165,7 @@ class AxialRope:
       first: Number of the first row and column.
       alternates: True if angles of both alternate instead of being halves.
       splits_frequencies: True if every other frequency belongs to each of both, False if both have the same.
+      counts_time: True if as many angles before these belong to time, which is 0 for images.
     """
 
     theta: float
@@ -172,10 +174,11 @@ class AxialRope:
     first: int = 0
     alternates: bool = False
     splits_frequencies: bool = False
+    counts_time: bool = False
 
     def angles(self, patches: Patches, head_dim: int) -> jax.Array:
-        """Returns float32 [P, D / 2]."""
-        size = head_dim if self.splits_frequencies else head_dim // 2
+        """Returns float32 [P, D / 2], or fewer if D is no multiple of twice the axes."""
+        size = head_dim if self.splits_frequencies else head_dim // (3 if self.counts_time else 2) // 2 * 2
         inverse = 1.0 / self.theta ** (jnp.arange(0, size, 2, dtype=jnp.float32) / size)
         inverses = (inverse[0::2], inverse[1::2]) if self.splits_frequencies else (inverse, inverse)
         places = (patches.columns, patches.rows) if self.columns_first else (patches.rows, patches.columns)
@@ -185,7 +188,7 @@ class AxialRope:
         ]
         if self.alternates:
             return jnp.stack(angles, axis=-1).reshape(angles[0].shape[0], -1)
-        return jnp.concatenate(angles, axis=-1)
+        return jnp.concatenate([jnp.zeros_like(angles[0])] * self.counts_time + angles, axis=-1)
 
 
 def axial_rope_theta(config: HFConfig, default: float) -> float:
