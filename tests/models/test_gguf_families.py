@@ -74,6 +74,22 @@ CHANGES = {
     "Gemma 3n": {"vocab_size_per_layer_input": 131},
     "Gemma 4, experts, values that are keys": {"attention_bias": False},
     "LFM2 MoE": {"routed_scaling_factor": 1.0},
+    "DeepSeek V4": {
+        **{"head_dim": 64, "partial_rotary_factor": 0.25},
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+    },
+    "Qwen3.8-Flash-Next": {
+        "rms_norm_eps": 1e-6,  # llama.cpp's heads of queries and keys have it, too
+        **{"ple_layer_ids": [1], "ple_embed_dim": 64, "linear_value_head_dim": 16},
+        **parity.rope(theta=1_000_000.0, partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
+    },
+    "Kimi K3": {
+        "rms_norm_eps": 1e-6,  # as above
+        "linear_attn_config": {
+            **{"num_heads": 4, "head_dim": 24, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0},
+            **{"use_full_rank_gate": True, "kda_layers": [1, 2, 4], "full_attn_layers": [3, 5]},
+        },
+    },
 }
 LEFT_OUT = {
     "Llama, dynamic rope": "llama.cpp's converter does not write it",
@@ -89,8 +105,8 @@ LEFT_OUT = {
 
 # Families whose files are loaded as another, which has the same layers with the file's projections.
 LOADED_AS_ANOTHER = {"Qwen3-Next", "InternLM 2"}
-# Whose file has weights that are multiplied by what config.json has beside them.
-MULTIPLIED = {"Falcon-H1", "Falcon-H1, norm"}
+# Whose file has weights that are multiplied by what the checkpoint has beside them.
+MULTIPLIED = {"Falcon-H1", "Falcon-H1, norm", "Kimi K3"}
 
 
 LLAMA_3_1 = Family(
@@ -121,6 +137,11 @@ MORE = [
                 {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 48, "mamba_proj_bias": False},
             ),
             ("MiniMax M3", "MiniMax M3", {"shared_intermediate_size": 40}),
+            (
+                "GLM-5.3-Flash",
+                "GLM-5.3-Flash",
+                {"linear_num_heads": 4, "hc_mult": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+            ),
             ("Nemotron-H", "Nemotron 3", {"layers_block_type": ["mamba", "mlp", "attention", "mamba"]}),
             (
                 "Falcon-H1, norm",
@@ -163,8 +184,12 @@ QUANTIZED = [
         "Qwen3.5",  # blocks of 32 columns, of heads of 16 values
         *("Gemma 4, experts, values that are keys", "Granite MoE Shared", "Qwen3-Next"),
         *("Granite 4", "Falcon-H1, norm", "Jamba", "Nemotron 3"),
+        *("DeepSeek V4", "Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Kimi K3", "Hy4"),
     )
 ]
+_NEVER_IN_BLOCKS = re.compile(
+    r"gate_inp|\.bias$|norm\.weight$|_ape\.|indexer\.[qk]_proj|indexer_compressor_gate|per_layer_token_embd"
+)
 BLOCK_TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "Q5_1", "Q4_1", "Q5_0", "MXFP4", "F16")]
 
 
@@ -174,6 +199,10 @@ def load(path, quantization=None, packs=False) -> nnx.Module:
     quant_config = quantization_of_checkpoint(hf_config, quantization)
     config = VllmConfig(model_config, quant_config=PackingConfig(quant_config) if packs else quant_config)
     return load_model(config, make_mesh())
+
+
+# Of families that select among many tokens.
+LENGTHS = dict.fromkeys(("DeepSeek V4", "Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Hy4"), 150)
 
 
 def logits(model, length=17):
@@ -192,17 +221,23 @@ def test_parameters_equal_those_of_the_checkpoint_and_logits_transformers(family
         for name, parameter in model.named_parameters():
             # Gemma's norms lose a bit when 1 is added and subtracted, Mamba's A where its logarithm is taken.
             np.testing.assert_allclose(parameter[...], expected[name][...], rtol=0, atol=3e-7, err_msg=name)
-    assert relative_error(logits(model), parity.reference_run(family, 17)[0]) < MAX_RELATIVE_ERROR
+    length = LENGTHS.get(family.name, 17)
+    assert relative_error(logits(model, length), parity.reference_run(family, length)[0]) < MAX_RELATIVE_ERROR
 
 
 # Families whose tiny models have sizes that llama.cpp computes with -> the greatest error; its GELU is a table.
 IN_LLAMA_CPP = {
     **dict.fromkeys(("OLMo", "MiniCPM", "ERNIE 4.5 MoE", "Granite MoE", "Granite MoE Shared", "Granite 4"), 1e-5),
     **dict.fromkeys(("Granite 4, dense", "Falcon-H1", "Falcon-H1, norm", "Jamba", "Mamba", "Nemotron 3"), 1e-5),
-    **dict.fromkeys(("Nemotron-H", "Qwen2 MoE", "Llama 2"), 1e-5),
+    **dict.fromkeys(("Nemotron-H", "Qwen2 MoE", "Llama 2", "DeepSeek V4", "GLM-5.3-Flash"), 1e-5),
+    **dict.fromkeys(("Qwen3.8-Flash-Next", "Kimi K3"), 5e-5),
     "Gemma 4, shared keys and values, embeddings of layers": 5e-3,
     "Gemma 4, experts, values that are keys": 5e-3,
 }
+
+
+# Beyond as many tokens as it selects, llama.cpp selects others than transformers.
+AGREED_TOKENS = {"Qwen3.8-Flash-Next": 30}
 
 
 @pytest.mark.slow  # where llama-cpp-python is installed, which the other tests do without
@@ -210,10 +245,11 @@ IN_LLAMA_CPP = {
 def test_llama_cpp_gives_transformers_logits_of_the_file(name, tmp_path):
     """So the file is one of llama.cpp's, not only what this project takes for one."""
     family = next(family for family in GGUF_FAMILIES if family.name == name)
-    expected = parity.reference_run(family, 17)[0]
+    length = min(LENGTHS.get(name, 17), AGREED_TOKENS.get(name, 256))
+    expected = parity.reference_run(family, length)[0]
     path = tmp_path / "model.gguf"
     write_gguf(Path(parity.checkpoint_folder(family)), path, more=lambda writer: _add_tokens(writer, expected.shape[1]))
-    found, _, _ = run_llama_cpp(path, parity.prompt(17))
+    found, _, _ = run_llama_cpp(path, parity.prompt(length))
     assert relative_error(found, expected) < IN_LLAMA_CPP[name]
 
 
@@ -256,7 +292,7 @@ def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_pa
     dequantized = {}
 
     def quantize(name, tensor):
-        if "gate_inp" in name or name.endswith((".bias", "norm.weight")) or tensor.shape[-1] % 32:
+        if _NEVER_IN_BLOCKS.search(name) or tensor.shape[-1] % 32:
             return None
         # Gate and up of Granite's common block are one tensor in the checkpoint, so they are of one type.
         kind = BLOCK_TYPES[0] if re.search("(gate|up)_shexp", name) else next(types)

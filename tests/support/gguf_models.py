@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from tests.support.gguf_stream_models import ngram_keys, stream_keys, stream_tensors
 from tests.support.parity import FAMILIES, architecture_of
 
 Tensors = dict[str, np.ndarray]
@@ -53,6 +54,11 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "smollm3",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "MiniMaxM3SparseForConditionalGeneration": "minimax-m3",
+    "DeepseekV4ForCausalLM": "deepseek4",
+    "Qwen4ExpForCausalLM": "qwen4exp",
+    "Glm5NextForConditionalGeneration": "glm5-next",
+    "KimiK3ForCausalLM": "kimi-k3",
+    "HYV4ForCausalLM": "hy_v4",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Lfm2ForCausalLM": "lfm2",
@@ -110,6 +116,7 @@ _USUAL_KEYS = {
     "num_kv_heads": "num_key_value_heads",
     "norm_eps": "layer_norm_eps",
 }
+STREAMS = ("deepseek4", "qwen4exp", "glm5-next", "kimi-k3", "hy_v4")  # not all of these have streams
 QuantizedRows = tuple[np.ndarray, gguf.GGMLQuantizationType]
 
 
@@ -139,7 +146,7 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
-    if architecture == "minimax-m3":
+    if architecture in ("minimax-m3", "glm5-next"):
         config |= config["text_config"]
     if architecture == "nemotron_h_moe":
         config["num_hidden_layers"] = len(config["layers_block_type"])
@@ -157,10 +164,18 @@ def write_gguf(
     tensors = load_file(folder / "model.safetensors")
     if architecture == "apertus":
         _add_activations(writer, config["num_hidden_layers"], tensors)
-    tensors = _tensors(config, architecture, tensors, separate_latent_heads)
+    if architecture == "qwen4exp":
+        for key, numbers in ngram_keys(tensors).items():
+            writer.add_key_value(f"{architecture}.{key}", numbers, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64)
+        tensors = {n: t if ".ple." in n else _of_delta_net(config, n, t) for n, t in tensors.items()}
+    if architecture in STREAMS:
+        tensors = stream_tensors(architecture, config, tensors)
+    else:
+        tensors = _tensors(config, architecture, tensors, separate_latent_heads)
     for name, tensor in tensors.items():
-        tensor = np.ascontiguousarray(tensor.astype(np.float32))
-        rows = quantize(name, tensor) if tensor.ndim > 1 else None
+        is_table = tensor.dtype == np.int32
+        tensor = np.ascontiguousarray(tensor if is_table else tensor.astype(np.float32))
+        rows = quantize(name, tensor) if tensor.ndim > 1 and not is_table else None
         if rows is None:
             writer.add_tensor(name, tensor)
         else:
@@ -205,7 +220,7 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
         "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": heads,
         "attention.head_count_kv": config.get("num_key_value_heads"),
-        "rope.freq_base": float(full_rope["rope_theta"]) if full_rope else None,
+        "rope.freq_base": float(full_rope["rope_theta"]) if "rope_theta" in full_rope else None,
         "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "attention.layer_norm_epsilon": next(
@@ -231,6 +246,8 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
     if full_rope.get("rope_type") == "longrope":
         values |= {"rope.scaling.type": "longrope"}
     head_dim = config.get("head_dim") or hidden // heads
+    if architecture in STREAMS:
+        return values | stream_keys(architecture, config)
     values |= _SPECIAL_KEYS.get(architecture, _llama_keys)(config, head_dim, full_rope, separate_latent_heads)
     return values | _ROWS.get(architecture, {}).get("keys", {})
 

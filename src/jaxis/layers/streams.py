@@ -81,7 +81,8 @@ class _Coefficients(JaxModule):
             use_bias=False,
             kernel_axes=(None, "embed"),
             quant_config=small.quant_config,
-            prefix=(small / "fn").name_in_checkpoint,
+            # In most checkpoints, the weight's name has no suffix.
+            prefix=(small / "fn" / "weight").name_in_checkpoint.removesuffix(".weight"),
         )
         self.base = make_parameter(scope.rngs, nnx.initializers.zeros, (sum(sizes),), jnp.float32, axes=(None,))
         self.scale = make_parameter(scope.rngs, nnx.initializers.ones, (len(sizes),), jnp.float32, axes=(None,))

@@ -43,6 +43,7 @@ BLOCK_TYPES = {
     0: FLOAT32,
     1: BlockType("F16", 1, 2, np.dtype("<f2")),
     30: BlockType("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
+    26: BlockType("I32", 1, 4, np.dtype("<i4")),
     2: BlockType("Q4_0", 32, 18),
     3: BlockType("Q4_1", 32, 20),
     6: BlockType("Q5_0", 32, 22),
@@ -64,11 +65,11 @@ BLOCK_TYPES = {
 
 TYPE_OF_NAME = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
-# Types that are not read, whose names help: with codebooks, for intermediate results, and plain integers.
+# Types that are not read, whose names help: with codebooks, for intermediate results, and most plain integers.
 _UNSUPPORTED = {
     **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
     **{41: "Q1_0", 42: "Q2_0", 9: "Q8_1", 15: "Q8_K"},
-    **{24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{24: "I8", 25: "I16", 27: "I64", 28: "F64"},
 }
 _REMOVED = {
     **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},

@@ -161,5 +161,6 @@ FAMILY = Family(
     "a window of 128 tokens, and entries compressed from 4 tokens, of which an indexer selects 512, or from 128; "
     "4 residual streams; 256 experts, in the first layers by token ids",
     formats=("fp8", "MXFP4"),
+    gguf=("deepseek4",),
     tiny={"index_topk": 9, "index_n_heads": 18, "index_head_dim": 16, "o_groups": 2, "o_lora_rank": 16},
 )

@@ -123,7 +123,7 @@ def _final_norm(scope: LayerScope) -> StreamsNorm:
 
 class Glm5NextForConditionalGeneration(InnerTextPart):
     tower = Glm5NextVision
-    text_model_types = ("glm5_next_text",)
+    text_model_types = ("glm5_next_text", "glm5_next")  # the second in files of the text alone
     other_parts = ("model.visual",)
     other_keys = (
         *("vision_config", "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id"),
@@ -158,5 +158,6 @@ FAMILY = Family(
     "four residual streams mixed by doubly stochastic matrices; Kimi Delta Attention in three of four layers; latent "
     "attention without RoPE to the groups of 4 tokens that an indexer selects; a limited unit everywhere",
     formats=("fp8",),
+    gguf=("glm5-next",),
     tiny={**TINY_INDEXER, "index_topk": 12, "index_kpool": 4},
 )

@@ -150,5 +150,6 @@ FAMILY = Family(
     (HYV4ForCausalLM,),
     "four residual streams whose reads and writes depend on the token; latent attention with a gate and sinks to the "
     "tokens that an indexer selects; experts by sigmoid with a selection bias and a limited unit",
+    gguf=("hy_v4",),
     tiny=TINY_INDEXER,
 )

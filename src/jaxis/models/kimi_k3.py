@@ -134,4 +134,5 @@ FAMILY = Family(
     "Kimi Linear with gates after latent attention, bounded decays, SiTU units and experts in a latent space; "
     "each block of layers reads a mixture of the residuals before it",
     formats=("MXFP4",),
+    gguf=("kimi-k3",),
 )

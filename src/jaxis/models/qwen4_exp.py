@@ -189,5 +189,6 @@ FAMILY = Family(
         "Qwen3_8FlashNextForConditionalGeneration": Qwen4ExpForConditionalGeneration,
     },
     formats=("fp8",),
+    gguf=("qwen4exp",),
     tiny=TINY_DELTA_NET,
 )

@@ -107,6 +107,26 @@ ROUTED_EXPERTS = (
     key("topk_group", "expert_group_used_count", 1),
 )
 """Facts of DeepSeek V3's routing."""
+INDEXER = (
+    key("index_n_heads", "attention.indexer.head_count"),
+    key("index_head_dim", "attention.indexer.key_length"),
+    key("index_topk", "attention.indexer.top_k"),
+)
+STREAMS = (
+    key("hc_mult", "hyper_connection.count"),
+    key("hc_eps", "hyper_connection.epsilon", kind=float),
+)
+SINKHORN = key("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations")
+
+
+def _swiglu_limit(reader: ConfigReader) -> Values:
+    """All experts have one limit, also the shared ones."""
+    limit = reader.keys.typed("swiglu_clamp_exp", float)
+    reader.keys.expect("swiglu_clamp_shexp", limit)
+    return {"swiglu_limit": limit}
+
+
+SWIGLU_LIMIT = Fact(_swiglu_limit)
 DENSE_FIRST = key("first_k_dense_replace", "leading_dense_block_count", 0)
 SHARED_COUNT = key("n_shared_experts", "expert_shared_count", 0)
 PREDICTION_LAYERS = Fact(lambda reader: {"num_nextn_predict_layers": reader.num_prediction_layers})

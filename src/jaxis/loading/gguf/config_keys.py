@@ -109,6 +109,12 @@ class Keys:
             raise ConfigError(f"{self.source} has {len(value)} values of {self.architecture}.{key}, not {num_layers}")
         return value.tolist()[:num_layers]
 
+    def array(self, key: str) -> list[Any]:
+        """Returns the elements of a key's array; none if it is absent."""
+        self._read.add(key)
+        value = self._values.get(key)
+        return value.tolist() if isinstance(value, np.ndarray) else []
+
     def ignore(self, *keys: str) -> None:
         """Marks keys of the file as read; for those that have no effect on the logits of this architecture."""
         self._read.update(keys)

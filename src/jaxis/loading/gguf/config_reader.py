@@ -23,6 +23,7 @@ class ConfigReader:
       kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
       values: Content of config.json so far.
       delta_heads, packed_delta_heads: Fields of `Sizes`; set by families that have them.
+      table_layer: Field of `Sizes`; set by families with such a table.
       small_tensors: Tensors of the checkpoint that the file has as keys; see `GGUFConfig`.
 
     Raises:
@@ -51,6 +52,7 @@ class ConfigReader:
         self.head_dim = keys.integer("attention.key_length", self.hidden_size // max(self.num_heads, 1))
         self.delta_heads: DeltaHeads | None = None
         self.packed_delta_heads: PackedDeltaHeads | None = None
+        self.table_layer = 0
         self.small_tensors: dict[str, np.ndarray] = {}
         keys.expect("attention.causal", is_causal)
 
@@ -70,6 +72,7 @@ class ConfigReader:
             self.keys.get("expert_count", 0),
             self.delta_heads,
             self.packed_delta_heads,
+            self.table_layer,
         )
 
     @property
@@ -83,7 +86,8 @@ class ConfigReader:
     @property
     def dtype(self) -> str:
         """Returns the type of the matrices if they all are float16 or all float32; else bfloat16."""
-        found = {tensor.block_type.name for tensor in self.keys.tensors.values() if len(tensor.shape) > 1}
+        matrices = (tensor for tensor in self.keys.tensors.values() if len(tensor.shape) > 1)
+        found = {tensor.block_type.name for tensor in matrices} - {"I32"}  # a table of numbers
         return {frozenset({"F16"}): "float16", frozenset({"F32"}): "float32"}.get(frozenset(found), "bfloat16")
 
     def rows_of(self, name: str) -> int:

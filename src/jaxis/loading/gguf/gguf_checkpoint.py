@@ -180,8 +180,8 @@ class GGUFCheckpoint(Closing):
             module, _, leaf = name.rpartition(".")
             if leaf in ("k_b", "v_b"):
                 types[name] = block_type.name
-            elif leaf == "weight" and block_type.dtype is None:
-                types[_stack_name(module)] = block_type.name
+            elif block_type.dtype is None:
+                types[_stack_name(module) if leaf == "weight" else name] = block_type.name
         return types
 
 

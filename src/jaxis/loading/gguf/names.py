@@ -14,7 +14,7 @@ import numpy as np
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.stored_part import Sizes, StoredPart
-from jaxis.loading.gguf.tensor_names import OF_EACH, OF_EACH_HEAD, GGUFNames
+from jaxis.loading.gguf.tensor_names import OF_EACH, OF_EACH_HEAD, OF_TABLE, GGUFNames
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -32,8 +32,15 @@ _RESTORED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "ssm_d": lambda d: d.reshape(-1),
     "ssm_norm": lambda weight: weight.reshape(-1),  # by groups
     "ssm_conv1d": lambda weight: weight[:, None],
+    **dict.fromkeys(
+        ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), lambda weight: weight.reshape(-1, 1, weight.shape[-1])
+    ),
+    **dict.fromkeys(
+        ("ffn_gate_inp_shexp", "attn_res_score", "ffn_res_score", "output_res_score"),
+        lambda weight: weight.reshape(1, -1),
+    ),
+    "ple_conv1d": lambda weight: weight[:, None],
     "shortconv.conv": lambda weight: weight[:, None] if weight.ndim == 2 else weight,
-    "ffn_gate_inp_shexp": lambda weight: weight.reshape(1, -1),
 }
 # Ends the name of a tensor of which the file has some rows only.
 _PIECE = re.compile(r"\[(\d)\]$")
@@ -77,7 +84,8 @@ class _Parts:
             for i in range(self._tensor.shape[0]):
                 yield self._part(name.replace(OF_EACH, str(i)), (i,))
         else:
-            yield self._part(name, has_one_added=self._has_one_added)
+            name = name.replace(OF_TABLE, str(self._sizes.table_layer))
+            yield self._part(name, has_one_added=self._has_one_added, restore=_RESTORED.get(self._base))
 
     def _of_block(self) -> Iterator[StoredPart]:
         base, block, prefix = self._base, self._names.of_block, f"model.layers.{self._layer}."
@@ -122,7 +130,7 @@ class _Parts:
 
     @property
     def _has_one_added(self) -> bool:
-        is_norm = self._base.endswith("_norm") and self._base != "ssm_norm" and self._suffix == "weight"
+        is_norm = "_norm" in self._base and self._base != "ssm_norm" and self._suffix == "weight"
         return self._names.adds_one_to_norms and is_norm
 
     def _of_qkv(self, prefix: str) -> Iterator[StoredPart]:

@@ -21,6 +21,7 @@ class Sizes:
       num_experts: X; 0 without experts.
       delta_heads: Heads of gated delta networks whose file has the value heads in another order; None without.
       packed_delta_heads: Heads of gated delta networks whose projections are packed by key head; None without.
+      table_layer: Layer of the table that files have outside layers; see `OF_TABLE`.
     """
 
     num_layers: int
@@ -30,6 +31,7 @@ class Sizes:
     num_experts: int = 0
     delta_heads: DeltaHeads | None = None
     packed_delta_heads: PackedDeltaHeads | None = None
+    table_layer: int = 0
 
 
 @dataclass(frozen=True)

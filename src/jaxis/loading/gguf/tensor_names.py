@@ -19,6 +19,9 @@ OF_EACH_HEAD = ".{head}"
 OF_EACH = "{}"
 """Number in the name of a tensor outside layers, where the file has several tensors in one."""
 
+OF_TABLE = "{layer}"
+"""Number in the name of a layer's table, which the file has outside layers."""
+
 
 @dataclass(frozen=True)
 class GateUpOrder:
@@ -65,6 +68,9 @@ NORMS_AFTER = NORM_AFTER_ATTENTION | {"post_ffw_norm": "post_feedforward_layerno
 NORMS_AROUND = NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
 PACKED = {"attn_qkv": "self_attn.qkv_proj"}
 GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
+_COEFFICIENTS = (("fn", "fn"), ("base", "base="), ("scale", "scale="))
+CONNECTIONS = {f"hc_{block}_{part}": f"{block}_hc.{name}" for block in ("attn", "ffn") for part, name in _COEFFICIENTS}
+CONNECTION_OF_OUTPUT = {f"output_hc_{part}": f"model.norm.mixer.{name}" for part, name in _COEFFICIENTS}
 W1_W3_W2 = ("w1", "w3", "w2")
 """Projections of Mixtral's experts."""
 

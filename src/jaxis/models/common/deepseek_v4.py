@@ -31,12 +31,12 @@ RENAMES: tuple[Rename, ...] = (
     ("q_norm", "q_a_norm"),
     ("wq_b", "q_b_proj"),
     ("wkv", "kv_proj"),
-    ("wgate", "gate_proj"),
     ("wo_a", "o_a_proj"),
     ("wo_b", "o_b_proj"),
     ("attn_sink", "sinks"),
     ("gate.bias", "gate.e_score_correction_bias"),
     *(("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")),
+    ("compressor.wgate", "compressor.gate_proj"),  # the last, so that the way back is not that of experts
 )
 """The published names of what both have."""
 

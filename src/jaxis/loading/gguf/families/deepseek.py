@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and other families with its routing: dots.llm1 and Ling 2.0."""
+"""DeepSeek V2, V3 and V4, and other families with its routing: dots.llm1 and Ling 2.0."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import (
     ATTENTION_BIAS,
+    BASE,
     CONTEXT,
     DENSE,
     DENSE_FIRST,
     HEADS,
+    INDEXER,
     PREDICTION_LAYERS,
     RMS,
     ROUTED_EXPERTS,
     SHARED_COUNT,
     SIGMOID,
+    SINKHORN,
     SIZES,
     SOFTMAX,
+    STREAMS,
+    SWIGLU_LIMIT,
     experts,
     usual,
 )
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import PACKED, GGUFNames
+from jaxis.loading.gguf.tensor_names import CONNECTION_OF_OUTPUT, CONNECTIONS, PACKED, GGUFNames, each
 
-_NAMES = GGUFNames(
-    {
-        "attn_q_a": "self_attn.q_a_proj",
-        "attn_q_a_norm": "self_attn.q_a_layernorm",
-        "attn_q_b": "self_attn.q_b_proj",
-        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-        "attn_kv_b": "self_attn.kv_b_proj",
-        # The two parts of kv_b_proj, the first transposed: `LatentHeadsFormat` joins them.
-        "attn_k_b": "self_attn.kv_b_proj.k_b=",
-        "attn_v_b": "self_attn.kv_b_proj.v_b=",
-    }
-)
+LATENT_NAMES = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    # The two parts of kv_b_proj, the first transposed: `LatentHeadsFormat` joins them.
+    "attn_k_b": "self_attn.kv_b_proj.k_b=",
+    "attn_v_b": "self_attn.kv_b_proj.v_b=",
+}
+_NAMES = GGUFNames(LATENT_NAMES)
 # Published models whose older files lack the groups of experts: number of experts -> (groups, groups chosen).
 _EXPERT_GROUPS = {160: (8, 3), 256: (8, 4)}
 
@@ -116,16 +120,41 @@ def _note_of_v2(config: HFConfig) -> str | None:
     return "llama.cpp chooses this model's groups of experts in another way, and gives other logits"
 
 
-_DEEPSEEK = (
+LATENT_ATTENTION = (
     [SIZES, HEADS, CONTEXT, Fact(_read_latent_sizes, _write_latent_sizes), DENSE, RMS, rope(yarn=_mscale)],
     key("q_lora_rank", "attention.q_lora_rank", None),
     key("kv_lora_rank", "attention.kv_lora_rank"),
+)
+_DEEPSEEK = (
+    LATENT_ATTENTION,
     [ROUTED_EXPERTS, Fact(_read_groups, _write_groups), experts("n_routed_experts"), SHARED_COUNT, DENSE_FIRST],
 )
 
 
 def _gating(function: int) -> Fact:
     return Fact(write=lambda _: {"expert_gating_func": function})
+
+
+_COMPRESSOR = (("kv", "kv_proj"), ("gate", "gate_proj"), ("ape", "position_bias="), ("norm", "kv_norm"))
+_V4_NAMES = GGUFNames(
+    {
+        **each("q_a q_b kv", "attn_{}", "self_attn.{}_proj"),
+        **{"attn_q_a_norm": "self_attn.q_a_norm", "attn_kv_a_norm": "self_attn.kv_norm"},
+        **each("a b", "attn_output_{}", "self_attn.o_{}_proj"),
+        "attn_sinks": "self_attn.sinks=",
+        **{f"attn_compressor_{stored}": f"self_attn.compressor.{name}" for stored, name in _COMPRESSOR},
+        **{f"indexer_compressor_{stored}": f"self_attn.indexer.compressor.{name}" for stored, name in _COMPRESSOR},
+        **{"indexer.attn_q_b": "self_attn.indexer.q_b_proj", "indexer.proj": "self_attn.indexer.weights_proj"},
+        **CONNECTIONS,
+        "ffn_gate_tid2eid": "mlp.gate.tid2eid=",
+    },
+    top_level=CONNECTION_OF_OUTPUT,
+)
+_SQRT_SOFTPLUS = 4
+
+
+def _compression(reader: ConfigReader) -> Values:
+    return {"compress_ratios": reader.of_layers("attention.compress_ratios")}
 
 
 GGUFS = (
@@ -141,6 +170,23 @@ GGUFS = (
         (_DEEPSEEK, Fact(_method), _gating(SOFTMAX)),
         _NAMES,
         written=Written(note=_note_of_v2),
+    ),
+    GGUF(
+        ("deepseek4", "deepseek_v4", "DeepseekV4ForCausalLM"),
+        (
+            [BASE, RMS, rope(), Fact(_compression), ROUTED_EXPERTS, experts("n_routed_experts"), SHARED_COUNT, INDEXER],
+            [STREAMS, only("expert_gating_func", _SQRT_SOFTPLUS), constant("scoring_func", "sqrtsoftplus")],
+            key("qk_rope_head_dim", "rope.dimension_count"),
+            key("q_lora_rank", "attention.q_lora_rank"),
+            key("sliding_window", "attention.sliding_window"),
+            key("o_groups", "attention.output_group_count"),
+            key("o_lora_rank", "attention.output_lora_rank"),
+            key("compress_rope_theta", "attention.compress_rope_freq_base", kind=float),
+            key("num_hash_layers", "hash_layer_count"),
+            [SINKHORN, SWIGLU_LIMIT, PREDICTION_LAYERS],
+            unused("embedding_length_out", "feed_forward_length"),
+        ),
+        _V4_NAMES,
     ),
     GGUF(
         ("dots1", "dots1", "Dots1ForCausalLM"),
