@@ -1,10 +1,11 @@
 """What `jaxis plan --on this` says beside what `jaxis bench latency` measures: a table of ratios and a plot.
 
     jaxis plan MODEL --on this                         # measures the machine, once
-    python benchmarks/planned.py --out results         # random weights of three shapes by three widths, 8 minutes
+    python benchmarks/planned.py --out results         # random weights of three shapes by three widths, 15 minutes
+    python benchmarks/planned.py --out results --shapes qwen3-0.6b --widths int4   # these again
     python benchmarks/planned.py --out results --plot-only
 
-Each engine runs in a process of its own, and first once more, so that its start compiles nothing. A line of
+Each engine runs in a process of its own, after one that compiled what its start needs. A line of
 `planned.jsonl` has a shape, a width and the report of `jaxis bench latency --json`.
 """
 
@@ -24,6 +25,8 @@ from random_checkpoint import SHAPES, write_random_checkpoint
 WIDTHS = ("none", "int8", "int4")
 # --input-len, --batch-size, --output-len of the runs of an engine.
 LOADS = (("128", "1,4,16", "16"), ("1024", "1", "2"))
+# Programs are those of a size of caches, so all engines have the same.
+SIZES = ("--max-num-seqs", "16", "--max-model-len", "2048")
 
 
 def main() -> None:
@@ -35,12 +38,14 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     results = options.out / "planned.jsonl"
+    runs = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
     if not options.plot_only:
-        with results.open("w", encoding="utf-8") as file:
-            for run in _runs(options.shapes.split(","), options.widths.split(",")):
-                file.write(json.dumps(run) + "\n")
-                file.flush()
-    pairs = list(_pairs([json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]))
+        shapes, widths = options.shapes.split(","), options.widths.split(",")
+        runs = [run for run in runs if run["shape"] not in shapes or run["width"] not in widths]
+        for run in _runs(shapes, widths):
+            runs.append(run)
+            results.write_text("".join(json.dumps(run) + "\n" for run in runs), encoding="utf-8")
+    pairs = list(_pairs(runs))
     for engine, figure, planned, measured in pairs:
         print(f"{engine:24} {figure:28} {planned:10.4g} {measured:10.4g} {planned / measured:6.2f}")
     near = sum(abs(planned / measured - 1) <= 0.15 for _, _, planned, measured in pairs)
@@ -54,7 +59,7 @@ def _runs(shapes: list[str], widths: list[str]) -> Iterator[dict[str, Any]]:
             model = Path(temporary, shape)
             write_random_checkpoint(model, SHAPES[shape])
             for width in widths:
-                _bench(model, width, ("128", "1", "1"))  # compiles what a start needs
+                _bench(model, width, ("128,1024", "1", "1"))  # compiles
                 for load in LOADS:
                     yield {"shape": shape, "width": width, "report": _bench(model, width, load)}
 
@@ -63,7 +68,8 @@ def _bench(model: Path, width: str, load: tuple[str, str, str]) -> dict[str, Any
     input_len, batch_size, output_len = load
     report = model.parent / "report.json"
     command = [str(Path(sys.executable).with_name("jaxis")), "bench", "latency", str(model), "--json", str(report)]
-    command += ["--input-len", input_len, "--batch-size", batch_size, "--output-len", output_len, "--repeats", "1"]
+    command += ["--input-len", input_len, "--batch-size", batch_size, "--output-len", output_len]
+    command += ["--repeats", "1", *SIZES]
     if width != "none":
         command += ["--quantization", width]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

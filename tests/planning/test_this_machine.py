@@ -19,7 +19,7 @@ from jaxis.errors import ConfigError
 from jaxis.planning import machine as machines
 from jaxis.planning.local_plan import LocalWanted, plan_here
 from jaxis.planning.machine import Machine, at, keep, kept_machine, machine_file
-from jaxis.planning.measure import LOADS, MODELS, Engine, solve
+from jaxis.planning.measure import LOADS, MODELS, Engine, solve, solve_constants
 from jaxis.planning.planned_bench import planned_bench
 from jaxis.planning.step_time import work_of
 from jaxis.planning.trial import Timing, Trial
@@ -54,10 +54,11 @@ def machine(**changes):
         "state": (1e-10, 4e-10, 2e-9, 1e-9, 4e-9),
         "context_byte": 1e-10,
         "attention_flop": 1e-11,
-        "start": 1.5,
-        "layer_start": 0.02,
-        "element_start": {"float32": 1e-9, "bfloat16": 8e-10, "int8": 9e-10, "int4": 1e-9},
+        "ready": 1.5,
+        "layer_ready": 0.02,
+        "element_ready": {"float32": 1e-9, "bfloat16": 8e-10, "int8": 9e-10, "int4": 1e-9},
         "base_bytes": 300 << 20,
+        "layer_bytes": 2 << 20,
     }
     return Machine(**(figures | changes))
 
@@ -78,7 +79,8 @@ def test_steps_of_a_dense_model_are_elements_layers_and_context():
     flops = 2 * (640 * 641 // 2) * 4 * 32 * 128
     expected = 3e-3 + 2 * 5e-4 + 2 * LAYER * 2.8e-9 + 2 * EMBEDDING * 1e-10 + flops * 1e-11
     assert work.prefill_seconds(there, 640) == pytest.approx(expected)
-    assert work.start_seconds(there) == pytest.approx(1.5 + 2 * 0.02 + (2 * LAYER + 2 * EMBEDDING) * 8e-10)
+    ready = 1.5 + 2 * 0.02 + (2 * LAYER + 2 * EMBEDDING) * 8e-10
+    assert work.start_seconds(there, 640) == pytest.approx(ready + expected)
 
 
 def test_int4_reads_its_head_as_int8():
@@ -113,13 +115,15 @@ def test_solving_finds_the_constants_that_times_were_made_of(tmp_path):
             )
             for load in (LOADS if name == "many" else LOADS[:-1])
         ]
-        peak = there.base_bytes + work.part.held_bytes
-        engines[name] = Engine(work, Trial(work.start_seconds(there), peak, tuple(timings)))
+        held = work.part.held_bytes
+        peak = work.process_bytes(there) + held
+        trial = Trial(work.start_seconds(there, LOADS[0].input_len), peak, tuple(timings))
+        engines[name] = Engine(work, trial, held)
     limits = Limits(2, there.read_bytes_per_second, there.copy_bytes_per_second, there.flops_per_second)
     found = solve(engines, limits, there.disk_bytes_per_second)
     for field in dataclasses.fields(Machine):
         expected, actual = getattr(there, field.name), getattr(found, field.name)
-        if field.name in ("products", "element_start"):
+        if field.name in ("products", "element_ready"):
             expected, actual = list(expected.values()), [actual[name] for name in expected]
         assert actual == expected if field.name == "facts" else np.allclose(actual, expected, rtol=1e-6, atol=0), field
 
@@ -170,8 +174,8 @@ def test_a_broken_file_is_one_line(text):
         {"layer": [1, 2, 3, 4, -5]},
         {"products": {}},
         {"products": {"int8": 3}},
-        {"start": "soon"},
-        {"start": float("nan")},
+        {"ready": "soon"},
+        {"ready": float("nan")},
         {"odd": 1},
         {"state": None},
         {"disk_bytes_per_second": 0},
@@ -226,6 +230,29 @@ def test_a_benchmark_is_planned_unless_an_argument_changes_what_an_engine_comput
     given = EngineOptions().llm_arguments()  # what the command gives: every argument that has a default
     assert plan(given) == plan({}) is not None
     assert plan(given | {"enable_prefix_caching": False}) is None
+
+
+def test_a_planned_start_ends_with_the_first_token_of_its_prompt():
+    keep(machine())
+    short, long = (planned_bench(None, {}, [Load(1, length, 2)]) for length in (128, 256))
+    assert short is not None
+    assert long is not None
+    prefills = [plan["loads"][0]["prefill_seconds"] for plan in (short, long)]
+    assert long["start_seconds"] - short["start_seconds"] == pytest.approx(prefills[1] - prefills[0])
+    [width] = widths(open_source(TINY), "none")
+    work = work_of(width)
+    cache_bytes = sum(128 // work.part.block_size * each for each in work.part.bytes_per_block.values())
+    assert long["start_bytes"] - short["start_bytes"] == cache_bytes
+    layers = work.part.num_layers * (2 << 20)
+    assert short["start_bytes"] == (300 << 20) + layers + work.part.held_bytes + cache_bytes
+
+
+def test_a_constant_that_times_would_make_negative_is_zero():
+    units = [{"step": 1.0, "layer": 4.0}, {"step": 1.0, "layer": 24.0}]
+    # By line: -0.1 + 0.1 a layer. By layers alone, the constant with the least squares of relative errors.
+    found = solve_constants(units, [0.3, 2.3])
+    ratios = np.array([4 / 0.3, 24 / 2.3])
+    assert found == {"step": 0.0, "layer": pytest.approx(ratios.sum() / (ratios**2).sum())}
 
 
 def test_planned_figures_stand_beside_measured_ones():

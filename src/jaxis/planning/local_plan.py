@@ -35,8 +35,8 @@ class LocalOption:
       meets: True if it fits, and is as fast and as small as was asked for.
       memory_bytes: Memory of the process with the weights and the cache of such a request.
       max_context: Tokens of the longest single request; 0 if none fits.
-      start_seconds: From the start of the process to the first token, with the checkpoint in the system's file cache
-        and compiled programs on the disk.
+      start_seconds: From the start of the process to the first token of a prompt of 128, with the checkpoint in the
+        system's file cache and compiled programs on the disk.
       disk_seconds: Time that is added to the start if the checkpoint must be read from the disk.
       tokens_per_second: Rate of all requests together, by their number, with 128 tokens of context each.
       first_token_seconds: Time by the tokens of a prompt; None for one that is longer than the model's context.
@@ -106,8 +106,9 @@ def _option(
 ) -> LocalOption:
     work = work_of(width)
     account = MemoryAccount(width.vllm_config, [work.part.place()])
-    longest = account.longest_context(limit - machine.base_bytes)
-    memory_bytes = machine.base_bytes + account.held_bytes + account.needed_bytes(context_len)
+    process_bytes = work.process_bytes(machine)
+    longest = account.longest_context(limit - process_bytes)
+    memory_bytes = process_bytes + account.held_bytes + account.needed_bytes(context_len)
     rates = {number: number / work.decode_seconds(machine, number, DECODE_CONTEXT) for number in BATCH_SIZES}
     fits = longest >= context_len
     is_small = wanted.memory_bytes is None or memory_bytes <= wanted.memory_bytes
@@ -121,7 +122,7 @@ def _option(
         weight_bytes=account.held_bytes,
         memory_bytes=memory_bytes,
         max_context=longest,
-        start_seconds=work.start_seconds(machine),
+        start_seconds=work.start_seconds(machine, PROMPT_LENS[0]),
         disk_seconds=(file_bytes or account.held_bytes) / machine.disk_bytes_per_second,
         tokens_per_second=rates,
         first_token_seconds={n: work.prefill_seconds(machine, n) if n <= limit_len else None for n in PROMPT_LENS},

@@ -41,9 +41,11 @@ class Machine:
       state: Seconds for each byte of a request's recurrent states.
       context_byte: Seconds to read a byte of the cache in a decode.
       attention_flop: Seconds for an operation of attention in a prefill.
-      start, layer_start: Seconds until the first token without layers, and of each layer, programs being compiled.
-      element_start: Seconds to load an element, by the width in memory.
-      base_bytes: Memory of a process beside weights and caches.
+      ready, layer_ready: Seconds of a start until the first prompt without layers, and of each layer, with compiled
+        programs on the disk.
+      element_ready: Seconds to load an element, by the width in memory.
+      base_bytes: Memory of a process beside weights and caches, without layers.
+      layer_bytes: Memory that each layer adds to it, as a part of each program.
     """
 
     facts: Mapping[str, str | int]
@@ -57,10 +59,11 @@ class Machine:
     state: Curve
     context_byte: float
     attention_flop: float
-    start: float
-    layer_start: float
-    element_start: Mapping[str, float]
-    base_bytes: int
+    ready: float
+    layer_ready: float
+    element_ready: Mapping[str, float]
+    base_bytes: float
+    layer_bytes: float
 
 
 def at(curve: Curve, rows: float) -> float:
@@ -105,7 +108,6 @@ def _parsed(values: dict[str, Any]) -> Machine:
     """Raises ValueError, KeyError or TypeError for values that `keep` does not write."""
     read = {
         "float": _figure,
-        "int": lambda value: int(_figure(value)),
         "Curve": _curve,
         "Mapping[str, float]": lambda value: {width: _figure(value[width]) for width in WIDTHS},
         "Mapping[str, Curve]": lambda value: {width: _curve(value[width]) for width in WIDTHS},

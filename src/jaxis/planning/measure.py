@@ -16,6 +16,7 @@ import numpy as np
 from jaxis.bench.limits import Limits, measure_limits
 from jaxis.bench.run import Load
 from jaxis.bringup.analyze.source import open_source
+from jaxis.engine.memory_account import MemoryAccount
 from jaxis.host.machine import usable_cores
 from jaxis.layers.module import named_parameters
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
@@ -29,10 +30,10 @@ LOADS = (Load(1, 128, 16), Load(4, 32, 16), Load(16, 32, 16), Load(1, 512, 1), L
 _DENSE: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "vocab_size": 16384,
+    "vocab_size": 65536,
     "hidden_size": 1024,
     "intermediate_size": 3072,
-    "num_hidden_layers": 20,
+    "num_hidden_layers": 16,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -46,6 +47,7 @@ _DENSE: dict[str, Any] = {
 # Layers whose products take next to no time.
 _THIN = _DENSE | {"hidden_size": 128, "intermediate_size": 128, "vocab_size": 1024}
 _STATES = _THIN | {
+    "num_hidden_layers": 20,
     "architectures": ["Qwen3_5ForCausalLM"],
     "model_type": "qwen3_5_text",
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 5,
@@ -57,23 +59,24 @@ _STATES = _THIN | {
     "attn_output_gate": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
-# Name -> config, quantization. Each adds one unknown constant, so they are as many as the constants.
+# Name -> config, quantization. Each adds one unknown constant of a step, so they are as many as those.
 MODELS: dict[str, tuple[dict[str, Any], str | None]] = {
     "few": (_THIN | {"num_hidden_layers": 4}, None),
     "many": (_THIN | {"num_hidden_layers": 24}, None),
     "bfloat16": (_DENSE, None),
     "int8": (_DENSE, "int8"),
     "int4": (_DENSE, "int4"),
-    "float32": (_DENSE | {"num_hidden_layers": 6, "dtype": "float32"}, None),
+    "float32": (_DENSE | {"num_hidden_layers": 4, "dtype": "float32"}, None),
     "state": (_STATES, None),
 }
 
 
 class Engine(NamedTuple):
-    """A measured engine, and the work of its model."""
+    """A measured engine, the work of its model, and the bytes of its weights and of the cache of its first prompt."""
 
     work: Work
     trial: Trial
+    held_bytes: int
 
 
 def measure(on_stage: Callable[[str], object] = lambda _: None) -> Machine:
@@ -91,7 +94,10 @@ def measure(on_stage: Callable[[str], object] = lambda _: None) -> Machine:
                 disk = _read_bytes_per_second(folder / "model.safetensors")
             width = widths(open_source(folder), quantization or "none")[0]
             loads = LOADS if name == "many" else LOADS[:-1]
-            engines[name] = Engine(work_of(width), run_trial(folder, quantization, loads))
+            work = work_of(width)
+            account = MemoryAccount(width.vllm_config, [work.part.place()])
+            held_bytes = account.held_bytes + account.needed_bytes(loads[0].input_len)
+            engines[name] = Engine(work, run_trial(folder, quantization, loads), held_bytes)
     return solve(engines, limits, disk)
 
 
@@ -111,7 +117,7 @@ def solve(engines: Mapping[str, Engine], limits: Limits, disk_bytes_per_second: 
     for rows in ROWS:
         seconds: list[float] = []
         units: list[dict[str, float]] = []
-        for work, trial in engines.values():
+        for work, trial, _ in engines.values():
             terms = work.terms()
             if rows <= MOST_DECODED:
                 index = ROWS.index(rows)
@@ -125,15 +131,18 @@ def solve(engines: Mapping[str, Engine], limits: Limits, disk_bytes_per_second: 
                 timing -= _flops(work, rows) * attention_flop
             seconds.append(timing)
             units.append(terms)
-        for name, value in _solve(units, seconds).items():
+        for name, value in solve_constants(units, seconds).items():
             curves[name].append(value)
 
     of_floats = [engine for name, engine in engines.items() if name != "state"]
-    starts = _solve(
-        [{"start": 1.0, "layer": work.part.num_layers, **work.elements} for work, _ in of_floats],
-        [trial.start_seconds for _, trial in of_floats],
+    starts = solve_constants(
+        [{"ready": 1.0, "layer": work.part.num_layers, **work.elements} for work, *_ in of_floats],
+        [trial.start_seconds - trial.timings[0].prefill_seconds for _, trial, _ in of_floats],
     )
-    few = engines["few"]
+    process = solve_constants(
+        [{"base": 1.0, "layer": work.part.num_layers} for work, *_ in engines.values()],
+        [trial.peak_bytes - held_bytes for _, trial, held_bytes in engines.values()],
+    )
     return Machine(
         facts=facts(),
         read_bytes_per_second=limits.memory_bytes_per_second,
@@ -146,20 +155,29 @@ def solve(engines: Mapping[str, Engine], limits: Limits, disk_bytes_per_second: 
         state=tuple(curves["state"]),
         context_byte=context_byte,
         attention_flop=attention_flop,
-        start=starts["start"],
-        layer_start=starts["layer"],
-        element_start={name: starts[name] for name in WIDTHS},
-        base_bytes=max(0, few.trial.peak_bytes - few.work.part.held_bytes),
+        ready=starts["ready"],
+        layer_ready=starts["layer"],
+        element_ready={name: starts[name] for name in WIDTHS},
+        base_bytes=process["base"],
+        layer_bytes=process["layer"],
     )
 
 
-def _solve(units: Sequence[Mapping[str, float]], seconds: Sequence[float]) -> dict[str, float]:
-    """Finds the constants, none of them negative, by which each engine's units take its time."""
+def solve_constants(units: Sequence[Mapping[str, float]], amounts: Sequence[float]) -> dict[str, float]:
+    """Finds the constants by which each engine's units come to its amount, with the least relative errors.
+
+    None is negative: one that would be is zero.
+    """
     names = sorted(set().union(*units))
-    matrix = np.array([[row.get(name, 0.0) for name in names] for row in units])
-    scale = matrix.max(axis=0)
-    found = np.linalg.solve(matrix / scale, seconds) / scale
-    return dict(zip(names, np.maximum(found, 0.0).tolist(), strict=True))
+    found = dict.fromkeys(names, 0.0)
+    while names:
+        matrix = np.array([[row.get(name, 0.0) for name in names] for row in units]) / np.array(amounts)[:, None]
+        scale = matrix.max(axis=0)
+        values = np.linalg.lstsq(matrix / scale, np.ones(len(units)))[0]
+        if values.min() >= 0:
+            return found | dict(zip(names, (values / scale).tolist(), strict=True))
+        del names[values.argmin()]
+    return found
 
 
 def _flops(work: Work, num_tokens: int) -> float:

@@ -54,10 +54,15 @@ class Work:
             seconds += self._seconds(machine, rows, 1) + flops * machine.attention_flop
         return seconds
 
-    def start_seconds(self, machine: Machine) -> float:
-        """Computes the time from the start of the process to the first token."""
-        loading = sum(count * machine.element_start[width] for width, count in self.elements.items())
-        return machine.start + self.part.num_layers * machine.layer_start + loading
+    def process_bytes(self, machine: Machine) -> int:
+        """Computes the memory of a process beside weights and caches."""
+        return int(machine.base_bytes + self.part.num_layers * machine.layer_bytes)
+
+    def start_seconds(self, machine: Machine, num_tokens: int) -> float:
+        """Computes the time from the start of the process to the first token of a prompt."""
+        loading = sum(count * machine.element_ready[width] for width, count in self.elements.items())
+        ready = machine.ready + self.part.num_layers * machine.layer_ready + loading
+        return ready + self.prefill_seconds(machine, num_tokens)
 
     def terms(self) -> dict[str, float]:
         """Returns the units of what every token of a step needs, by the constant that they are multiplied by."""

@@ -1,6 +1,6 @@
 """Times an engine on this machine, in a process of its own: its start, its memory, and steps of a few loads.
 
-python -m jaxis.planning.trial '{"model": "FOLDER", "quantization": "int8", "loads": [[1, 128, 16]]}'
+python -m jaxis.planning.trial '{"model": "M", "quantization": "int8", "loads": [[1, 128, 16]], "start_only": false}'
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from typing import Any
 from jaxis.bench.run import Load
 from jaxis.errors import EngineError
 
-_RUNS = 2
+_RUNS = 3
 # Guesses at next tokens change how many rows a step has.
 _NO_DRAFTS = {"speculative_config": {"num_speculative_tokens": 0}}
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians of a load: time until every request had its first token, and of a step in which all decode."""
+    """Times of a load's fastest run: until every request had its first token, and the median step in which all decode.
+
+    What else a machine does only adds to a time, as compiling does to the first run's.
+    """
 
     prefill_seconds: float
     step_seconds: float
@@ -46,15 +49,21 @@ class Trial:
 
 
 def run_trial(model: Path, quantization: str | None, loads: Sequence[Load]) -> Trial:
-    """Times an engine twice, since the first start compiles. Raises EngineError if a process fails."""
-    given = [dataclasses.astuple(load) for load in loads]
-    _child(model, quantization, given[:1])
-    found = _child(model, quantization, given)
-    return Trial(found["start_seconds"], found["peak_bytes"], tuple(Timing(*each) for each in found["timings"]))
+    """Times the faster of two starts after one that compiled programs, for caches of the same size, and then the loads.
+
+    Raises EngineError if a process fails.
+    """
+    _child(model, quantization, loads, start_only=True)
+    start = _child(model, quantization, loads, start_only=True)["start_seconds"]
+    found = _child(model, quantization, loads)
+    return Trial(
+        min(start, found["start_seconds"]), found["peak_bytes"], tuple(Timing(*each) for each in found["timings"])
+    )
 
 
-def _child(model: Path, quantization: str | None, loads: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    given = json.dumps({"model": str(model), "quantization": quantization, "loads": loads})
+def _child(model: Path, quantization: str | None, loads: Sequence[Load], *, start_only: bool = False) -> dict[str, Any]:
+    numbers = [dataclasses.astuple(load) for load in loads]
+    given = json.dumps({"model": str(model), "quantization": quantization, "loads": numbers, "start_only": start_only})
     command = [sys.executable, "-m", "jaxis.planning.trial", given]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode != 0:
@@ -63,7 +72,7 @@ def _child(model: Path, quantization: str | None, loads: Sequence[tuple[int, ...
     return json.loads(child.stdout)
 
 
-def _measure(model: str, quantization: str | None, loads: Sequence[Load]) -> dict[str, object]:
+def _measure(model: str, quantization: str | None, loads: Sequence[Load], *, start_only: bool) -> dict[str, object]:
     import numpy as np
 
     from jaxis.bench.run import run_batch
@@ -82,11 +91,10 @@ def _measure(model: str, quantization: str | None, loads: Sequence[Load]) -> dic
         rng=rng,
         progress=ProgressDisplay(False),
     ) as session:
-        for load in loads:
-            run_batch(session.engine, load, rng)
+        for load in () if start_only else loads:
             runs = [run_batch(session.engine, load, rng) for _ in range(_RUNS)]
-            steps = [seconds for run in runs for seconds in run.step_seconds]
-            timings.append((statistics.median(run.prefill_seconds for run in runs), statistics.median(steps or [0.0])))
+            steps = [statistics.median(run.step_seconds or [0.0]) for run in runs]
+            timings.append((min(run.prefill_seconds for run in runs), min(steps)))
     return {
         "start_seconds": session.seconds_to_first_token,
         "peak_bytes": session.start_peak_memory_bytes,
@@ -97,4 +105,4 @@ def _measure(model: str, quantization: str | None, loads: Sequence[Load]) -> dic
 if __name__ == "__main__":
     _given = json.loads(sys.argv[1])
     _loads = [Load(*load) for load in _given["loads"]]
-    print(json.dumps(_measure(_given["model"], _given["quantization"], _loads)))
+    print(json.dumps(_measure(_given["model"], _given["quantization"], _loads, start_only=_given["start_only"])))
