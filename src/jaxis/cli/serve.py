@@ -394,40 +394,28 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)
     api_keys = server.api_keys()
-    return ServerConfig(
-        served_model_names=tuple(server.served_model_name or [default_served_name(model)]),
-        model_aliases=tuple(server.model_alias or ()),
-        api_keys=api_keys,
-        api_key_file=server.api_key_file,
-        request_log=server.request_log,
-        request_log_level=server.request_log_level,
-        tool_call_parser=server.tool_call_parser,
-        reasoning_parser=server.reasoning_parser,
-        tool_strictness=server.tool_strictness,
-        reasoning_budget=server.reasoning_budget,
-        weights_root=server.weights_root,
-        image_access=ImageAccess(server.allowed_local_media_path, tuple(server.allowed_media_domains or ())),
-        effort_budgets=server.effort_budgets(),
-        restore_thinking=server.restore_thinking,
-        response_ttl_seconds=limits.response_ttl * 3600,
-        response_store_bytes=parse_bytes(limits.response_store_size, "--response-store-size"),
-        max_queued=limits.max_queued,
-        max_body_bytes=limits.max_body_bytes(),
-        request_timeout_seconds=limits.request_timeout or None,
-        sse_keep_alive_seconds=limits.sse_keep_alive_interval,
-        strict_fields=server.strict_fields,
-        stall_seconds=limits.stall_timeout,
-        drain_seconds=limits.drain_timeout,
-        webui=server.webui,
-        ollama_api=server.ollama_api,
-        tokenizer_info=server.tokenizer_info,
-        metrics_prefix=server.metrics_prefix,
+    of_config = {field.name for field in dataclasses.fields(ServerConfig)}
+    same = {name: value for name, value in vars(server).items() if name in of_config}
+    others: dict[str, Any] = {
+        "served_model_names": tuple(server.served_model_name or [default_served_name(model)]),
+        "model_aliases": tuple(server.model_alias or ()),
+        "api_keys": api_keys,
+        "image_access": ImageAccess(server.allowed_local_media_path, tuple(server.allowed_media_domains or ())),
+        "effort_budgets": server.effort_budgets(),
+        "response_ttl_seconds": limits.response_ttl * 3600,
+        "response_store_bytes": parse_bytes(limits.response_store_size, "--response-store-size"),
+        "max_queued": limits.max_queued,
+        "max_body_bytes": limits.max_body_bytes(),
+        "request_timeout_seconds": limits.request_timeout or None,
+        "sse_keep_alive_seconds": limits.sse_keep_alive_interval,
+        "stall_seconds": limits.stall_timeout,
+        "drain_seconds": limits.drain_timeout,
         # With API keys, a client that has one may use any host name.
-        only_allowed_hosts=is_loopback(server.host) and not (api_keys or server.api_key_file),
-        allowed_hosts=tuple(server.allowed_hosts or ()),
-        allowed_origins=tuple(server.allowed_origins or ()),
-        otlp_traces_endpoint=server.otlp_traces_endpoint,
-    )
+        "only_allowed_hosts": is_loopback(server.host) and not (api_keys or server.api_key_file),
+        "allowed_hosts": tuple(server.allowed_hosts or ()),
+        "allowed_origins": tuple(server.allowed_origins or ()),
+    }
+    return ServerConfig(**same | others)
 
 
 COMMANDS = (Command("serve", serve, "server", {"cls": ServeCommand}),)

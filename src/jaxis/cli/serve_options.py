@@ -76,7 +76,7 @@ def _image(help: str, **settings: Any) -> OptionInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Address of the server, and its allowed clients."""
+    """Address of the server, its allowed clients, and settings; those named as in `ServerConfig` are passed on."""
 
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 is all of this machine's.", metavar="ADDRESS")] = (
         "127.0.0.1"
