@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
@@ -27,6 +26,7 @@ from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
 from jaxis.engine.weights.new_weights import Weights
 from jaxis.errors import AdaptersInUseError, ConfigError, EngineError, RequestError
+from jaxis.host.closing import Closing
 from jaxis.host.garbage import age_objects
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
@@ -107,7 +107,7 @@ class RenderedChat:
     extension: PromptExtension | None = None
 
 
-class LLM:
+class LLM(Closing):
     """A model, ready to generate text, or to make vectors or scores of texts.
 
     Use it as a context manager, or call `close`, to give its memory back. A Ctrl-C ends the call it interrupts and
@@ -683,14 +683,6 @@ class LLM:
                 use_activation=use_activation,
                 instruction=instruction,
             )
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _tokenize(self, prompt: Prompt, where: str) -> TokenizedPrompt:
         if not isinstance(prompt, Mapping) or prompt.get("multi_modal_data") is None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,6 +23,7 @@ from jaxis.calibration.text import WINDOW_TOKENS, read_windows
 from jaxis.config.checkpoint_values import trained_context_length
 from jaxis.engine.logits import iterate_logits
 from jaxis.errors import EngineError, RequestError
+from jaxis.host.closing import Closing
 from jaxis.llm import LLM
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import read_hf_config
@@ -68,7 +68,7 @@ class TokenDivergences:
     logprobs: np.ndarray
 
 
-class SourcePredictions:
+class SourcePredictions(Closing):
     """A source model's predictions on text, for comparisons with any number of quantized models.
 
     Use it as a context manager, or call `close`, which deletes the temporary file of the predictions. `on_progress`
@@ -154,14 +154,6 @@ class SourcePredictions:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> SourcePredictions:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, model: str | Path, **arguments: Any) -> AbstractContextManager[LLM]:
         longest = max(map(len, self.windows))

@@ -13,6 +13,7 @@ import numpy as np
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.extra_memory import LeftOut
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.closing import Closing
 from jaxis.kernels.weights import dequantize
 from jaxis.loading.gguf_files import mmproj_beside
 from jaxis.loading.open_checkpoint import TensorListing
@@ -42,7 +43,7 @@ def _towers() -> Mapping[str, type[VisionTower]]:
     }
 
 
-class MmprojTensors:
+class MmprojTensors(Closing):
     """The tensors of an `mmproj` file as floats, for `load_model`. A context manager.
 
     Args:
@@ -60,10 +61,7 @@ class MmprojTensors:
         """Yields every tensor once."""
         return self._file.iterate(_floats)
 
-    def __enter__(self) -> MmprojTensors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from jaxis.config.oumi_objects import OumiConversation, OumiParams
 from jaxis.engine.grammar.matcher import Grammar
 from jaxis.engine.model_params import ModelParams, to_llm_arguments
 from jaxis.errors import ConfigError
+from jaxis.host.closing import Closing
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.answer_message import parse_answer
 from jaxis.inference.batch import RowFailure
@@ -45,7 +45,7 @@ from jaxis.vision.prompt_images import take_images
 ID_KEY = "conversation_id"
 
 
-class JAXInferenceEngine:
+class JAXInferenceEngine(Closing):
     """Answers conversations with one model.
 
     Use it as a context manager, or call `close`, to free its memory.
@@ -170,14 +170,6 @@ class JAXInferenceEngine:
     def close(self) -> None:
         """Frees the memory. The engine cannot be used afterwards."""
         self.llm.close()
-
-    def __enter__(self) -> JAXInferenceEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def identity_of(model_params: ModelParams, folder: Path) -> list[Any]:

@@ -6,12 +6,12 @@ import codecs
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import httpx
 
 from jaxis.errors import ConfigError
+from jaxis.host.closing import Closing
 
 _TIMEOUT_SECONDS = 300.0  # a server may load a model on demand first
 _MOST_SHOWN = 200  # characters of an answer in an error
@@ -40,7 +40,7 @@ class ServerAnswer:
     num_prompt_tokens: int | None
 
 
-class LogprobServer:
+class LogprobServer(Closing):
     """A server's completions and chat, at temperature 0, with log-probabilities.
 
     Args:
@@ -62,12 +62,7 @@ class LogprobServer:
         listed = models.get("data") or [{}]
         self.model = model or str(listed[0].get("id", ""))
 
-    def __enter__(self) -> LogprobServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._http.close()
 
     def score(self, text: str) -> ServerAnswer | None:
