@@ -116,4 +116,4 @@ class Glm5NextVision(GlmOcrVision):
 
     @classmethod
     def check_rope(cls, config: HFConfig) -> None:
-        """Accepts a text without rope."""
+        """Accepts any rope, or none."""
