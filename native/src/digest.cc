@@ -14,11 +14,7 @@ uint64_t mix(uint64_t state, uint64_t word) {
   return (state << 29 | state >> 35) * kFactor;
 }
 
-}  // namespace
-}  // namespace jaxis
-
-extern "C" __attribute__((visibility("default"))) uint64_t jaxis_digest(const uint8_t* data, int64_t size) {
-  using namespace jaxis;
+uint64_t digest_of(const uint8_t* data, int64_t size) {
   constexpr int64_t kBlock = kLanes * sizeof(uint64_t);
   uint64_t lanes[kLanes], words[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint64_t>(i + 1) * kFactor;
@@ -30,4 +26,12 @@ extern "C" __attribute__((visibility("default"))) uint64_t jaxis_digest(const ui
   uint64_t digest = static_cast<uint64_t>(size);
   for (const uint64_t lane : lanes) digest = mix(digest, lane);
   return digest;
+}
+
+}  // namespace
+}  // namespace jaxis
+
+extern "C" __attribute__((visibility("default"))) void jaxis_digests(const uint8_t* const* data, const int64_t* sizes,
+                                                                     int64_t count, uint64_t* digests) {
+  for (int64_t i = 0; i < count; ++i) digests[i] = jaxis::digest_of(data[i], sizes[i]);
 }

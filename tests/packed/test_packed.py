@@ -13,7 +13,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.bringup.convert.to_packed import pack_model
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.opened_model import EMBEDDED_MODEL, open_model
-from jaxis.errors import CheckpointError, ConfigError, JaxisError
+from jaxis.errors import CheckpointError, ConfigError, JaxisError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import open_checkpoint
@@ -25,6 +25,8 @@ from tests.support.gguf_blocks import QUANTIZED, random_rows
 from tests.support.gguf_models import write_gguf
 from tests.support.quantized_models import assert_equal, values
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
+from tests.support.vision_checkpoints import random_image
+from tests.support.vision_families import FAMILIES
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="needs the native kernels")
 
@@ -71,6 +73,57 @@ def test_the_model_of_a_packed_gguf_file_is_the_one_that_was_packed(tmp_path):
 
     write_gguf(folder, tmp_path / "model.gguf", quantize=quantize)
     assert_packs(tmp_path / "model.gguf", tmp_path / "packed")
+
+
+QUICK_TOWERS = ("Gemma 3", "Qwen2.5-VL")
+
+
+def write_gemma3(folder):
+    folder.mkdir()
+    next(each for each in FAMILIES if each.name == "Gemma 3").write(folder)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=() if each.name in QUICK_TOWERS else pytest.mark.slow, id=each.name)
+        for each in FAMILIES
+        if each.name != "LLaVA-OneVision, one image"
+    ],
+)
+def test_a_packed_vision_tower_sees_what_the_model_sees(family, tmp_path):
+    (tmp_path / "source").mkdir()
+    family.write(tmp_path / "source")
+    quantized = {"quantization": "int8", "vision_quantization": "int8"}
+    args = EngineArgs(model=str(tmp_path / "source"), **quantized)
+    pack_model(args, tmp_path / "packed", QUIET)
+    prompt = {"prompt": f"Look: {family.placeholder}", "multi_modal_data": {"image": random_image(70, 50)}}
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, ignore_eos=True)
+
+    def bits(model, **arguments):
+        with LLM(str(model), max_num_seqs=2, kv_cache_memory="4MiB", show_progress=False, **arguments) as llm:
+            [completion] = llm.generate([prompt], params)[0].outputs
+        assert completion.logprobs is not None
+        return completion.token_ids, [{k: v.logprob.hex() for k, v in step.items()} for step in completion.logprobs]
+
+    assert bits(tmp_path / "packed") == bits(tmp_path / "source", **quantized)
+
+
+def test_a_packed_vision_tower_is_not_quantized_anew(tmp_path):
+    write_gemma3(tmp_path / "source")
+    pack_model(EngineArgs(model=str(tmp_path / "source")), tmp_path / "packed", QUIET)
+    with pytest.raises(ConfigError, match="vision_quantization"):
+        LLM(str(tmp_path / "packed"), vision_quantization="int8", show_progress=False)
+
+
+def test_a_folder_that_was_packed_without_its_tower_takes_text(tmp_path):
+    write_gemma3(tmp_path / "source")
+    arguments = {"limit_mm_per_prompt": {"image": 0}}
+    pack_model(EngineArgs(model=str(tmp_path / "source"), **arguments), tmp_path / "packed", QUIET)
+    with LLM(str(tmp_path / "packed"), kv_cache_memory="4MiB", show_progress=False) as llm:
+        with pytest.raises(RequestError, match="no vision tower"):
+            llm.generate({"prompt": "<start_of_image>", "multi_modal_data": {"image": random_image(24, 24)}})
+        assert llm.generate("Look", SamplingParams(max_tokens=2))[0].finished
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,9 @@ def pack(
         str | None,
         typer.Option(metavar="NAME|FILE", help="int8, int4, or a YAML or JSON file with rules (default: as stored)."),
     ] = None,
+    vision_quantization: Annotated[
+        str | None, typer.Option(metavar="NAME", help="int8: low-precision weights of the vision tower.")
+    ] = None,
     additional_config: AdditionalConfig = None,
     revision: Revision = None,
     debug: Debug = False,
@@ -44,7 +47,13 @@ def pack(
         from jaxis.engine.arguments import EngineArgs
         from jaxis.host.progress import ProgressDisplay
 
-        args = EngineArgs(model=model, quantization=quantization, additional_config=additional, revision=revision)
+        args = EngineArgs(
+            model=model,
+            quantization=quantization,
+            vision_quantization=vision_quantization,
+            additional_config=additional,
+            revision=revision,
+        )
         nbytes = pack_model(args, destination, ProgressDisplay())
         note(f"{destination}: {nbytes / 1e6:.1f} MB\nto try it: jaxis chat {shlex.quote(str(destination))}")
 

@@ -46,7 +46,8 @@ def make_vllm_config(
 ) -> VllmConfig:
     """Makes the configuration of an engine on a platform such as "cpu".
 
-    The checkpoint's tensors, `stored`, are listed if needed and not given; `packed` has its weights if they are cached.
+    The checkpoint's tensors, `stored`, are listed if needed and not given; `packed` has its weights if they are packed,
+    and were opened before.
 
     Raises:
       ConfigError: The arguments and the checkpoint do not fit together.
@@ -54,8 +55,10 @@ def make_vllm_config(
     quantization = requested_config(args.requested_quantization)
     speculative = args.parsed_speculative_config
     predicts = speculative is not None and speculative.method == "mtp"
-    own = _packed_weights(args, path, hf_config, platform, stored, predicts=predicts)
-    has_weights = stored != {} and args.load_format != "dummy" and own is None
+    has_weights = stored != {} and args.load_format != "dummy" and not is_packed(path)
+    if is_packed(path) and args.load_format != "dummy":
+        packed = packed or PackedFolder(path)
+        _check_packed(packed, args, hf_config, platform, stored, predicts=predicts)
     tables = tables_of(hf_config, path, changes := args.tensor_changes, has_weights=has_weights)
     return VllmConfig(
         model_config=ModelConfig(
@@ -82,7 +85,6 @@ def make_vllm_config(
             **_fields_of(LoadConfig, args),
         ),
         quant_config=packed
-        or own
         or make_quant_config(args, TensorListing(path) if stored is None else stored, hf_config, quantization),
         speculative_config=speculative,
     )
@@ -142,26 +144,21 @@ def make_quant_config(
     return PackingConfig(config) if native.usable() and not shares_layers else config
 
 
-def _packed_weights(
+def _check_packed(
+    packed: PackedFolder,
     args: EngineArgs,
-    path: Path,
     hf_config: HFConfig,
     platform: str,
     stored: Mapping[str, TensorInfo] | None,
     *,
     predicts: bool,
-) -> PackedFolder | None:
-    """Returns the weights of a packed folder; None for other checkpoints, and for random weights.
-
-    Raises ConfigError if the engine would have others than the folder's.
-    """
-    if not is_packed(path) or args.load_format == "dummy":
-        return None
+) -> None:
+    """Raises ConfigError if the engine would have other weights than a packed folder's."""
     if not native.usable() or args.num_devices > 1:
         raise ConfigError(
-            f"{path} is packed for the native kernels on one CPU device: give the model that it was packed from"
+            f"{packed.folder} is packed for the native kernels on one CPU device: give the model that it was packed "
+            "from"
         )
-    packed = PackedFolder(path)
     dtype = np.dtype(_dtype(args.dtype, hf_config, platform)).name
     quantization = args.requested_quantization
     asked = {
@@ -173,10 +170,9 @@ def _packed_weights(
     }
     if wrong := [what for what, is_asked in asked.items() if is_asked]:
         raise ConfigError(
-            f"{path} is packed, and {wrong[0]} cannot be had of it: leave that out, or give the model that it was "
-            "packed from"
+            f"{packed.folder} is packed, and {wrong[0]} cannot be had of it: leave that out, or give the model that it "
+            "was packed from"
         )
-    return packed
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
@@ -29,6 +30,7 @@ from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
 from jaxis.loading.packed_name import is_packed
 from jaxis.models.model_loader import load_model
 from jaxis.packed.cache import PackCache
+from jaxis.packed.folder import PackedFolder
 from jaxis.parallel import distributed
 from jaxis.parallel.equal_shares import check_heads
 from jaxis.parallel.mesh import make_stage_meshes
@@ -45,11 +47,13 @@ class OpenedModel:
       path: Folder or file of the checkpoint.
       config: Values of its config.json.
       hf_config: The same values with the requested overrides.
+      packed: Weights of a packed folder, whose bytes are being checked.
     """
 
     path: Path
     config: ConfigValues
     hf_config: HFConfig
+    packed: PackedFolder | None = None
 
     def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
         """Makes the mesh of each pipeline stage. All hosts of a stage, and of consecutive stages, have then met.
@@ -72,6 +76,11 @@ class OpenedModel:
                 distributed.meet(mesh)
         return meshes
 
+    def make_config(self, args: EngineArgs, meshes: Sequence[jax.sharding.Mesh]) -> VllmConfig:
+        """Returns the engine's configuration with an HFConfig of its own: its reads do not count as the model's."""
+        hf_config = HFConfig(self.config.values, args.hf_overrides or {}, source=self.config.source)
+        return make_vllm_config(args, self.path, hf_config, meshes[0].devices.flat[0].platform, packed=self.packed)
+
     def load(
         self,
         args: EngineArgs,
@@ -93,7 +102,7 @@ class OpenedModel:
         platform = meshes[0].devices.flat[0].platform
         stored = None if tensors is None else tensors.stored
         cache = self._pack_cache(args) if tensors is None else None
-        packed = None if cache is None else cache.find()
+        packed = self.packed if cache is None else cache.find()
         vllm_config = make_vllm_config(args, self.path, self.hf_config, platform, stored, packed)
         name, models = str(args.model or "the embedded model"), []
         try:
@@ -139,10 +148,13 @@ def open_model(args: EngineArgs) -> OpenedModel:
         path = EMBEDDED_MODEL
     else:
         path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
+    packed = PackedFolder(path) if is_packed(path) and args.load_format != "dummy" else None
+    if packed is not None and native.usable():
+        _ = packed.digests
     config = read_config_values(path)
     hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
     check_values(hf_config)
-    return OpenedModel(path, config, hf_config)
+    return OpenedModel(path, config, hf_config, packed)
 
 
 def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:

@@ -21,7 +21,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.engine_config import check_quant_method, make_vllm_config
+from jaxis.engine.engine_config import check_quant_method
 from jaxis.engine.execution.calls import Calls
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.extra_memory import ExtraMemory
@@ -162,7 +162,7 @@ def build_engine(
         if followers is not None:
             followers.build(args, facts_of_model(path, args))
         meshes = opened.make_meshes(args)
-        make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
+        make_config = functools.partial(opened.make_config, meshes=meshes)
         extra_memory = make_extra_memory(args, opened, tokenizer, make_config)
         plan = _plan_memory(args, make_config, meshes, shared, extra_memory) if args.fit_memory else None
         if admit is not None:
@@ -285,12 +285,6 @@ def _plan_memory(
 
     can_quantize = not _stays_as_stored(args, make_config(args))
     return plan_memory(args, make_config, meshes, make_draft, shared, extra_memory, can_quantize=can_quantize)
-
-
-def _make_config(args: EngineArgs, path: Path, config: ConfigValues, meshes: Sequence[jax.sharding.Mesh]) -> VllmConfig:
-    """Returns the engine's configuration with an HFConfig of its own, so that its reads do not count as the model's."""
-    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-    return make_vllm_config(args, path, hf_config, meshes[0].devices.flat[0].platform)
 
 
 def _stays_as_stored(args: EngineArgs, config: VllmConfig) -> bool:

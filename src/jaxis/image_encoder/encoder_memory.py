@@ -11,9 +11,11 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.quantization import HoldsWeights
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.extra_memory import ExtraMemory, LeftOut, NoMemory
 from jaxis.engine.execution.feature import RequestFeature
+from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import missing_module
 from jaxis.image_encoder.tower_source import MmprojTensors, TowerSource, tower_source
@@ -64,16 +66,19 @@ class EncoderMemory(ExtraMemory):
         # As if each device had all of it.
         return weight_bytes(tower)
 
+    def load(self, mesh: jax.sharding.Mesh) -> VisionTower:
+        """Loads the tower. Raises the errors of `load_model`."""
+        source = self._source
+        tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
+        return cast("VisionTower", load_model(self._config, mesh, model_class=source.tower_class, tensors=tensors))
+
     def fill(self, executor: Executor, note: Callable[[str], None]) -> list[RequestFeature]:
         from jaxis.engine.embedded_inputs.feature import EmbeddedInputs
         from jaxis.image_encoder.encoder import ImageEncoder
 
         [stage] = executor.stages  # `make_memory` gives others none
-        source = self._source
-        tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
-        loaded = load_model(self._config, stage.context.mesh, model_class=source.tower_class, tensors=tensors)
-        tower = cast("VisionTower", loaded)
-        encoder = ImageEncoder(tower, self._pixel_scale, self._max_inputs, stage.context, source.files)
+        tower = self.load(stage.context.mesh)
+        encoder = ImageEncoder(tower, self._pixel_scale, self._max_inputs, stage.context, self._source.files)
         note(f"images: {human_bytes(encoder.num_bytes)} for the vision tower; see docs/images.md")
         return [EmbeddedInputs(encoder, self._config.scheduler_config.max_num_batched_tokens)]
 
@@ -124,6 +129,10 @@ def _quantization(args: EngineArgs, config: VllmConfig) -> QuantizationConfig | 
     """Returns the quantization of the tower's weights, which are packed where the text's are."""
     choice = parse_quantization(args.vision_quantization)
     assert not isinstance(choice, Dequantize)
+    if isinstance(config.quant_config, HoldsWeights):
+        if choice is not None:
+            raise ConfigError("vision_quantization: the vision tower is packed: leave it out, or give the model itself")
+        return config.quant_config
     return PackingConfig(choice) if isinstance(config.quant_config, PackingConfig) else choice
 
 

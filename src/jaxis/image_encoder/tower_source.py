@@ -20,6 +20,7 @@ from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.loading.packed_name import is_packed
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.registry import model_class_of
+from jaxis.packed.folder import PackedFolder
 from jaxis.rooms import room_module
 
 if TYPE_CHECKING:
@@ -116,11 +117,13 @@ def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_mad
     if not issubclass(model_class, TextPart):
         return LeftOut("", is_chosen=True)
     tower_class = model_class.tower
-    if is_packed(path):
-        return LeftOut(f"{path} is packed, which the text alone is: send text", is_chosen=False)
     if tower_class is None:
         return LeftOut("jaxis has the text part of this model only: send text", is_chosen=True)
-    if not is_made_up and not (path.is_dir() and any(map(tower_class.has_tensor, TensorListing(path)))):
+    if is_packed(path):
+        has_tower = tower_class.__name__ in PackedFolder(path).parts
+    else:
+        has_tower = path.is_dir() and any(map(tower_class.has_tensor, TensorListing(path)))
+    if not is_made_up and not has_tower:
         return LeftOut("the checkpoint's files have no vision tower", is_chosen=False)
     return TowerSource(tower_class, hf_config, path)
 

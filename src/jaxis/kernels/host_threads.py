@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TypeVar
@@ -23,10 +23,15 @@ def for_each_part(function: Callable[[int, int], T], size: int, part_size: int) 
     A job of `BackgroundJobs` computes its parts one after the other, since other jobs run at the same time. Raises the
     error of the first part that failed.
     """
+    return list(begin_each_part(function, size, part_size))
+
+
+def begin_each_part(function: Callable[[int, int], T], size: int, part_size: int) -> Iterable[T]:
+    """Begins `for_each_part`, and returns its results, which are waited for as they are read."""
     parts = [(first, min(first + part_size, size)) for first in range(0, size, part_size)]
     if len(parts) == 1 or getattr(_this_thread, "is_worker", False):
         return [function(*part) for part in parts]
-    return list(_threads().map(lambda part: function(*part), parts))
+    return _threads().map(lambda part: function(*part), parts)
 
 
 class BackgroundJobs:

@@ -48,8 +48,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "jaxis_pack": (_bool, [_pointer, _i64, _i64, _i64, _i64, _bool, *[_pointer] * 8, _i64, _i64]),
     # type, calibration, weight, rows, k, group, wide_scales, qvalue, scales, zero_points -> status
     "jaxis_quantize": (_i32, [_i32, _i32, _pointer, _i64, _i64, _i64, _bool, _pointer, _pointer, _pointer]),
-    # data, its bytes
-    "jaxis_digest": (ctypes.c_uint64, [_pointer, _i64]),
+    # addresses, bytes, count, digests
+    "jaxis_digests": (None, [_pointer, _pointer, _i64, _pointer]),
     # type, calibration, weight, rows, k, group, packed, first panel, last panel -> status
     "jaxis_quantize_panels": (_i32, [_i32, _i32, _pointer, _i64, _i64, _i64, _pointer, _i64, _i64]),
 }

@@ -41,6 +41,7 @@ class PackCache:
         """Returns the weights if they are here; their bytes are not checked yet."""
         try:
             packed = PackedFolder(self.folder)
+            _ = packed.digests
             os.utime(self.folder)
         except (JaxisError, OSError):
             return None

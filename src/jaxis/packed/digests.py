@@ -5,34 +5,50 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from jaxis.kernels import native, native_constants
-from jaxis.kernels.host_threads import for_each_part
+from jaxis.kernels.host_threads import begin_each_part
 from jaxis.kernels.weights import PackedWeight, WeightScheme, pack
 
 _CHUNK_BYTES = 4 << 20
+_NUM_CALLS = 16
 
 
 def digests(arrays: Sequence[np.ndarray]) -> list[str]:
     """Returns a digest of each array of bytes, in parallel."""
+    return begin_digests(arrays)()
+
+
+def begin_digests(arrays: Sequence[np.ndarray]) -> Callable[[], list[str]]:
+    """Begins to compute digests on other threads; returns a function that waits for them and returns them."""
     library = native.library()
     assert library is not None
     chunks = [(index, at) for index, array in enumerate(arrays) for at in range(0, array.size, _CHUNK_BYTES)]
+    addresses = np.array([arrays[index].ctypes.data + at for index, at in chunks], np.uint64)
+    sizes = np.array([min(_CHUNK_BYTES, arrays[index].size - at) for index, at in chunks], np.int64)
 
     def digest(first: int, last: int) -> list[bytes]:
-        parts = (arrays[index][at : at + _CHUNK_BYTES] for index, at in chunks[first:last])
-        return [library.jaxis_digest(part.ctypes.data, part.size).to_bytes(8, "little") for part in parts]
+        found = np.empty(last - first, np.dtype("<u8"))
+        library.jaxis_digests(addresses[first:].ctypes.data, sizes[first:].ctypes.data, found.size, found.ctypes.data)
+        return [each.tobytes() for each in found]
 
-    of_arrays = [hashlib.sha256() for _ in arrays]
-    of_chunks = (each for part in for_each_part(digest, len(chunks), 4) for each in part)
-    for (index, _), each in zip(chunks, of_chunks, strict=True):
-        of_arrays[index].update(each)
-    return [each.hexdigest()[:16] for each in of_arrays]
+    # Few calls: a thread that returns from one waits for the interpreter.
+    parts = begin_each_part(digest, len(chunks), -(-len(chunks) // _NUM_CALLS) or 1)
+
+    @functools.cache  # the results of the threads can be read once
+    def finish() -> list[str]:
+        of_arrays = [hashlib.sha256() for _ in arrays]
+        of_chunks = (each for part in parts for each in part)
+        for (index, _), each in zip(chunks, of_chunks, strict=True):
+            of_arrays[index].update(each)
+        return [each.hexdigest()[:16] for each in of_arrays]
+
+    return finish
 
 
 def file_digest(path: Path) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.weight_loader import place_array
 from jaxis.loading.packed_name import PACKED
 from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.packed.digests import arithmetic, digests, file_digest, seal
+from jaxis.packed.digests import arithmetic, begin_digests, file_digest, seal
 from jaxis.packed.values import restore
 from jaxis.version import __version__
 
@@ -54,9 +55,13 @@ class PackedFolder:
         self.parts: Mapping[str, Mapping[str, Any]] = described["parts"]
         self.weight_bytes = sum(array.nbytes for array in self._arrays.values())
         self._digests: Mapping[str, str] = described["digests"]
-        self._is_checked = False
         self._arithmetic: str = described["arithmetic"]
         self._files: Mapping[str, str] = described["files"]
+
+    @functools.cached_property
+    def digests(self) -> Callable[[], list[str]]:
+        """Function that returns digests of the arrays, which are computed on other threads from the first use on."""
+        return begin_digests([*self._arrays.values()])
 
     def get_quant_method(self, layer: Any, prefix: str) -> QuantMethod | None:
         """Returns None: `fill` replaces every parameter."""
@@ -73,7 +78,7 @@ class PackedFolder:
           CheckpointError: Bytes have changed since they were packed, or the model is another.
           ConfigError: This version of jaxis packs other bytes.
         """
-        self._check()
+        _ = self.digests
         described = self.parts.get(name := type(model).__name__)
         if described is None:
             self._refuse(f"holds {', '.join(self.parts)}, and config.json asks for {name}")
@@ -85,6 +90,7 @@ class PackedFolder:
             self._refuse(f"does not fit the model: {min(differing)} is in one of them only")
         for path, param in parameters.items():
             self._fill(path, param, described[path])
+        self._check()
 
     def _fill(self, path: str, param: nnx.Param, described: Any) -> None:
         try:
@@ -104,8 +110,6 @@ class PackedFolder:
         return np.ndarray(shape, dtype, buffer=self._arrays[name])
 
     def _check(self) -> None:
-        if self._is_checked:
-            return
         if self._arithmetic != arithmetic():
             raise ConfigError(
                 f"{self.folder} was packed with other arithmetic than this jaxis has: pack the model again"
@@ -114,10 +118,9 @@ class PackedFolder:
             path = self.folder / name
             if not path.is_file() or file_digest(path) != digest:
                 raise CheckpointError(f"{path} is not the file that was packed: pack the model again")
-        found = dict(zip(self._arrays, digests([*self._arrays.values()]), strict=True))
+        found = dict(zip(self._arrays, self.digests(), strict=True))
         if damaged := [name for name in found if found[name] != self._digests[name]]:
             self._refuse(f"is damaged: {len(damaged)} of {len(found)} arrays have other bytes than were packed")
-        self._is_checked = True
 
     def _refuse(self, what: str) -> NoReturn:
         raise CheckpointError(f"{self.folder / PACKED} {what}: pack the model again")

@@ -74,7 +74,9 @@ def read_weights(
         _check_same_model(folder, opened.config.values)
         digest = hashlib.sha256(checkpoint_digest(folder).encode()).digest()
         if is_packed(folder):
-            return NewWeights(dataclasses.replace(opened, path=folder).load(args, meshes, progress), digest, folder)
+            return NewWeights(
+                dataclasses.replace(opened, path=folder, packed=None).load(args, meshes, progress), digest, folder
+            )
         with open_checkpoint(folder) as checkpoint:
             tensors = GivenTensors(checkpoint, stored)
             return NewWeights(opened.load(args, meshes, progress, tensors), digest, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from jaxis.config import VllmConfig as EngineConfig
-from jaxis.config.hf_config import HFConfig
-from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_memory import cache_memory
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
@@ -53,18 +50,11 @@ class JaxisWorker(WorkerBase):
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
-        self._extra_memory = make_extra_memory(
-            self._args, self._opened, read_tokenizer(self._opened.path), self._make_engine_config
-        )
+        make_config = functools.partial(self._opened.make_config, meshes=self._meshes)
+        self._extra_memory = make_extra_memory(self._args, self._opened, read_tokenizer(self._opened.path), make_config)
         left_out = self._extra_memory.left_out
         if left_out is not None and not left_out.is_chosen:
             raise ConfigError(f'{left_out.reason}; for text alone, give limit_mm_per_prompt={{"image": 0}}')
-
-    def _make_engine_config(self, args: EngineArgs) -> EngineConfig:
-        """Makes a configuration with its own copy of config.json: features may read further keys."""
-        config = self._opened.config
-        hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-        return make_vllm_config(args, self._opened.path, hf_config, self._meshes[0].devices.flat[0].platform)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         if load_dummy_weights:
