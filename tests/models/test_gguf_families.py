@@ -184,8 +184,11 @@ QUANTIZED = [
         "Qwen3.5",  # blocks of 32 columns, of heads of 16 values
         *("Gemma 4, experts, values that are keys", "Granite MoE Shared", "Qwen3-Next"),
         *("Granite 4", "Falcon-H1, norm", "Jamba", "Nemotron 3"),
+        *("DeepSeek V4", "Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Kimi K3", "Hy4"),
     )
 ]
+# Routers, which llama-quantize leaves as they are, what is no matrix, and the table of n-grams, which is not read so.
+_NEVER_IN_BLOCKS = re.compile(r"gate_inp|\.bias$|norm\.weight$|per_layer_token_embd")
 BLOCK_TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "Q5_1", "Q4_1", "Q5_0", "MXFP4", "F16")]
 
 
@@ -288,10 +291,10 @@ def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_pa
     dequantized = {}
 
     def quantize(name, tensor):
-        if "gate_inp" in name or name.endswith((".bias", "norm.weight")) or tensor.shape[-1] % 32:
+        if _NEVER_IN_BLOCKS.search(name) or tensor.shape[-1] % 32:
             return None
-        # Gate and up of Granite's common block are one tensor in the checkpoint, so they are of one type.
-        kind = BLOCK_TYPES[0] if re.search("(gate|up)_shexp", name) else next(types)
+        # Of one type where they are one tensor in the checkpoint: Granite's common block, Qwen's indexer.
+        kind = BLOCK_TYPES[0] if re.search(r"(gate|up)_shexp|indexer\.[qk]_proj", name) else next(types)
         rows = gguf.quants.quantize(tensor, kind)
         dequantized[name] = gguf.quants.dequantize(rows, kind)
         return rows, kind
@@ -304,9 +307,10 @@ def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_pa
         quantize=lambda name, _: (dequantized[name], gguf.GGMLQuantizationType.F32) if name in dequantized else None,
     )
     expected = logits(load(tmp_path / "floats.gguf"))
+    most = 1e-4 if family.name == "Qwen3.8-Flash-Next" else 1e-5  # which multiplies what sums round
     assert len(dequantized) >= 10
-    assert relative_error(logits(load(tmp_path / "blocks.gguf", packs=packs)), expected) < 1e-5
-    assert relative_error(logits(load(tmp_path / "blocks.gguf", Dequantize(), packs)), expected) < 1e-5
+    assert relative_error(logits(load(tmp_path / "blocks.gguf", packs=packs)), expected) < most
+    assert relative_error(logits(load(tmp_path / "blocks.gguf", Dequantize(), packs)), expected) < most
 
 
 @pytest.mark.sampled

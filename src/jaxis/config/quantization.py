@@ -93,3 +93,17 @@ class NamesTensors(QuantizationConfig, Protocol):
 def name_of_tensor(config: QuantizationConfig | None, name: str) -> str | None:
     """Returns a layer's name for a tensor in the file; None if it is not used. Most configurations keep the name."""
     return config.tensor_name(name) if isinstance(config, NamesTensors) else name
+
+
+@runtime_checkable
+class RestoresTensors(QuantizationConfig, Protocol):
+    """A QuantizationConfig of checkpoints that also quantize parameters that are not the weights of layers."""
+
+    def restored(self, name: str, tensor: Any) -> Any:
+        """Returns a tensor of the file as its parameter has it."""
+        ...
+
+
+def restored_tensor(config: QuantizationConfig | None, name: str, tensor: Any) -> Any:
+    """Returns a tensor of the file as layers read it. Most configurations have it so."""
+    return config.restored(name, tensor) if isinstance(config, RestoresTensors) else tensor

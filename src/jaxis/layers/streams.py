@@ -81,8 +81,7 @@ class _Coefficients(JaxModule):
             use_bias=False,
             kernel_axes=(None, "embed"),
             quant_config=small.quant_config,
-            # In most checkpoints, the weight's name has no suffix.
-            prefix=(small / "fn" / "weight").name_in_checkpoint.removesuffix(".weight"),
+            prefix=(small / "fn").name_in_checkpoint,
         )
         self.base = make_parameter(scope.rngs, nnx.initializers.zeros, (sum(sizes),), jnp.float32, axes=(None,))
         self.scale = make_parameter(scope.rngs, nnx.initializers.ones, (len(sizes),), jnp.float32, axes=(None,))

@@ -38,7 +38,7 @@ class DeepseekV4DecoderLayer(StreamsDecoderLayer):
 
 def _final_norm(scope: LayerScope) -> StreamsNorm:
     config = scope.config
-    return StreamsNorm(scope, HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
+    return StreamsNorm(scope, HyperMixer(scope / "mixer", num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
 
 
 class DeepseekV4ForCausalLM(CausalLM):

@@ -95,7 +95,7 @@ def _connection(scope: LayerScope) -> HyperConnection:
 
 def _final_norm(scope: LayerScope) -> StreamsNorm:
     config = scope.config
-    return StreamsNorm(scope, HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
+    return StreamsNorm(scope, HyperMixer(scope / "mixer", num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
 
 
 _PARTS = (("fn", "fn.weight"), ("base", "base"), ("scale", "scale"))

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.config import VllmConfig
-from jaxis.config.quantization import HasQuantMethod, HoldsWeights, QuantizationConfig, name_of_tensor
+from jaxis.config.quantization import HasQuantMethod, HoldsWeights, QuantizationConfig, name_of_tensor, restored_tensor
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
@@ -281,7 +281,7 @@ def _tensors(
     bytes_read = 0
     for name_in_file, tensor in checkpoint.iterate():
         if (name := name_of_tensor(quant_config, name_in_file)) is not None:
-            yield name, tensor
+            yield name, restored_tensor(quant_config, name_in_file, tensor)
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)

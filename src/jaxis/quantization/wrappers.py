@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from jaxis.config.quantization import QuantizationConfig, QuantMethod, name_of_tensor, without_quantization
+import numpy as np
+
+from jaxis.config.quantization import (
+    QuantizationConfig,
+    QuantMethod,
+    name_of_tensor,
+    restored_tensor,
+    without_quantization,
+)
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.quantization.rules import RuleQuantizationConfig
 
@@ -26,6 +34,9 @@ class _Wrapper:
 
     def tensor_name(self, name: str) -> str | None:
         return name_of_tensor(self.inner, name)
+
+    def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        return restored_tensor(self.inner, name, tensor)
 
     def check_all_used(self) -> None:
         if self.inner is not None:

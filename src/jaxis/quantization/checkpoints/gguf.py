@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxis.errors import ConfigError
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.weight_format import PLAIN, WeightFormat
@@ -10,9 +12,10 @@ from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.gguf_block_types import TYPE_OF_NAME
 from jaxis.loading.gguf_config_keys import QUANT_METHOD
 from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
-from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
+from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat, dequantized
 from jaxis.quantization.wrappers import DequantizingConfig
 
+LATENT_HEADS = (".k_b", ".v_b")
 _SCALED = ("NVFP4", "TQ1_0", "TQ2_0", "I2_S")
 
 
@@ -40,6 +43,12 @@ class GGUFQuantizationConfig:
             except ValueError as error:
                 raise ConfigError(f"the GGUF file does not fit the model: {prefix} {error}") from None
         return WeightMethod(formats=formats)
+
+    def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        """Returns floats for blocks of a parameter that is not a layer's weight: llama.cpp quantizes all matrices."""
+        if name not in self._block_types or name.endswith(LATENT_HEADS):
+            return tensor
+        return dequantized(TYPE_OF_NAME[self._block_types[name]], tensor)
 
     @property
     def unquantized(self) -> DequantizingConfig:

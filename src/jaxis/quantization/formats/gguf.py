@@ -14,6 +14,7 @@ import numpy as np
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightValue, dequantize
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.loading.gguf_block_types import BlockType
+from jaxis.loading.headers import HeaderTensor
 from jaxis.quantization.formats.bitnet import ternary_weight
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays
@@ -61,8 +62,8 @@ class LatentHeadsFormat:
         }
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        keys = self._dequantize(self.key_type, tensors["k_b"], (shape[1], self.key_dim)).swapaxes(1, 2)
-        values = self._dequantize(self.value_type, tensors["v_b"], (self._value_dim(shape), shape[1]))
+        keys = dequantized(self.key_type, tensors["k_b"]).swapaxes(1, 2)
+        values = dequantized(self.value_type, tensors["v_b"])
         return np.concatenate([keys, values], axis=1).reshape(shape)
 
     def _value_dim(self, shape: tuple[int, ...]) -> int:
@@ -72,13 +73,17 @@ class LatentHeadsFormat:
         dtypes = _BYTE if block_type.dtype is None else (block_type.dtype,)
         return TensorSpec((self.num_heads, *block_type.stored_shape(shape)), dtypes)
 
-    def _dequantize(self, block_type: BlockType, tensor: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-        """Returns the weights of all heads, float32 [H, *shape]."""
-        if block_type.dtype is not None:
-            return tensor.astype(np.float32)
-        rows = tensor.reshape(-1, tensor.shape[-1])
-        weight = read_blocks(block_type, rows, (len(rows), shape[1]))
-        return np.asarray(dequantize(weight)).reshape(self.num_heads, *shape)
+
+def dequantized(block_type: BlockType, tensor: np.ndarray) -> np.ndarray:
+    """Returns the elements of a tensor of the file, float32 [..., in], from plain floats or [..., bytes of a row]."""
+    if block_type.dtype is not None:
+        return tensor.astype(np.float32)
+    *outer, nbytes = tensor.shape
+    shape = (*outer, nbytes // block_type.nbytes * block_type.elements)
+    if isinstance(tensor, HeaderTensor):
+        return HeaderTensor.of(shape, np.float32)
+    rows = tensor.reshape(-1, nbytes)
+    return np.asarray(dequantize(read_blocks(block_type, rows, (len(rows), shape[-1])))).reshape(shape)
 
 
 def read_blocks(
