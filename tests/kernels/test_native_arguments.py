@@ -43,6 +43,7 @@ def paged_attention(**changes):
         "query_start_loc": ints(0, 3, 3),
         "request_distribution": ints(0, 1, 1),
         "sinks": floats(0),
+        "bias": floats(0),
     }
     attributes = {"block_size": BLOCK_SIZE, "window": 1 << 40, "chunk_size": 1 << 40, "lookahead": 0}
     for name, value in changes.items():
@@ -104,6 +105,8 @@ def test_a_cache_of_another_type_is_not_read_as_int8(attention, dtype):
         ({"query_start_loc": ints(0, 3)}, "query_start_loc has shape"),
         ({"request_distribution": ints(0, 3, 3)}, "more requests than seq_lens has"),
         ({"sinks": floats(3)}, "sinks has shape"),
+        ({"sinks": floats(2, HEADS)}, "sinks has shape"),
+        ({"bias": floats(TOKENS, 3, 8)}, "bias has shape"),
         ({"block_size": 8}, "block_size is not a multiple of 16"),
         ({"block_size": 32}, "the cache has shape"),
         ({"window": 0}, "not positive"),
