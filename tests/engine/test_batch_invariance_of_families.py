@@ -24,12 +24,12 @@ NAMES = (
     *("Llama, head_dim, one kv head", "Gemma 3n", "Phi-4", "Falcon-H1", "GLM-5.2", "Jamba", "Ling 3"),
     *("Nemotron 3", "OLMo Hybrid", "Qwen3.5", "Step 3.5", "RecurrentGemma", "Hy4", "Qwen3.8-Flash-Next"),
     *("GLM-5.3-Flash", "Step 5", "LongCat-Flash-Lite", "Ling 2.5"),
-    *("Dory", "HRM-Text", "DeepSeek V4.1", "Inkling"),
+    *("Dory", "HRM-Text", "DeepSeek V4.1", "Inkling", "Inkling 2"),
 )
 SLOW_NAMES = ("DeepSeek V4", "IQuest-Coder Loop", "Kimi K3", "MiniMax M3")
 LENGTHS = (3, 40, 61)  # of prompts, in tokens
 # Families that are also run in a cache too small for them.
-PREEMPTED = {"Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Dory", "Inkling", *SLOW_NAMES}
+PREEMPTED = {"Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Dory", "Inkling", "Inkling 2", *SLOW_NAMES}
 BFLOAT16_NAMES = (
     *NAMES,
     "Llama 3.1",

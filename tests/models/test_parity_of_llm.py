@@ -15,7 +15,7 @@ SLOW_NAMES = (
     *("Qwen3 MoE, dense layers between, biases", "Llama 4, dense layers between, no norms", "Gemma 2", "OLMo 2"),
     *("GLM-4.5 MoE, groups, two dense layers", "GLM-4-0414", "Granite", "Command R+, norms on heads"),
     *("Gemma 4, experts, values that are keys", "GLM-5.2", "Kimi Linear", "Kimi K3"),
-    *("MiniMax M3", "LongCat-Flash-Lite", "Ling 2.5", "Mistral Large 4", "Inkling"),
+    *("MiniMax M3", "LongCat-Flash-Lite", "Ling 2.5", "Mistral Large 4", "Inkling", "Inkling 2"),
 )
 NUM_TOKENS = 20
 SETTINGS = {

@@ -29,13 +29,13 @@ LOW_PRECISION = (
     *("DeepSeek V3.2", "Gemma 4, shared keys and values, embeddings of layers"),
     *("Falcon Mamba", "Gemma 3n", "GPT-OSS", "Jamba", "Kimi Linear", "Llama 4", "MiMo V2 Flash", "Mistral 4"),
     *("OLMo Hybrid", "Step 3.5", "Hy4", "GLM-5.3-Flash", "Step 5", "LongCat-Flash", "Ling 2.5", "Mistral Large 4"),
-    "Inkling",
+    *("Inkling", "Inkling 2"),
 )
 # Matrices of few elements that decide much, or that no vector is multiplied by; they stay as they are.
 FLOATS = re.compile(
     r"\.gate\.|router\.|shared_expert_gate\.|in_proj_(a|b|ba)\.|\.(a|b)_proj\.|dt_proj\.|conv1d\.|conv\.conv\.|A_log$"
     r"|weights_proj\.|altup\.|_hc\.(?!input_mix)|compress_|norm\.mixer\.|embed_positions\.|sconv\.|rel_logits_proj\."
-    r"|_bias$"
+    r"|_input\.query\.|attn_res\.query\.|attn_sink_proj\.|[qr]_norm\.scale$|_bias$"
 )
 # This one is split into factors of two steps when loading ends: its floats are those that int8 stands for.
 SPLIT = ".kv_b_proj.weight"

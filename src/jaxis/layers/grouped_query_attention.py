@@ -20,7 +20,7 @@ from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
-from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm
+from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm, L2Clip
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.rope import make_rotary_embedding
@@ -30,7 +30,7 @@ from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
 from jaxis.parallel.mesh import devices_of_layer
 
-HeadNorm = JaxRmsNorm | JaxLayerNorm | HeadLayerNorms
+HeadNorm = JaxRmsNorm | JaxLayerNorm | HeadLayerNorms | L2Clip
 MakeHeadNorm = Callable[[int, int], HeadNorm]
 """(number of heads, D) -> a norm of queries or keys. Its weight is [D] for a norm over each head, [heads, D] for each
 head with weights of its own, [heads * D] for a norm over all heads together.

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxis.kernels.gates import gated
 from jaxis.kernels.materialize import materialize
-from jaxis.kernels.norms import layer_norm, rms_norm
+from jaxis.kernels.norms import layer_norm, rms_norm, row_moments
 from jaxis.layers.module import JaxModule, make_parameter
 
 
@@ -132,6 +132,27 @@ class HeadLayerNorms(JaxModule):
         weight = jnp.stack([norm.weight[...] for norm in self.norms])
         copies = x.shape[1] // len(self.norms)
         return layer_norm(x, jnp.repeat(weight, copies, axis=0), None, epsilon=self.epsilon)
+
+
+class L2Clip(JaxModule):
+    """Shortens the vectors of H heads, times `scale` [H, D] if there is one, to a length of at most `bound`."""
+
+    weight: None = None
+
+    def __init__(
+        self, shape: tuple[int, int], rngs: nnx.Rngs, *, bound: float, use_scale: bool = True, dtype: DTypeLike
+    ) -> None:
+        self.shape, self.bound = shape, bound
+        ones, axes = nnx.initializers.ones, ("heads", None)
+        self.scale = make_parameter(rngs, ones, shape, dtype, axes=axes) if use_scale else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, H, D] -> [T, H, D]."""
+        y = x.astype(jnp.float32)
+        if self.scale is not None:
+            y = y * self.scale[...].astype(jnp.float32)
+        length = jnp.sqrt(row_moments(y * y)[0] * y.shape[-1])
+        return (y * jnp.minimum(self.bound / (length + 1e-6), 1)).astype(x.dtype)
 
 
 class GatedHeadNorm(JaxModule):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxis.config.hf_config import HFConfig
@@ -16,26 +15,19 @@ from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.glu import SiTU
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import FeedForward
-from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.layers.module import named_parameters
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.kimi import KimiCausalLM, kimi_feed_forward, kimi_mixer
+from jaxis.models.common.residual_blocks import MixingDecoderLayer, MixingModel
 from jaxis.models.common.text_part import TextPart
 
 _MIXTURES = ("self_attention_res", "mlp_res", "output_attn_res")
 
 
-class KimiK3DecoderLayer(JaxModule):
-    """Layer whose two blocks read a mixture of the stored residuals and the current one.
-
-    The residual starts anew every `attn_res_block_size` layers, where the one before is stored.
-    """
-
+class KimiK3DecoderLayer(MixingDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        config, index = scope.config, scope.layer_index
-        block_size: int = config["attn_res_block_size"]
-        self.num_stored, self.starts_block = -(-index // block_size), index % block_size == 0
+        super().__init__(scope, scope.config["attn_res_block_size"])
         self.input_layernorm = rms_norm(scope)
         self.post_attention_layernorm = rms_norm(scope)
         self.self_attention_res = BlockMixture(scope / "self_attention_res")
@@ -43,19 +35,11 @@ class KimiK3DecoderLayer(JaxModule):
         self.self_attn = kimi_mixer(scope / "self_attn")
         self.mlp = _feed_forward(scope)
 
-    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, N, E], the stored residuals and the current one as the last -> the updated cache and [T, N, E]."""
-        stored, current = x[:, : self.num_stored], x[:, -1:]
-        mixed = self.self_attention_res(jnp.concatenate([stored, current], axis=1))
-        kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(mixed), metadata)
-        if self.starts_block:
-            x = x.at[:, self.num_stored].set(x[:, -1])
-            stored, current = x[:, : self.num_stored + 1], attended[:, None]
-        else:
-            current = current + attended[:, None]
-        mixed = self.mlp_res(jnp.concatenate([stored, current], axis=1))
-        fed = self.mlp(self.post_attention_layernorm(mixed), metadata)
-        return kv_cache, x.at[:, -1].set(current[:, 0] + fed)
+    def attend(self, kv_cache: LayerCache, vectors: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        return self.self_attn(kv_cache, self.input_layernorm(self.self_attention_res(vectors)), metadata)
+
+    def feed(self, kv_cache: LayerCache, vectors: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        return kv_cache, self.mlp(self.post_attention_layernorm(self.mlp_res(vectors)), metadata)
 
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
@@ -70,19 +54,9 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     )
 
 
-class KimiK3Model(DecoderModel):
-    """The decoder, whose layers pass on [T, N, E]: the residuals that the blocks of layers store, and the current."""
-
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
-        self.num_streams = -(-len(self.layers) // scope.config["attn_res_block_size"]) + 1
-        self.output_attn_res = BlockMixture(scope / "output_attn_res")
-
-    def first_input(self, x: jax.Array) -> jax.Array:
-        return jnp.pad(x[:, None], ((0, 0), (self.num_streams - 1, 0), (0, 0)))
-
-    def last_output(self, x: jax.Array) -> jax.Array:
-        return self.output_attn_res(x)
+class KimiK3Model(MixingModel):
+    block_size_key = "attn_res_block_size"
+    make_mixture = BlockMixture
 
 
 class KimiK3ForCausalLM(KimiCausalLM):

@@ -55,7 +55,9 @@ def _with_experts(
     if settings.get("moe_quant_algo"):
         keys |= _KEYS_OF_EXPERTS
     published = dataclasses.replace(published, keys=keys)
-    if any(name.endswith(f".{_SCALE}") for name in tensors or ()):  # as DeepSeek V4 is published
+    # As DeepSeek V4 is published. A scale without a weight beside it is a layer's own parameter.
+    ends = {name.rpartition(".")[::2] for name in tensors or ()}
+    if any(last == _SCALE and (module, "weight") in ends for module, last in ends):
         published = dataclasses.replace(published, renames={_SCALE: "weight_scale_inv"})
     return _ConfigWithExperts(published, settings, tensors)
 
