@@ -60,6 +60,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 # Public by name, but for other parts of jaxis.
 INTERNAL = {
+    "jaxis.host.closing.Closing",
     "jaxis.inference.engine.JAXInferenceEngine.run",
     "jaxis.jsonl.conversation.ContentItem.for_template",
     "jaxis.jsonl.conversation.Message.for_template",

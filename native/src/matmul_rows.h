@@ -162,7 +162,7 @@ inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized,
 
 inline bool needs_sums(const Rows& rows) { return rows.quantized || rows.codes.has_minima(); }
 
-// A row by itself is read where it stands, unless it is quantized, summed or narrowed.
+// A row by itself is read where it stands, unless it is quantized, summed or made of pairs.
 inline bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(rows) || rows.pairs; }
 
 inline int64_t memory_bytes(const Rows& rows) {

@@ -355,8 +355,8 @@ TEST(matmul, of_bfloat16_is_the_same_bits_as_of_float32) {
     for (const int64_t rows : {1, 2, 12, 13, 25, 100}) {
       const std::vector<float> x(all.begin(), all.begin() + rows * k);
       for (const Activation activation : {Activation::kNone, Activation::kSilu}) {
-        const auto narrow = multiply(x, weights, false, activation, threads.pool(), true);
-        CHECK(narrow == multiply(x, weights, false, activation, threads.pool()), k, rows);
+        const auto pairs = multiply(x, weights, false, activation, threads.pool(), true);
+        CHECK(pairs == multiply(x, weights, false, activation, threads.pool()), k, rows);
       }
     }
   }
