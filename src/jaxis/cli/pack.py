@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,7 +23,7 @@ def pack(
         typer.Option(metavar="NAME|FILE", help="int8, int4, or a YAML or JSON file with rules (default: as stored)."),
     ] = None,
     vision_quantization: Annotated[
-        str | None, typer.Option(metavar="NAME", help="int8: low-precision weights of the vision tower.")
+        Literal["int8"] | None, typer.Option(help="Low-precision weights of the vision tower (default: as stored).")
     ] = None,
     additional_config: AdditionalConfig = None,
     revision: Revision = None,
