@@ -29,12 +29,14 @@ def begin_digests(arrays: Sequence[np.ndarray]) -> Callable[[], list[str]]:
     library = native.library()
     assert library is not None
     chunks = [(index, at) for index, array in enumerate(arrays) for at in range(0, array.size, _CHUNK_BYTES)]
-    addresses = np.array([arrays[index].ctypes.data + at for index, at in chunks], np.uint64)
-    sizes = np.array([min(_CHUNK_BYTES, arrays[index].size - at) for index, at in chunks], np.int64)
 
     def digest(first: int, last: int) -> list[bytes]:
-        found = np.empty(last - first, np.dtype("<u8"))
-        library.jaxis_digests(addresses[first:].ctypes.data, sizes[first:].ctypes.data, found.size, found.ctypes.data)
+        # Threads hold the arrays, which nobody else may by then: an error elsewhere ends a start before they do.
+        own = chunks[first:last]
+        addresses = np.array([arrays[index].ctypes.data + at for index, at in own], np.uint64)
+        sizes = np.array([min(_CHUNK_BYTES, arrays[index].size - at) for index, at in own], np.int64)
+        found = np.empty(len(own), np.dtype("<u8"))
+        library.jaxis_digests(addresses.ctypes.data, sizes.ctypes.data, found.size, found.ctypes.data)
         return [each.tobytes() for each in found]
 
     # Few calls: a thread that returns from one waits for the interpreter.
