@@ -38,8 +38,8 @@ class Recorder:
         self.states = defaultdict(lambda: defaultdict(set))
         forward, state = self.engine.runner._forward, self.engine.runner.executor.state
 
-        def recording(output, shape, **options):
-            result = forward(output, shape, **options)
+        def recording(output, *step):
+            result = forward(output, *step)
             self.record(output, np.asarray(state.hidden), np.asarray(state.rows))
             return result
 
