@@ -415,6 +415,7 @@ _MINIMAX_M3 = dataclasses.replace(
     placeholder="]<]image[>[",
     types=None,
     publish=_publish_minimax_m3,
+    has_image_processor=False,
 )
 
 
