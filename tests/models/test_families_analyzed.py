@@ -18,8 +18,8 @@ UNUSED = re.compile(
     r"image_newline$|audio_tower\.|multi_modal_projector\.|ngram_embeddings\.embedders\.|engram\.embed\."
     r"|\.ple_embedding\.|\.bias_vl$|\.ssmax_s$"
 )
-# Rates of heads that Kimi K3's files have beyond the model's.
-PADDING = {"Kimi K3": 15}
+# Rates of heads that Kimi K3's files have beyond the model's, and rows of a head beyond the ids of tokens.
+PADDING = {"Kimi K3": 15, "Inkling": 5 * 64, "Inkling 2": 5 * 64}
 
 
 @pytest.mark.sampled(6)

@@ -72,7 +72,7 @@ def _as_stored(config: HFConfig, path: str | os.PathLike[str], model_class: type
     ties_outside = (
         issubclass(model_class, TextPart) and model_class.is_tied_outside and "tie_word_embeddings" not in config
     )
-    if said and not any(said.values()) and not ties_outside:
+    if not ties_outside and not (any(said.values()) if said else model_class.tied_by_default):
         return config
     with open_checkpoint(path) as checkpoint:
         name_here = model_class.names_of(config.get_text_config()).name_here
