@@ -136,20 +136,33 @@ def test_other_code_packs_anew(source, monkeypatch):
     assert start(source)[1:] == (False, [])
 
 
-@pytest.mark.parametrize("at", [100, -100])
-def test_a_damaged_folder_is_packed_anew(source, at):
-    start(source)
+def damage(at):
     [kept] = packed_models()
     path = kept.path / PACKED
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.unlink()
     path.write_bytes(content)
+
+
+@pytest.mark.parametrize("at", [100, -100])
+def test_a_damaged_folder_is_packed_anew(source, at):
+    start(source)
+    damage(at)
     model, is_mapped, said = start(source)
     assert not is_mapped
     assert "packed for the next start" in said[-1]
     assert_equal(plain(source), model)
     assert start(source)[1]
+
+
+def test_a_damaged_folder_that_cannot_be_deleted_is_not_used(source, monkeypatch):
+    start(source)
+    damage(-100)
+    monkeypatch.setattr("jaxis.packed.cache.remove", lambda folder: None)
+    model, is_mapped, _ = start(source)
+    assert not is_mapped
+    assert_equal(plain(source), model)
 
 
 def test_the_least_recently_used_go_first(tmp_path):

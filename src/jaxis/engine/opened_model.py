@@ -24,6 +24,7 @@ from jaxis.engine.loaded_model import LoadedModel
 from jaxis.errors import ConfigError, JaxisError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
+from jaxis.layers.module import JaxModule
 from jaxis.loading.given_tensors import GivenTensors
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
@@ -99,29 +100,42 @@ class OpenedModel:
         Raises:
           ConfigError, CheckpointError, EngineError: The errors of `LLM`.
         """
-        platform = meshes[0].devices.flat[0].platform
-        stored = None if tensors is None else tensors.stored
         cache = self._pack_cache(args) if tensors is None else None
         packed = self.packed if cache is None else cache.find()
-        vllm_config = make_vllm_config(args, self.path, self.hf_config, platform, stored, packed)
-        name, models = str(args.model or "the embedded model"), []
         try:
-            for stage in own_stages(meshes):
-                of_stages = f", stage {stage.index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
-                with progress.loading(name + of_stages) as on_progress:
-                    mesh = meshes[stage.index]
-                    models.append(load_model(vllm_config, mesh, on_progress, stage=stage, tensors=tensors))
+            vllm_config, models = self._load(args, meshes, progress, tensors, packed)
         except JaxisError as error:
             if cache is None or packed is None:
                 raise
             progress.note(str(error))
             cache.remove()
-            return self.load(args, meshes, progress)
+            packed = None
+            vllm_config, models = self._load(args, meshes, progress, tensors, packed)
         if cache is not None and packed is None and cache == self._pack_cache(args):  # the files have not changed
             progress.note(cache.keep(models[0], np.dtype(vllm_config.model_config.dtype).name))
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
             load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
         return LoadedModel(vllm_config, meshes, models)
+
+    def _load(
+        self,
+        args: EngineArgs,
+        meshes: Sequence[jax.sharding.Mesh],
+        progress: ProgressDisplay,
+        tensors: GivenTensors | None,
+        packed: PackedFolder | None,
+    ) -> tuple[VllmConfig, list[JaxModule]]:
+        """Returns the configuration and the models of this host's stages, with the weights of `packed` if given."""
+        platform = meshes[0].devices.flat[0].platform
+        stored = None if tensors is None else tensors.stored
+        vllm_config = make_vllm_config(args, self.path, self.hf_config, platform, stored, packed)
+        name, models = str(args.model or "the embedded model"), []
+        for stage in own_stages(meshes):
+            of_stages = f", stage {stage.index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
+            with progress.loading(name + of_stages) as on_progress:
+                mesh = meshes[stage.index]
+                models.append(load_model(vllm_config, mesh, on_progress, stage=stage, tensors=tensors))
+        return vllm_config, models
 
     def _pack_cache(self, args: EngineArgs) -> PackCache | None:
         """Returns the place of the weights in the pack cache; None if they are not asked for there, or packed already.

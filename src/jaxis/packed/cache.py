@@ -38,13 +38,10 @@ class PackCache:
         return root() / self.digest
 
     def find(self) -> PackedFolder | None:
-        """Returns the weights if they are here; their bytes are not checked yet."""
-        try:
-            packed = PackedFolder(self.folder)
+        """Returns the weights if they are here; their bytes are being checked."""
+        packed = self._opened()
+        if packed is not None:
             _ = packed.digests
-            os.utime(self.folder)
-        except (JaxisError, OSError):
-            return None
         return packed
 
     def keep(self, model: JaxModule, dtype: str) -> str:
@@ -57,7 +54,7 @@ class PackCache:
             with writing_alone() as is_alone:
                 if not is_alone:
                     return "not packed: another process is writing to the pack cache"
-                if self.find() is None:
+                if self._opened() is None:
                     self.remove()
                     evict(self.max_bytes - size)
                     with new_folder(self.folder) as partial:
@@ -69,3 +66,12 @@ class PackCache:
 
     def remove(self) -> None:
         remove(self.folder)
+
+    def _opened(self) -> PackedFolder | None:
+        """Returns the weights if they are here, and marks them as used; their bytes are not checked."""
+        try:
+            packed = PackedFolder(self.folder)
+            os.utime(self.folder)
+        except (JaxisError, OSError):
+            return None
+        return packed
