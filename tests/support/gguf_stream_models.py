@@ -203,7 +203,7 @@ def _stacked(tensors: Tensors) -> Tensors:
 
 
 def _with_products(tensors: Tensors) -> Tensors:
-    """Of norms and projections of Kimi K3's residuals, the products."""
+    """Products of the norms and projections of Kimi K3's residuals, in place of both."""
     found: Tensors = {}
     for name, tensor in tensors.items():
         if name.endswith("_res_norm.weight"):

@@ -9,7 +9,6 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.compressed_attention import CompressedAttention, CompressedIndexer, Compressor
 from jaxis.layers.decoder_layer import StreamsDecoderLayer
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.streams import HyperMixer, StreamsNorm
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek_v4 import (
     RENAMES,
@@ -23,7 +22,7 @@ from jaxis.models.common.deepseek_v4 import (
 )
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
-from jaxis.models.common.streams import StreamsModel, manifold_connection, num_streams
+from jaxis.models.common.streams import StreamsModel, manifold_connection, mixing_norm
 
 _KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 _SPARSE, _HEAVY = 4, 128  # the published ratios
@@ -36,15 +35,10 @@ class DeepseekV4DecoderLayer(StreamsDecoderLayer):
         super().__init__(scope, self_attn=_attention(scope), mlp=mlp, make_connection=manifold_connection)
 
 
-def _final_norm(scope: LayerScope) -> StreamsNorm:
-    config = scope.config
-    return StreamsNorm(scope, HyperMixer(scope / "mixer", num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
-
-
 class DeepseekV4ForCausalLM(CausalLM):
     layer_class = DeepseekV4DecoderLayer
     model_class = StreamsModel
-    make_norm = _final_norm
+    make_norm = mixing_norm
     default_prediction_layers = 1
     prediction_modules = ("mtp.",)
     renames = (
@@ -84,17 +78,15 @@ class DeepseekV4ForCausalLM(CausalLM):
     @classmethod
     def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
         """Returns the first prediction layer, with streams as `MTPBlock` in DeepSeek's code."""
-        return PredictionNames(
+        return PredictionNames.numbered(
+            config,
             module="mtp.0",
-            embedding_norm="enorm",
-            hidden_norm="hnorm",
             projection="e_proj",
             hidden_projection="h_proj",
             norm="model.norm",
-            layer="",
             shared=("emb", "lm_head"),
             layer_index=config["num_hidden_layers"],
-            make_final_norm=_final_norm,
+            make_final_norm=mixing_norm,
             hands_on_normed=False,
         )
 

@@ -10,7 +10,7 @@ from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_mla import SparseLatentAttention
-from jaxis.layers.streams import HyperConnection, HyperMixer, StreamsNorm
+from jaxis.layers.streams import HyperConnection
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
@@ -21,7 +21,7 @@ from jaxis.models.common.sparse_layers import (
     is_sparse_layer,
     sigmoid_routing,
 )
-from jaxis.models.common.streams import StreamsModel, num_streams
+from jaxis.models.common.streams import StreamsModel, mixing_norm, num_streams
 
 
 class HYV4DecoderLayer(StreamsDecoderLayer):
@@ -93,18 +93,13 @@ def _connection(scope: LayerScope) -> HyperConnection:
     )
 
 
-def _final_norm(scope: LayerScope) -> StreamsNorm:
-    config = scope.config
-    return StreamsNorm(scope, HyperMixer(scope / "mixer", num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
-
-
 _PARTS = (("fn", "fn.weight"), ("base", "base"), ("scale", "scale"))
 
 
 class HYV4ForCausalLM(CausalLM):
     layer_class = HYV4DecoderLayer
     model_class = StreamsModel
-    make_norm = _final_norm
+    make_norm = mixing_norm
     default_prediction_layers = 1
     prediction_modules = ("model.mtp_layers.",)
     renames = (
@@ -132,15 +127,11 @@ class HYV4ForCausalLM(CausalLM):
 
     @classmethod
     def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
-        return PredictionNames(
+        return PredictionNames.numbered(
+            config,
             module="model.mtp_layers.0",
-            embedding_norm="enorm",
-            hidden_norm="hnorm",
-            projection="eh_proj",
             norm="final_layernorm",
-            layer="",
             shared=("embed_tokens", "shared_head"),
-            layer_index=config["num_hidden_layers"] - 1,
             layer_class=HYV4PredictionLayer,
         )
 

@@ -118,10 +118,15 @@ def _attention(scope: LayerScope, make: Callable[..., RelativeAttention], **opti
     )
 
 
+def _ignore_what_both_have(config: HFConfig) -> None:
+    config.ignore("max_position_embeddings", because="no layer encodes positions")
+    config.ignore("number_of_conv_states", because="a layer has four")
+    config.ignore("tie_word_embeddings", because="the reference has two tables in any case")
+
+
 def _routing(config: HFConfig, num_shared: int) -> Routing:
-    return Routing(
-        num_experts=config["n_routed_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
+    return Routing.of(
+        config,
         score_function="sigmoid",
         renormalize=True,
         scaling_factor=config.get("route_scale", 8.0),
@@ -234,12 +239,10 @@ class InklingForConditionalGeneration(TextPart, CausalLM):
         config.expect_all(**_EXPECTED)
         for key in ("num_mtp_layers", "chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids"):
             config.ignore(key, because="it is about layers that predict later tokens, which are not loaded")
-        config.ignore("max_position_embeddings", because="no layer encodes positions")
-        config.ignore("number_of_conv_states", because="a layer has four")
         config.ignore("rms_norm_eps_moe_gate", because="the reference's router has no norm")
         config.ignore("dense_mlp_idx", because="mlp_layer_types may name each layer's kind")
         config.ignore("intermediate_size", "moe_intermediate_size", because="layers of the other kind have it")
-        config.ignore("tie_word_embeddings", because="the reference has two tables in any case")
+        _ignore_what_both_have(config)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -295,9 +298,7 @@ class Inkling2ForConditionalGeneration(InklingForConditionalGeneration):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect_all(scoring_func="sigmoid", hidden_act="silu")
-        config.ignore("max_position_embeddings", because="no layer encodes positions")
-        config.ignore("number_of_conv_states", because="a layer has four")
-        config.ignore("tie_word_embeddings", because="the reference has two tables in any case")
+        _ignore_what_both_have(config)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -64,13 +64,11 @@ class MiMoV2FlashForCausalLM(CausalLM):
     @classmethod
     def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
         """Returns the first of three prediction layers: with a window, and dense, as in SGLang's `MiMoV2MTP`."""
-        return PredictionNames(
+        return PredictionNames.numbered(
+            config,
             module="model.mtp.layers.0",
-            embedding_norm="enorm",
-            hidden_norm="hnorm",
-            projection="eh_proj",
             norm="final_layernorm",
-            layer="",
+            shared=(),
             layer_index=config["num_hidden_layers"],
             make_norm=_norm,
         )

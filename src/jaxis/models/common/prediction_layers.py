@@ -70,7 +70,7 @@ class PredictionNames:
     def numbered(cls, config: HFConfig, **others: Any) -> PredictionNames:
         """DeepSeek's names: a layer after the decoder's own, like the last one, has the other parts.
 
-        `others` are attributes with other values.
+        `others` are attributes with other values, such as the `module` of families with the same parts elsewhere.
         """
         num_layers: int = config["num_hidden_layers"]
         usual = cls(

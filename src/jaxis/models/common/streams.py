@@ -11,7 +11,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import StreamsDecoderLayer
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.streams import HyperConnection
+from jaxis.layers.streams import HyperConnection, HyperMixer, StreamsNorm
 from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
 
 CONNECTION_RENAMES: tuple[Rename, ...] = tuple(
@@ -49,3 +49,9 @@ def manifold_connection(scope: LayerScope) -> HyperConnection:
         epsilon=config.get("hc_eps", 1e-6),
         sinkhorn_iterations=config.get("hc_sinkhorn_iters", 20),
     )
+
+
+def mixing_norm(scope: LayerScope) -> StreamsNorm:
+    """Creates DeepSeek V4's final norm, of a mixture of the streams, with config.json's `hc_eps`."""
+    config = scope.config
+    return StreamsNorm(scope, HyperMixer(scope / "mixer", num_streams(config), epsilon=config.get("hc_eps", 1e-6)))

@@ -15,7 +15,7 @@ from jaxis.quantization.checkpoint_format import CheckpointFormat, as_stored
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat, dequantized
 from jaxis.quantization.wrappers import DequantizingConfig
 
-LATENT_HEADS = (".k_b", ".v_b")
+_LATENT_HEADS = (".k_b", ".v_b")
 _SCALED = ("NVFP4", "TQ1_0", "TQ2_0", "I2_S")
 
 
@@ -46,7 +46,7 @@ class GGUFQuantizationConfig:
 
     def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
         """Returns floats for blocks of a parameter that is not a layer's weight: llama.cpp quantizes all matrices."""
-        if name not in self._block_types or name.endswith(LATENT_HEADS):
+        if name not in self._block_types or name.endswith(_LATENT_HEADS):
             return tensor
         return dequantized(TYPE_OF_NAME[self._block_types[name]], tensor)
 
