@@ -72,18 +72,6 @@ def test_what_does_not_fit_exits_with_1(run):
     assert [plan["fits"] for plan in json.loads(both.stdout)["plans"]] == [False, True]
 
 
-def test_the_page_is_self_contained(run, small, tmp_path):
-    page = tmp_path / "plan.html"
-    result = run(small, "--on", "v6e-1", "--on", "h100x8", "--html", page)
-    assert result.exit_code == 0, result.output
-    html = page.read_text()
-    assert f"wrote {page}" in result.stderr
-    assert "v6e:1x1" in html
-    assert "h100x8" in html
-    assert "http" not in html
-    assert "jaxis serve" in html
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("args", "message"),
@@ -91,7 +79,6 @@ def test_the_page_is_self_contained(run, small, tmp_path):
         (("--on", "v9z-8"), "'v9z-8' is no accelerator"),
         (("--on", "v6e-1", "--on", "h100x1", "--compile"), "--compile is for one target"),
         (("--compile",), "--compile is for one target"),
-        (("--on", "v6e-1", "--html", "/nowhere/plan.html"), "/nowhere/plan.html cannot be written"),
         (("--on", "v6e-1", "--max-model-len", "50000"), "--max-model-len 50000 is more than the model's 40960"),
         (("--on", "v6e-8", "--data-parallel-size", "2"), "--data-parallel-size 2: the model has no experts"),
         (("--on", "v6e-8", "--enable-expert-parallel"), "--enable-expert-parallel: the model has no experts"),

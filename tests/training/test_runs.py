@@ -93,7 +93,7 @@ def files_of(output):
     return {
         path.relative_to(output).as_posix(): path.read_bytes()
         for path in sorted(output.rglob("*"))
-        if path.is_file() and path.name not in ("metrics.jsonl", "report.html")
+        if path.is_file() and path.name != "metrics.jsonl"
     }
 
 
@@ -219,13 +219,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(c
 
 def test_a_model_has_no_files_of_the_run_that_made_its_base(checkpoint, tmp_path):
     base, output = shutil.copytree(checkpoint("qwen3"), tmp_path / "base"), tmp_path / "out"
-    for name in ("metrics.jsonl", "answers.jsonl", "report.html", "kept.txt"):
+    for name in ("metrics.jsonl", "answers.jsonl", "kept.txt"):
         (base / name).write_text("{}")
     output.mkdir()
     tables = Tables(read_hf_config(base))
     write_changed(base, output, lambda _, tensor: tensor, CheckpointNames(), tables, is_tied=True)
     assert (output / "kept.txt").exists()
-    assert not any((output / name).exists() for name in ("metrics.jsonl", "answers.jsonl", "report.html"))
+    assert not any((output / name).exists() for name in ("metrics.jsonl", "answers.jsonl"))
 
 
 @pytest.mark.slow

@@ -340,8 +340,8 @@ def report(
     """Tick a model's bring-up checklist from evidence.
 
     Analyses, verifies in float32 and bfloat16, and converts to Orbax and back.
-    Writes report.md, report.json, and report.html, one page with plots.
-    Needs torch, transformers and matplotlib: pip install 'jaxis\\[verify]'.
+    Writes report.md and report.json.
+    Needs torch and transformers: pip install 'jaxis\\[verify]'.
     Exits with 1 if an item is not ticked, and 3 if it could not run.
 
     \b
@@ -353,19 +353,13 @@ def report(
         from rich.console import Console
 
         from jaxis.bringup.checklist.checklist import make_report
-        from jaxis.bringup.checklist.plots import check_matplotlib
-        from jaxis.bringup.checklist.report_pages import report_html, report_markdown
+        from jaxis.bringup.checklist.report_page import report_markdown
 
-        check_matplotlib()
         with Console(stderr=True).status("Starting") as status:
             made = make_report(
                 model, revision=revision, on_stage=lambda stage: status.update(stage[0].upper() + stage[1:])
             )
-            files = {
-                "report.json": made.to_json(),
-                "report.md": report_markdown(made),
-                "report.html": report_html(made),
-            }
+        files = {"report.json": made.to_json(), "report.md": report_markdown(made)}
         write_files(output, files)
         if as_json:
             print_json("report", "passed" if made.passed else "failed", json.loads(files["report.json"]))

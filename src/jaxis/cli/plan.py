@@ -107,9 +107,6 @@ def plan(
         bool, typer.Option("--compile", help="Compile the steps for the target, and read their costs from that.")
     ] = False,
     as_json: JsonAnswer = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one HTML page too.", show_default=False)
-    ] = None,
     revision: Revision = None,
     debug: Debug = False,
 ) -> None:
@@ -125,7 +122,7 @@ def plan(
       jaxis plan Qwen/Qwen3-8B --on v6e-1 --max-model-len 8192
       jaxis plan config.json --on h100x8 --on v5e-16 --json
       jaxis plan deepseek-ai/DeepSeek-V3 --on v5e-64 --data-parallel-size 8
-      jaxis plan ./model --on v6e-8 --compile --html plan.html
+      jaxis plan ./model --on v6e-8 --compile --json
       jaxis plan --train config.yaml --on h100x8
       jaxis plan Qwen/Qwen3-0.6B --on this --tokens-per-second 20
     """
@@ -144,11 +141,11 @@ def plan(
 
         from jaxis.bringup.analyze.source import open_source
         from jaxis.compilation.targets import parse_target
-        from jaxis.errors import ConfigError, JaxisError
+        from jaxis.errors import ConfigError
         from jaxis.planning.layout import WantedLayout
         from jaxis.planning.plan import Planner, Wanted
         from jaxis.planning.plan_summary import PlanReport
-        from jaxis.planning.text import plan_html, plan_text
+        from jaxis.planning.text import plan_text
 
         _check(model, on, compiles=compiles, is_here=again or tokens_per_second is not None or memory is not None)
         targets = [parse_target(name) for name in on or DEFAULT_TARGETS]
@@ -171,12 +168,6 @@ def plan(
             with Console(stderr=True).status("Compiling") as status:
                 plans = [with_compiled_steps(plans[0], planner, on_stage=status.update)]
         report = PlanReport(source.name, tuple(source.config.get("architectures") or ()), tuple(plans))
-        if html is not None:
-            try:
-                html.write_text(plan_html(report), encoding="utf-8")
-            except OSError as error:
-                raise JaxisError(f"{html} cannot be written: {error.strerror}") from error
-            note(f"wrote {html}")
         print(report.to_json() if as_json else plan_text(report, Console(highlight=False)), end="\n" if as_json else "")
         if on is not None and not all(each.chosen.fits for each in report.plans):
             raise typer.Exit(EXIT_ERROR)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -15,7 +14,6 @@ from jaxis.cli.command import FIELDS, Command, apply_overrides
 from jaxis.cli.console import EXIT_INTERRUPTED, note, print_json, report_errors
 from jaxis.cli.host_options import TrainHostOptions
 from jaxis.cli.options import Debug, JsonAnswer, expand_options
-from jaxis.errors import EngineError
 from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def train(
     """Fine-tune a model: all weights, or adapters; on conversations, texts or preferences.
 
     Every field of the file can be given on the command line, by its dotted name.
-    The finished model goes to training.output_dir, as do checkpoints, metrics.jsonl and report.html.
+    The finished model goes to training.output_dir, as do checkpoints and metrics.jsonl.
     A run that is stopped by Ctrl-C or SIGTERM saves a checkpoint first, and prints the command that goes on.
     With --nnodes or --cluster, several hosts share a training; each runs the same command.
     With --check, exits with 3 if the run cannot begin; --json goes with it.
@@ -140,15 +138,7 @@ def _train_with_others(options: TrainHostOptions, config: Path | None, arguments
 def _run(trainer: Trainer, config: TrainConfig) -> _Trained:
     from jaxis.host.progress import ProgressDisplay
 
-    if find_spec("matplotlib") is None:
-        note("there will be no report.html: its plots need matplotlib: pip install 'jaxis[train]'")
-    try:
-        result = trainer.run(ProgressDisplay())
-    except EngineError:  # such as a loss that is not finite: how it came to that is to be seen
-        _write_report(config, trainer.data.num_rows)
-        raise
-    _write_report(config, trainer.data.num_rows)
-    return _Trained(result, config, trainer.base.path)
+    return _Trained(trainer.run(ProgressDisplay()), config, trainer.base.path)
 
 
 def _show(trainer: Trainer, count: int) -> None:
@@ -157,17 +147,6 @@ def _show(trainer: Trainer, count: int) -> None:
     for example in trainer.data.examples[:count]:
         print(f"--- {example.where}: {len(example.ids)} tokens, {example.num_learned} learned")
         print(shown(example, trainer.base.tokenizer))
-
-
-def _write_report(config: TrainConfig, num_rows: int) -> None:
-    """Writes the page of a run; a failure is a note, not an error."""
-    from jaxis.errors import JaxisError
-    from jaxis.training.report import write_report
-
-    try:
-        write_report(config, num_rows)
-    except JaxisError as error:
-        note(f"no report.html: {error}")
 
 
 def _report(trained: _Trained, config: Path | None, arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ from jaxis.models.common.tables import EMBEDDINGS, HEAD, other_table
 from jaxis.models.tied_tables import Tables, tie_keys
 
 # Files that describe how the source checkpoint came about; a checkpoint trained here has files of its own run.
-_OF_THE_SOURCE = ("README.md", "metrics.jsonl", "answers.jsonl", "report.html")
+_OF_THE_SOURCE = ("README.md", "metrics.jsonl", "answers.jsonl")
 
 ChangeTensor = Callable[[str, np.ndarray], np.ndarray]
 """(name of a tensor in the checkpoint, tensor) -> the tensor to write instead."""

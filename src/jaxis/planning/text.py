@@ -1,4 +1,4 @@
-"""Formats plans for people: on a terminal, readable without colours, and as a self-contained HTML page."""
+"""Plans for people, on a terminal, readable without colours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.text import Text
 
 from jaxis.bench.text import format_number
 from jaxis.host.byte_size import human_bytes
-from jaxis.host.html_page import render_page
 from jaxis.planning.exchanges import exchange_seconds, links
 from jaxis.planning.plan import Plan, PlanOption, Step
 from jaxis.planning.plan_summary import (
@@ -47,36 +46,6 @@ def plan_text(report: PlanReport, console: Console) -> str:
                 map(summary_row, report.plans),
             )
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
-
-
-def plan_html(report: PlanReport) -> str:
-    """Formats plans as one self-contained HTML page."""
-    plans = [
-        {
-            "plan": plan,
-            "data_sheet": data_sheet(plan),
-            "verdict": verdict(plan),
-            "remarks": remarks(plan),
-            "command": command(report, plan),
-            "source": source_line(plan),
-            "compiled": compiled_lines(plan),
-            "options": [(option is plan.chosen, option_row(option)) for option in shown_options(plan)],
-            "steps": [step_row(step) for step in plan.chosen.steps],
-            "exchanges": exchange_rows(plan),
-        }
-        for plan in report.plans
-    ]
-    return render_page(
-        "jaxis.planning",
-        "plan.html.jinja",
-        report=report,
-        plans=plans,
-        summary=[summary_row(plan) for plan in report.plans],
-        summary_columns=SUMMARY_COLUMNS,
-        option_columns=OPTION_COLUMNS,
-        step_columns=STEP_COLUMNS,
-        exchange_columns=EXCHANGE_COLUMNS,
-    )
 
 
 def shown_options(plan: Plan) -> list[PlanOption]:
@@ -143,7 +112,7 @@ def exchange_rows(plan: Plan) -> list[list[str]]:
 
 
 def steps_title(plan: Plan) -> str:
-    if plan.chosen.pipeline_parallel_size == 1:
+    if plan.chosen.layout.pipeline_parallel_size == 1:
         return "Steps, on each device"
     return "Steps, on a device of the stage that takes longest; tokens/s through all stages"
 

@@ -1,10 +1,8 @@
-"""A report as Markdown and as a self-contained HTML page."""
+"""A report as Markdown."""
 
 from __future__ import annotations
 
 from jaxis.bringup.checklist.checklist import Report
-from jaxis.bringup.checklist.plots import plots
-from jaxis.host.html_page import render_page
 
 
 def report_markdown(report: Report) -> str:
@@ -19,8 +17,3 @@ def report_markdown(report: Report) -> str:
     lines += [f"- reference: {report.verifications[0].reference}; weights: {report.verifications[0].weights}"]
     lines += [f"- SHA-256 of {name}: {value}" for name, value in report.verifications[0].hashes.items()]
     return "\n".join(lines) + "\n"
-
-
-def report_html(report: Report) -> str:
-    """Returns the report as one self-contained HTML page. Raises ConfigError if matplotlib is missing."""
-    return render_page("jaxis.bringup.checklist", "report.html.jinja", report=report, plots=plots(report.verifications))
