@@ -139,7 +139,7 @@ def _read(request_model: type[RequestModel], body: Mapping[str, Any]) -> Request
         return request_model.model_validate(body)
     except ValidationError as error:
         faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
-        raise RequestError(api_error(RequestValidationError(faults)).message) from None
+        raise RequestError(api_error(RequestValidationError(faults, body=body)).message) from None
 
 
 def _line(row: Row, status_code: int, body: dict[str, Any], error: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from jaxis.server.http.body import LenientModel, tag_by_type, type_of
+from jaxis.server.http.body import LenientModel
 
 
 class ContentBlock(LenientModel):
@@ -43,22 +43,11 @@ class BlocksSource(LenientModel):
     content: str | list[TextBlock]
 
 
-def _check_source(value: object) -> object:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("text", "content"):
-        raise ValueError(f"a document's source is text or content here, not {kind[:40]!r}: send its text")
-    return value
-
-
 class DocumentBlock(ContentBlock):
     """A document, as text. No files or addresses are read."""
 
     type: Literal["document"]
-    source: Annotated[
-        Annotated[TextSource, Tag("TextSource")] | Annotated[BlocksSource, Tag("BlocksSource")],
-        Discriminator(tag_by_type({"text": "TextSource", "content": "BlocksSource"})),
-        BeforeValidator(_check_source),
-    ]
+    source: Annotated[TextSource | BlocksSource, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
     citations: Any = None
@@ -79,20 +68,9 @@ class UrlSource(LenientModel):
     url: str
 
 
-def _check_image_source(value: object) -> object:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("base64", "url"):
-        raise ValueError(f"an image's source is base64 or url here, not {kind[:40]!r}: send the file in base64")
-    return value
-
-
 class ImageBlock(ContentBlock):
     type: Literal["image"]
-    source: Annotated[
-        Annotated[Base64Source, Tag("Base64Source")] | Annotated[UrlSource, Tag("UrlSource")],
-        Discriminator(tag_by_type({"base64": "Base64Source", "url": "UrlSource"})),
-        BeforeValidator(_check_image_source),
-    ]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
 
 
 class SearchResultBlock(ContentBlock):
@@ -201,21 +179,11 @@ class InlineTool(LenientModel):
     definition: ToolDefinition
 
 
-ChangedTool = Annotated[
-    Annotated[ToolReference, Tag("ToolReference")] | Annotated[InlineTool, Tag("InlineTool")],
-    Discriminator(
-        tag_by_type({"tool_reference": "ToolReference", "tool_definition": "InlineTool"}),
-        custom_error_type="unknown_tool",
-        custom_error_message="expected a tool_reference or a tool_definition; other tools are not supported",
-    ),
-]
-
-
 class ToolAdditionBlock(ContentBlock):
     """A tool that the model may call from now on."""
 
     type: Literal["tool_addition"]
-    tool: ChangedTool
+    tool: Annotated[ToolReference | InlineTool, Field(discriminator="type")]
 
 
 class ToolRemovalBlock(ContentBlock):
@@ -230,46 +198,21 @@ _TYPES_OF_ROLE = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text", "tool_addition", "tool_removal"),
 }
-_TYPES_OF_RESULT = ("text", "image", "document", "search_result", "tool_reference")
-_TYPES = tuple(dict.fromkeys(kind for kinds in _TYPES_OF_ROLE.values() for kind in kinds))
-_TAGS = {kind: kind.title().replace("_", "") + "Block" for kind in (*_TYPES, *_TYPES_OF_RESULT)}
-
-
-def _known(types: Sequence[str]) -> Callable[[object], object]:
-    """Returns a validator that refuses other block types by name; pydantic would name the discriminator."""
-
-    def check(value: object) -> object:
-        kind = type_of(value)
-        if kind not in types:
-            shown = repr(kind)[:80]
-            raise ValueError(f"the block type {shown} is not supported here; known: {', '.join(types)}")
-        return value
-
-    return check
-
-
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("TextBlock")]
-    | Annotated[ImageBlock, Tag("ImageBlock")]
-    | Annotated[DocumentBlock, Tag("DocumentBlock")]
-    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
-    | Annotated[ToolReferenceBlock, Tag("ToolReferenceBlock")],
-    Discriminator(tag_by_type(_TAGS)),
-    BeforeValidator(_known(_TYPES_OF_RESULT)),
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
 ]
 Block = Annotated[
-    Annotated[TextBlock, Tag("TextBlock")]
-    | Annotated[ImageBlock, Tag("ImageBlock")]
-    | Annotated[DocumentBlock, Tag("DocumentBlock")]
-    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
-    | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
-    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
-    | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")]
-    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
-    | Annotated[ToolAdditionBlock, Tag("ToolAdditionBlock")]
-    | Annotated[ToolRemovalBlock, Tag("ToolRemovalBlock")],
-    Discriminator(tag_by_type(_TAGS)),
-    BeforeValidator(_known(_TYPES)),
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock,
+    Field(discriminator="type"),
 ]
 ToolResultBlock.model_rebuild()
 

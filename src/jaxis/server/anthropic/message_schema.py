@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from jaxis.sampling_params import INTEGER_BOUNDS, NUMBER_BOUNDS
 from jaxis.server.anthropic.message_blocks import Block, TextBlock, ToolDefinition, check_role
-from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, bounded, tag_by_type
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, bounded
 
 MAX_MESSAGES = 4096
 MIN_THINKING_BUDGET = 1024
@@ -70,18 +70,7 @@ class NoChoice(StrictModel):
     type: Literal["none"]
 
 
-_CHOICES = {"auto": "AutoChoice", "any": "AnyChoice", "tool": "NamedChoice", "none": "NoChoice"}
-ToolChoice = Annotated[
-    Annotated[AutoChoice, Tag("AutoChoice")]
-    | Annotated[AnyChoice, Tag("AnyChoice")]
-    | Annotated[NamedChoice, Tag("NamedChoice")]
-    | Annotated[NoChoice, Tag("NoChoice")],
-    Discriminator(
-        tag_by_type(_CHOICES),
-        custom_error_type="unknown_tool_choice",
-        custom_error_message="type must be auto, any, tool or none",
-    ),
-]
+ToolChoice = Annotated[AutoChoice | AnyChoice | NamedChoice | NoChoice, Field(discriminator="type")]
 
 
 class ThinkingOn(LenientModel):
@@ -110,17 +99,7 @@ class ThinkingAdaptive(LenientModel):
     display: Any = None
 
 
-_THINKING = {"enabled": "ThinkingOn", "disabled": "ThinkingOff", "adaptive": "ThinkingAdaptive"}
-Thinking = Annotated[
-    Annotated[ThinkingOn, Tag("ThinkingOn")]
-    | Annotated[ThinkingOff, Tag("ThinkingOff")]
-    | Annotated[ThinkingAdaptive, Tag("ThinkingAdaptive")],
-    Discriminator(
-        tag_by_type(_THINKING),
-        custom_error_type="unknown_thinking",
-        custom_error_message="type must be enabled, disabled or adaptive",
-    ),
-]
+Thinking = Annotated[ThinkingOn | ThinkingOff | ThinkingAdaptive, Field(discriminator="type")]
 
 
 class SchemaFormat(StrictModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -81,16 +81,3 @@ def is_none(value: object) -> bool:
 def type_of(value: object) -> Any:
     """Returns the `type` of a JSON object, or of a model made from one."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
-def tag_by_type(tags: Mapping[str, str]) -> Callable[[Any], str | None]:
-    """Returns a discriminator of models by their `type`, from tags by type.
-
-    A tag begins with a capital letter, so that error messages leave it out of paths.
-    """
-
-    def tag(value: object) -> str | None:
-        kind = type_of(value)
-        return tags.get(kind) if isinstance(kind, str) else None
-
-    return tag

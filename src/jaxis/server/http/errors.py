@@ -305,14 +305,16 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     """Returns pydantic's first error in one line; of a union's errors, that of the branch that got furthest."""
     faults = error.errors()
     fault = max(faults, key=_how_far) if len(faults) > 1 and _same_field(faults) else faults[0]
-    names = [part for part in fault["loc"] if part not in ("body", "query", "path")]
-    where = _path(names)
+    names = _names(fault, error.body)
+    where = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names).removeprefix(".")
     param = str(names[0]) if names and isinstance(names[0], str) else None
     if fault["type"] == "extra_forbidden":
         return ApiError(400, f"{where} is not a known parameter: leave it out", param, "unknown_parameter")
     if fault["type"] == "missing":
         message = f"{where} is missing" if where else "the body is empty: send a JSON object"
         return ApiError(400, message, param, "missing_parameter")
+    if fault["type"] == "union_tag_not_found":
+        return ApiError(400, f"{where}.type is missing", param, "missing_parameter")
     if fault["type"] == "union_tag_invalid":
         kind, known = str(fault["ctx"]["tag"])[:100], str(fault["ctx"]["expected_tags"]).replace("'", "")
         return ApiError(400, f"{where}: the type {kind!r} is not supported here; known are {known}", param)
@@ -329,15 +331,15 @@ def _how_far(fault: Mapping[str, Any]) -> tuple[bool, int]:
     return not fault["type"].endswith("_type"), len(fault["loc"])
 
 
-def _path(names: list[str | int]) -> str:
-    """Writes ("messages", 0, "role") as messages[0].role, without a union's branches (names of types or classes)."""
-    path = ""
-    for name in names:
-        if isinstance(name, int):
-            path += f"[{name}]"
-        elif name.isidentifier() and not (path and (name in _BRANCHES or name[0].isupper())):
-            path += f".{name}" if path else name
-    return path
-
-
-_BRANCHES = {"str", "int", "bool", "list", "dict", "none"}
+def _names(fault: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Returns the fields and indices that lead to a fault; pydantic puts the branches of unions between them."""
+    source, *loc = fault["loc"]
+    if source != "body":
+        return loc
+    names: list[str | int] = []
+    for place, name in enumerate(loc, 1):
+        is_missing = fault["type"] == "missing" and place == len(loc)
+        if is_missing or (name in body if isinstance(body, dict) else isinstance(body, list) and isinstance(name, int)):
+            names.append(name)
+            body = None if is_missing else body[name]
+    return names

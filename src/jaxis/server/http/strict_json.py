@@ -115,9 +115,10 @@ class StrictJSONRequest(Request):
     async def check_body(self) -> None:
         """Raises RequestValidationError if the route does not accept the body. FastAPI checks dependencies."""
         if self._body_field is not None:
-            _, errors = self._body_field.validate(await self.json(), {}, loc=("body",))
+            body = await self.json()
+            _, errors = self._body_field.validate(body, {}, loc=("body",))
             if errors:
-                raise RequestValidationError(errors)
+                raise RequestValidationError(errors, body=body)
 
 
 class StrictJSONRoute(APIRoute):
