@@ -28,7 +28,7 @@ def llama():
 
 def test_the_widest_weights_that_run_are_chosen_on_all_devices(llama):
     plan = Planner(llama, Wanted()).plan(parse_target("v6e-8"))
-    assert (plan.chosen.quantization, plan.chosen.tensor_parallel_size, plan.chosen.num_servers) == (None, 8, 1)
+    assert (plan.chosen.quantization, plan.chosen.layout.tensor_parallel_size, plan.chosen.num_servers) == (None, 8, 1)
     assert plan.chosen.hosts_of_server == 1
     assert plan.chosen.device_weight_bytes == pytest.approx(2 * 70.55e9 / 8, rel=1e-3)
     assert plan.chosen.max_requests >= 1
@@ -37,11 +37,11 @@ def test_the_widest_weights_that_run_are_chosen_on_all_devices(llama):
 def test_one_host_with_quantized_weights_goes_before_several_with_wide_ones(llama):
     plan = Planner(llama, Wanted()).plan(parse_target("v5e-16"))
     chosen = plan.chosen
-    assert (chosen.quantization, chosen.tensor_parallel_size, chosen.num_servers) == ("int4", 4, 4)
+    assert (chosen.quantization, chosen.layout.tensor_parallel_size, chosen.num_servers) == ("int4", 4, 4)
     [wide] = [
         option
         for option in plan.options
-        if option.quantization is None and option.kv_cache_dtype == "auto" and option.tensor_parallel_size == 16
+        if option.quantization is None and option.kv_cache_dtype == "auto" and option.layout.tensor_parallel_size == 16
     ]
     assert wide.fits
     assert wide.hosts_of_server == 4

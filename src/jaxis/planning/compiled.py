@@ -79,7 +79,9 @@ def _axes(group: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
 
 
 def _engine_config(config: VllmConfig, plan: Plan, option: PlanOption) -> VllmConfig:
-    num_seqs = option.max_requests // option.data_parallel_size
+    num_seqs = option.max_requests // option.layout.data_parallel_size
+    sizes = dataclasses.asdict(option.layout)
+    del sizes["pipeline_parallel_size"]  # 1
     return dataclasses.replace(
         config,
         model_config=dataclasses.replace(config.model_config, max_model_len=plan.context_len),
@@ -93,13 +95,7 @@ def _engine_config(config: VllmConfig, plan: Plan, option: PlanOption) -> VllmCo
             max_num_seqs=num_seqs,
             max_num_batched_tokens=max(config.scheduler_config.max_num_batched_tokens, num_seqs),
         ),
-        parallel_config=dataclasses.replace(
-            config.parallel_config,
-            tensor_parallel_size=option.tensor_parallel_size,
-            data_parallel_size=option.data_parallel_size,
-            enable_expert_parallel=option.enable_expert_parallel,
-            decode_context_parallel_size=option.decode_context_parallel_size,
-        ),
+        parallel_config=dataclasses.replace(config.parallel_config, **sizes),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -105,7 +106,7 @@ def layouts(target: Target, wanted: WantedLayout, num_experts: int) -> list[Layo
         found = _accepted(found, target)
     if not found:
         raise ConfigError(
-            f"{_options(wanted)}: {target} with its {target.num_devices} devices, {target.devices_per_host} on each "
+            f"{options_of(wanted)}: {target} with its {target.num_devices} devices, {target.devices_per_host} on each "
             "host, cannot be shared so"
             + (f", or not by {num_experts} experts" if num_experts else "")
             + ": a server takes devices of one host, or those of all hosts"
@@ -133,14 +134,7 @@ def _accepted(found: list[Layout], target: Target) -> list[Layout]:
     accepted = []
     for layout in found:
         try:
-            EngineArgs(
-                tensor_parallel_size=layout.tensor_parallel_size,
-                data_parallel_size=layout.data_parallel_size,
-                pipeline_parallel_size=layout.pipeline_parallel_size,
-                enable_expert_parallel=layout.enable_expert_parallel,
-                decode_context_parallel_size=layout.decode_context_parallel_size,
-                nnodes=layout.num_hosts(target),
-            )
+            EngineArgs(**dataclasses.asdict(layout), nnodes=layout.num_hosts(target))
         except ConfigError:
             if layout is found[-1] and not accepted:
                 raise
@@ -165,15 +159,9 @@ def _check(target: Target, wanted: WantedLayout, num_experts: int) -> None:
             f"--decode-context-parallel-size {context_size} must be 1 or --tensor-parallel-size "
             f"{wanted.tensor_parallel_size}: all devices that share the model, or none, share its context"
         )
-    for name in (
-        "tensor_parallel_size",
-        "data_parallel_size",
-        "decode_context_parallel_size",
-        "pipeline_parallel_size",
-    ):
-        if not 1 <= (getattr(wanted, name) or 1) <= target.num_devices:
-            option = f"--{name.replace('_', '-')} {getattr(wanted, name)}"
-            raise ConfigError(f"{option}: {target} has {target.num_devices} devices")
+    for name, size in dataclasses.asdict(wanted).items():
+        if name.endswith("_size") and not 1 <= (size or 1) <= target.num_devices:
+            raise ConfigError(f"--{name.replace('_', '-')} {size}: {target} has {target.num_devices} devices")
     if num_experts:
         return
     if (wanted.data_parallel_size or 1) > 1:
@@ -185,16 +173,11 @@ def _check(target: Target, wanted: WantedLayout, num_experts: int) -> None:
         raise ConfigError("--enable-expert-parallel: the model has no experts: leave it out")
 
 
-def _options(wanted: WantedLayout) -> str:
+def options_of(layout: Layout | WantedLayout) -> str:
+    """Returns the options of `jaxis serve` and `jaxis plan` for what differs from the class' defaults."""
     parts = []
-    if wanted.tensor_parallel_size is not None:
-        parts.append(f"--tensor-parallel-size {wanted.tensor_parallel_size}")
-    if wanted.data_parallel_size is not None:
-        parts.append(f"--data-parallel-size {wanted.data_parallel_size}")
-    if wanted.enable_expert_parallel:
-        parts.append("--enable-expert-parallel")
-    if wanted.decode_context_parallel_size is not None:
-        parts.append(f"--decode-context-parallel-size {wanted.decode_context_parallel_size}")
-    if wanted.pipeline_parallel_size is not None:
-        parts.append(f"--pipeline-parallel-size {wanted.pipeline_parallel_size}")
+    for each in dataclasses.fields(layout):
+        if (size := getattr(layout, each.name)) and size != each.default:
+            option = f"--{each.name.replace('_', '-')}"
+            parts.append(option if size is True else f"{option} {size}")
     return " ".join(parts)

@@ -91,11 +91,7 @@ class PlanOption:
     quantization: str | None
     weights: str
     kv_cache_dtype: str
-    tensor_parallel_size: int
-    data_parallel_size: int
-    enable_expert_parallel: bool
-    decode_context_parallel_size: int
-    pipeline_parallel_size: int
+    layout: Layout
     num_servers: int
     hosts_of_server: int
     device_weight_bytes: int
@@ -104,16 +100,6 @@ class PlanOption:
     max_context: int
     max_requests: int
     steps: tuple[Step, ...]
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(
-            self.tensor_parallel_size,
-            self.data_parallel_size,
-            self.enable_expert_parallel,
-            self.decode_context_parallel_size,
-            self.pipeline_parallel_size,
-        )
 
     @property
     def fits(self) -> bool:
@@ -261,11 +247,7 @@ class Planner:
             quantization=width.quantization,
             weights=width.name,
             kv_cache_dtype=cache,
-            tensor_parallel_size=layout.tensor_parallel_size,
-            data_parallel_size=layout.data_parallel_size,
-            enable_expert_parallel=layout.enable_expert_parallel,
-            decode_context_parallel_size=layout.decode_context_parallel_size,
-            pipeline_parallel_size=layout.pipeline_parallel_size,
+            layout=layout,
             num_servers=target.num_devices // layout.num_devices,
             hosts_of_server=layout.num_hosts(target),
             device_weight_bytes=max(part.held_bytes for part in stages),
@@ -284,7 +266,7 @@ class Planner:
             costs = [part.decode(share, self.context_len) for part in stages]
             yield make_step("decode", batch_size, batch_size, self.context_len, costs, target, option)
         chunk = min(self._step_tokens, self.context_len)
-        ranks = option.data_parallel_size
+        ranks = option.layout.data_parallel_size
         costs = [part.prefill(chunk) for part in stages]
         yield make_step("prefill", ranks, ranks * chunk, chunk, costs, target, option)
 
@@ -320,5 +302,5 @@ def _rank(option: PlanOption) -> tuple[Any, ...]:
         option.width_rank,
         -option.layout.num_devices,
         -max((step.tokens_per_second for step in option.steps if step.name == "decode"), default=0.0),
-        option.data_parallel_size,
+        option.layout.data_parallel_size,
     )

@@ -10,6 +10,7 @@ from jaxis.bench.text import format_number
 from jaxis.engine.execution.cache_memory import usable_bytes
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.json_object import json_object_text
+from jaxis.planning.layout import options_of
 from jaxis.planning.plan import CompiledStep, Plan, PlanOption, Step
 
 SCHEMA = 2
@@ -18,7 +19,6 @@ SCHEMA = 2
 
 _HOSTS_PAGE = "docs/several-machines.md"
 # Of a layout, as arguments of the engine.
-_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def remarks(plan: Plan) -> list[str]:
             f"{other.max_requests} requests, {format_number(_total_rate(other))} tokens/s at most; not chosen, since "
             f"several hosts have not been tried on such devices: see {_HOSTS_PAGE}"
         )
-    if chosen.pipeline_parallel_size > 1:
+    if chosen.layout.pipeline_parallel_size > 1:
         notes.append(
             "each token goes through all stages, one after the other, so one request gets no faster by them; of many, "
             "each stage has its share at any time"
@@ -106,11 +106,7 @@ def command(report: PlanReport, plan: Plan) -> str | None:
     chosen = plan.chosen
     if not chosen.fits:
         return None
-    parts = ["jaxis serve", report.model]
-    sizes = {name: getattr(chosen, name) for name in _SIZES}
-    parts += [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size > 1]
-    if chosen.enable_expert_parallel:
-        parts.append("--enable-expert-parallel")
+    parts = ["jaxis serve", report.model, *filter(None, [options_of(chosen.layout)])]
     if chosen.hosts_of_server > 1:
         parts.append(f"--nnodes {chosen.hosts_of_server} --node-rank 0 --master-addr ADDRESS")
     if plan.wanted.dtype is not None:
@@ -123,7 +119,7 @@ def command(report: PlanReport, plan: Plan) -> str | None:
         parts.append(plan.wanted.places.options)
     parts += [
         f"--max-model-len {plan.context_len}",
-        f"--max-num-seqs {chosen.max_requests // chosen.data_parallel_size}",
+        f"--max-num-seqs {chosen.max_requests // chosen.layout.data_parallel_size}",
     ]
     return " ".join(parts)
 
@@ -203,7 +199,8 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _option_json(option: PlanOption) -> dict[str, Any]:
-    facts = dataclasses.asdict(option) | {"fits": option.fits}
+    facts = dataclasses.asdict(option) | dataclasses.asdict(option.layout) | {"fits": option.fits}
+    del facts["layout"]
     return facts | {"steps": [_step_json(step) for step in option.steps]}
 
 
