@@ -197,7 +197,7 @@ def test_other_parameters_take_no_rows_of_an_interrupted_run(engine, tmp_path, m
     for change in changes:
         engine.run(source, GenerationParams(**change), tmp_path / "out")
     engine.run(ListSource(sums(4), "conversation_id"), GenerationParams(), tmp_path / "out")
-    engine.run(source, GenerationParams(batch_size=8), tmp_path / "out")
+    engine.run(source, GenerationParams.of({"batch_size": 8}), tmp_path / "out")
     assert len(set(run_keys)) == len(changes) + 1
     assert run_keys[-1] == run_keys[0]
 

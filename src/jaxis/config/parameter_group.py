@@ -18,7 +18,7 @@ _MISSING = "???"  # Oumi's value of fields that were not given
 
 @dataclass(frozen=True)
 class Unused:
-    """A parameter of Oumi's that nothing here reads.
+    """A parameter of Oumi's that nothing here reads, so that no group has a field for it.
 
     Attributes:
       why: Reason, or the advice to the user.
@@ -82,13 +82,9 @@ class ParameterGroup:
     them.
 
     Attributes:
-      WITHOUT_EFFECT: Fields that change no result, with the reason.
-      REFUSED: Fields that must keep their default value, with the advice to the user.
       UNUSED: Parameters that are known, and are not fields.
     """
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {}
-    REFUSED: ClassVar[Mapping[str, str]] = {}
     UNUSED: ClassVar[Mapping[str, Unused]] = {}
     _named = ()  # those of UNUSED that were given and have no effect
 
@@ -150,25 +146,15 @@ class ParameterGroup:
         return f"the nearest ones are {', '.join(most_similar(unknown, own))}"
 
     def __post_init__(self) -> None:
-        for name, why in self.REFUSED.items():
-            if not self._is_default(name):
-                self.refuse(name, why)
         for each in dataclasses.fields(self):
-            if each.type == "bool" and each.name not in {*self.WITHOUT_EFFECT, *self.REFUSED}:
+            if each.type == "bool":
                 self.check(each.name, bool, "true or false")
             elif _CHECK in each.metadata and not (getattr(self, each.name) is None and each.default is None):
                 each.metadata[_CHECK](self, each.name)
 
     def notes(self) -> list[str]:
         """Returns one line for each parameter that is set and has no effect on results."""
-        found = {name: why for name, why in self.WITHOUT_EFFECT.items() if not self._is_default(name)}
-        found |= {name: self.UNUSED[name].why for name in self._named}
-        return [f"{self.section()}.{name} has no effect: {why}" for name, why in found.items()]
-
-    def _is_default(self, name: str) -> bool:
-        """Returns whether a field has its default value, is None, empty, or as false as the default."""
-        default = _default(self.__dataclass_fields__[name])
-        return _says_nothing(getattr(self, name), (default,) if default else ())
+        return [f"{self.section()}.{name} has no effect: {self.UNUSED[name].why}" for name in self._named]
 
     def refuse(self, name: str, why: str) -> NoReturn:
         """Raises ConfigError for a field that is set and cannot be honoured."""
@@ -198,10 +184,6 @@ class ParameterGroup:
             kind = "an integer" if whole else "a number"
             upper = f" to {high:g}" if high < float("inf") else ""
             raise ConfigError(f"{self.section()}.{name}={value!r} must be {kind} from {low:g}{upper}")
-
-
-def _says_nothing(value: Any, defaults: tuple[Any, ...]) -> bool:
-    return value is None or value in defaults or (not value and (not defaults or isinstance(value, Sized)))
 
 
 def _subclasses(group: type[ParameterGroup]) -> list[type[ParameterGroup]]:

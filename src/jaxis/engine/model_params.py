@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused, no_effect, refused
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.parsing.tool_parsers import get_tool_parser
@@ -37,16 +37,10 @@ class ModelParams(ParameterGroup):
       chat_template_kwargs: More variables for the chat template, such as enable_thinking.
       model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
         max_num_seqs; also load_in_8bit and load_in_4bit.
-      trust_remote_code: No effect: no code of a checkpoint is ever run, because jaxis has the families itself.
       adapter_model: Folder of an adapter in PEFT's format, which is merged into the weights while loading.
-      adapter_trainable: Refused: nothing is trained.
       tokenizer_name: Only `model_name` again: the tokenizer is the checkpoint's.
-      tokenizer_kwargs, processor_kwargs: Refused unless empty.
-      tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
-        No effect.
       tool_call_parser: Format of the model's tool calls, or "auto" to detect it in the chat template. Calls and
         reasoning are then separated from the message's text. None leaves them in the text.
-      shard_for_eval: Refused: model_kwargs.tensor_parallel_size spreads a model over devices.
     """
 
     model_name: str | None = None
@@ -57,37 +51,23 @@ class ModelParams(ParameterGroup):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     model_kwargs: dict[str, Any] = field(default_factory=dict)
-    trust_remote_code: bool = False
     adapter_model: str | None = None
-    adapter_trainable: bool = False
     tokenizer_name: str | None = None
-    tokenizer_pad_token: str | None = None
-    tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)
-    processor_kwargs: dict[str, Any] = field(default_factory=dict)
-    attn_implementation: str | None = None
-    compile: bool = False
-    device_map: str | None = "auto"
-    enable_liger_kernel: bool = False
-    shard_for_eval: bool = False
-    text_only: bool = False
     tool_call_parser: str | None = None
-    freeze_layers: list[str] = field(default_factory=list)
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
-        "trust_remote_code": "no code of a checkpoint is run, jaxis has the model itself",
-        "tokenizer_pad_token": "batches are not padded",
-        "attn_implementation": "jaxis has attention kernels of its own",
-        "compile": "every program is compiled",
-        "enable_liger_kernel": "jaxis has kernels of its own",
-        "freeze_layers": "nothing is trained",
-        "text_only": "of a model that also sees or hears, the text part is all that runs",
-        "device_map": "model_kwargs.tensor_parallel_size spreads a model over devices",
-    }
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "adapter_trainable": "nothing is trained; leave it out",
-        "tokenizer_kwargs": "the tokenizer is read as the checkpoint's files describe it; change those",
-        "processor_kwargs": "the tokenizer is read as the checkpoint's files describe it; change those",
-        "shard_for_eval": "model_kwargs.tensor_parallel_size spreads a model over devices",
+    UNUSED: ClassVar[Mapping[str, Unused]] = {
+        "trust_remote_code": no_effect("no code of a checkpoint is run, jaxis has the model itself"),
+        "tokenizer_pad_token": no_effect("batches are not padded"),
+        "attn_implementation": no_effect("jaxis has attention kernels of its own"),
+        "compile": no_effect("every program is compiled"),
+        "enable_liger_kernel": no_effect("jaxis has kernels of its own"),
+        "freeze_layers": no_effect("nothing is trained"),
+        "text_only": no_effect("of a model that also sees or hears, the text part is all that runs"),
+        "device_map": no_effect("model_kwargs.tensor_parallel_size spreads a model over devices", "auto"),
+        "adapter_trainable": refused("nothing is trained; leave it out"),
+        "tokenizer_kwargs": refused("the tokenizer is read as the checkpoint's files describe it; change those"),
+        "processor_kwargs": refused("the tokenizer is read as the checkpoint's files describe it; change those"),
+        "shard_for_eval": refused("model_kwargs.tensor_parallel_size spreads a model over devices"),
     }
 
     @classmethod
@@ -98,7 +78,6 @@ class ModelParams(ParameterGroup):
         super().__post_init__()
         for name in ("model_name", "model_revision", "chat_template", "tool_call_parser", "adapter_model"):
             self.check(name, str, "a string", optional=True)
-        self.check("load_pretrained_weights", bool, "true or false")
         self.check("torch_dtype_str", str, "a string such as bfloat16")
         self.check("model_kwargs", Mapping, "a mapping of arguments of jaxis.LLM")
         if self.tool_call_parser not in (None, "auto"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, plain_value
+from jaxis.config.parameter_group import ParameterGroup, Unused, no_effect, plain_value, refused
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
 from jaxis.structured_outputs import StructuredOutputs
@@ -71,9 +71,6 @@ class GenerationParams(ParameterGroup):
       tool_choice: "auto", or "none" to offer no tools; other values are refused.
       reasoning_effort: Variable for the chat template; refused if the template does not read it.
       use_sampling: Redundant: temperature decides. True with temperature 0 is refused.
-      batch_size, use_cache: No effect: requests are batched continuously, with a KV cache.
-      num_beams, exclude_prompt_from_response, stream, stream_options, parallel_tool_calls, prompt_cache_ttl:
-        Refused unless default.
     """
 
     max_new_tokens: int = 1024
@@ -92,26 +89,16 @@ class GenerationParams(ParameterGroup):
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     use_sampling: bool = False
-    batch_size: int | None = 1
-    use_cache: bool = False
-    num_beams: int = 1
-    exclude_prompt_from_response: bool = True
-    stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    prompt_cache_ttl: str | None = None
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
-        "batch_size": "as many rows run at once as memory holds",
-        "use_cache": "there always is a KV cache",
-    }
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "num_beams": "beam search is not supported; leave it 1",
-        "exclude_prompt_from_response": "the output holds the prompt as messages of its own",
-        "stream": "a batch has rows; `jaxis infer -i` streams",
-        "stream_options": "a batch has rows; `jaxis infer -i` streams",
-        "prompt_cache_ttl": "cached prompts stay as long as there is room for them; leave it out",
-        "parallel_tool_calls": "how many tools a model calls is not constrained",
+    UNUSED: ClassVar[Mapping[str, Unused]] = {
+        "batch_size": no_effect("as many rows run at once as memory holds", 1),
+        "use_cache": no_effect("there always is a KV cache"),
+        "num_beams": refused("beam search is not supported; leave it 1", 1),
+        "exclude_prompt_from_response": refused("the output holds the prompt as messages of its own", True),
+        "stream": refused("a batch has rows; `jaxis infer -i` streams"),
+        "stream_options": refused("a batch has rows; `jaxis infer -i` streams"),
+        "prompt_cache_ttl": refused("cached prompts stay as long as there is room for them; leave it out"),
+        "parallel_tool_calls": refused("how many tools a model calls is not constrained", True),
     }
 
     @classmethod
@@ -123,7 +110,6 @@ class GenerationParams(ParameterGroup):
         if self.guided_decoding is not None:
             object.__setattr__(self, "guided_decoding", GuidedDecodingParams.of(self.guided_decoding))
         self._read_tools()
-        self.check("skip_special_tokens", bool, "true or false")
         self.check("reasoning_effort", str, "a string such as low", optional=True)
         if self.use_sampling and self.temperature == 0:
             self.refuse("use_sampling", "temperature=0 takes the most likely token; set a higher one")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup
+from jaxis.config.parameter_group import ParameterGroup, Unused, refused
 from jaxis.config.yaml_file import read_yaml_mapping
 from jaxis.engine.model_params import ModelParams
 from jaxis.inference.generation_params import GenerationParams, GuidedDecodingParams
@@ -24,7 +24,6 @@ class InferenceConfig(ParameterGroup):
       output_path: JSONL file to write.
       progress_path: JSON file {total, completed, failed, updated_at}, kept up to date during the run.
       engine: None or "JAX".
-      remote_params: Not supported: nothing is sent to a remote server.
     """
 
     model: ModelParams = field(default_factory=ModelParams)
@@ -33,9 +32,8 @@ class InferenceConfig(ParameterGroup):
     output_path: str | None = None
     progress_path: str | None = None
     engine: str | None = None
-    remote_params: Any = None
 
-    REFUSED: ClassVar[Mapping[str, str]] = {"remote_params": "this engine sends nothing anywhere"}
+    UNUSED: ClassVar[Mapping[str, Unused]] = {"remote_params": refused("this engine sends nothing anywhere")}
 
     @classmethod
     def section(cls) -> str:

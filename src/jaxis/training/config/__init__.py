@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, whole
+from jaxis.config.parameter_group import ParameterGroup, Unused, choice, number, refused, whole
 from jaxis.engine.model_params import ModelParams
 from jaxis.errors import ConfigError
 from jaxis.training.config.data import DataParams, DatasetParams, SplitParams, ValidationParams
@@ -82,12 +82,15 @@ class TrainedModelParams(ModelParams):
         the checkpoint's type elsewhere.
     """
 
+    UNUSED: ClassVar[Mapping[str, Unused]] = {
+        **ModelParams.UNUSED,
+        "freeze_layers": refused("all weights are trained, or with training.use_peft adapters alone"),
+    }
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adapter_model is not None:
             self.refuse("adapter_model", "adapters are trained from their start; merge it into the model first")
-        if self.freeze_layers:
-            self.refuse("freeze_layers", "all weights are trained, or with training.use_peft adapters alone")
         if self.tool_call_parser is not None:
             self.refuse("tool_call_parser", "it is of answers; leave it out")
         known = {*_QUANTIZED, *ROUTER_KEYS}
