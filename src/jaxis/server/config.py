@@ -40,8 +40,8 @@ class ServerConfig:
       effort_budgets: Thinking tokens by reasoning effort, for models whose chat template reads no effort.
       restore_thinking: True restores the thinking of this server's own answers in conversations that clients send
         without it, if the chat template keeps thinking.
-      response_ttl_seconds: Time that responses and conversations stay after their last use; 0 stores nothing.
-      response_store_bytes: Most bytes of all stored responses and conversations.
+      response_ttl_seconds: Time that responses stay after their last use; 0 stores nothing.
+      response_store_bytes: Most bytes of all stored responses.
       response_folder: Folder in which they outlast restarts; None keeps them in memory.
       max_queued: Most completions that wait, in addition to those that run.
       max_body_bytes: Largest request body; None for `BODY_BYTES`, or for more if a model needs larger requests.

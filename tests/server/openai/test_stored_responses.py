@@ -1,4 +1,4 @@
-"""Responses and conversations that the server keeps, through the `openai` client, on an engine with a script."""
+"""Responses that the server keeps, through the `openai` client, on an engine with a script."""
 
 from __future__ import annotations
 
@@ -85,64 +85,24 @@ def test_what_is_stored_comes_back_and_is_gone_when_it_is_deleted(engine, client
         client.responses.retrieve(unstored.id)
 
 
-def test_a_conversation_grows_by_its_responses(engine, client):
-    engine.answers = ["One.", "Two."]
-    conversation = client.conversations.create(
-        items=[{"role": "system", "content": "Count."}], metadata={"topic": "numbers"}
-    )
-    assert conversation.metadata == {"topic": "numbers"}
-    first = ask(client, "a", conversation=conversation.id)
-    assert first.conversation.id == conversation.id
-    ask(client, "b", conversation={"id": conversation.id}, store=False)
-    assert engine.prompt == "[system]Count.[user]a[assistant]One.[user]b[assistant]"
-    items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))  # three pages
-    assert [item.content[0].text for item in items] == ["Count.", "a", "One.", "b", "Two."]
-    assert [item.id for item in client.conversations.items.list(conversation.id)] == [item.id for item in items[::-1]]
-    assert client.conversations.items.retrieve(items[2].id, conversation_id=conversation.id) == items[2]
-    assert client.conversations.items.delete(items[1].id, conversation_id=conversation.id).id == conversation.id
-    added = client.conversations.items.create(conversation.id, items=[{"role": "user", "content": "c"}])
-    assert added.first_id == added.last_id == added.data[0].id
-    ask(client, "d", conversation=conversation.id)
-    assert "[user]a" not in engine.prompt
-    assert engine.prompt.endswith("[assistant]Two.[user]c[user]d[assistant]")
-    assert client.conversations.update(conversation.id, metadata={"x": "y"}).metadata == {"x": "y"}
-    assert client.conversations.retrieve(conversation.id).metadata == {"x": "y"}
-    assert client.conversations.delete(conversation.id).deleted
-    for lost in (
-        lambda: client.conversations.retrieve(conversation.id),
-        lambda: client.conversations.items.list(conversation.id),
-        lambda: client.conversations.items.create(conversation.id, items=[{"role": "user", "content": "c"}]),
-        lambda: ask(client, conversation=conversation.id),
-    ):
-        with pytest.raises(openai.NotFoundError, match="there is no conversation"):
-            lost()
-    assert client.responses.retrieve(first.id).id == first.id
-
-
 def test_nothing_is_seen_with_another_key(engine, tmp_path):
     with connected(engine, api_keys=("one", "two")) as client:
         mine, other = client.with_options(api_key="one"), client.with_options(api_key="two")
-        response, conversation = ask(mine), mine.conversations.create()
+        response = ask(mine)
         for lost in (
             lambda: other.responses.retrieve(response.id),
             lambda: other.responses.delete(response.id),
             lambda: ask(other, previous_response_id=response.id),
-            lambda: other.conversations.retrieve(conversation.id),
-            lambda: other.conversations.delete(conversation.id),
-            lambda: ask(other, conversation=conversation.id),
         ):
             with pytest.raises(openai.NotFoundError):
                 lost()
         assert mine.responses.retrieve(response.id) == response
-        assert mine.conversations.retrieve(conversation.id) == conversation
 
 
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"previous_response_id": "resp-1", "conversation": "conv-1"}, "previous_response_id"),
-        ({"conversation": {"id": ""}}, "conversation"),
-        ({"conversation": {"id": "a", "b": 1}}, "conversation"),
+        ({"conversation": "conv-1"}, "conversation"),
         ({"previous_response_id": "x" * 200}, "previous_response_id"),
     ],
 )
@@ -158,7 +118,6 @@ def test_a_server_that_stores_nothing_says_so(engine):
         for refused in (
             lambda: ask(client, previous_response_id="resp-1"),
             lambda: client.responses.retrieve("resp-1"),
-            lambda: client.conversations.create(),
         ):
             with pytest.raises(openai.BadRequestError, match="--response-ttl"):
                 refused()
@@ -189,14 +148,15 @@ def test_a_full_disk_loses_what_is_stored_but_no_answer(engine, monkeypatch):
         raise sqlite3.OperationalError("database or disk is full")
 
     engine.text = "Hello."
-    monkeypatch.setattr(Database, "put", full)
+    for name in ("put", "chain"):
+        monkeypatch.setattr(Database, name, full)
     with connected(engine) as client:
         response = ask(client)
         assert response.output_text == "Hello."
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(response.id)
         with pytest.raises(openai.InternalServerError, match="disk is full"):
-            client.conversations.create()
+            ask(client, previous_response_id=response.id)
 
 
 def read_file(folder, query):
@@ -209,17 +169,17 @@ class TestDatabase:
     def test_objects_expire_after_their_last_use(self, tmp_path):
         now = 1000.0
         database = Database(tmp_path, 1 << 20, 100, clock=lambda: now)
-        database.put("a", "response", "one", {"output": []}, [])
-        database.put("a", "response", "two", {"output": []}, [], "one")
-        database.put("a", "response", "three", {"output": []}, [])
+        database.put("a", "one", {"output": []}, [])
+        database.put("a", "two", {"output": []}, [], "one")
+        database.put("a", "three", {"output": []}, [])
         now += 99
         assert database.chain("a", "two")
         now += 99
-        assert database.get("a", "response", "three") is None
+        assert database.get("a", "three") is None
         assert len(database.chain("a", "two")) == 2, "those before it were used too"
         now += 101
         assert database.chain("a", "two") is None
-        database.put("a", "response", "four", {"output": []}, [])
+        database.put("a", "four", {"output": []}, [])
         assert read_file(tmp_path, "SELECT count(*) FROM held") == (1,)
 
     def test_holds_no_more_bytes_than_it_may_and_forgets_what_was_used_least_recently(self, tmp_path):
@@ -229,46 +189,37 @@ class TestDatabase:
             now += 1
             database.put(
                 "a",
-                "response",
                 str(number),
                 {"output": [{"id": f"o{number}", "text": "x" * 500}]},
                 [{"id": "i", "text": "y" * 300}],
             )
-            assert database.get("a", "response", "0"), "it is in use"
+            assert database.get("a", "0"), "it is in use"
             [held], [items] = (
                 read_file(tmp_path, f"SELECT sum(length(body)) FROM {name}") for name in ("held", "item")
             )
             assert held + items <= 10_000
-        assert database.get("a", "response", "99")
-        assert database.get("a", "response", "50") is None
-        database.put("a", "conversation", "c", {}, [])
-        for number in range(20):
-            now += 1
-            database.add_items("a", "c", [{"id": str(number), "text": "z" * 200}])
-        assert database.get("a", "response", "0") is None
-        for number in range(25):
-            assert database.delete_item("a", "c", str(number)) == (number < 20)
-        assert read_file(tmp_path, "SELECT num_bytes FROM held WHERE id = 'c'")[0] < 500
+        assert database.get("a", "99")
+        assert database.get("a", "50") is None
 
     def test_two_servers_may_share_a_file(self, tmp_path):
         one, two = Database(tmp_path, 1 << 20, 100), Database(tmp_path, 1 << 20, 100)
         for number in range(20):
-            (one, two)[number % 2].put("a", "response", str(number), {"output": []}, [])
+            (one, two)[number % 2].put("a", str(number), {"output": []}, [])
         for database in (one, two):
-            assert all(database.get("a", "response", str(number)) for number in range(20))
+            assert all(database.get("a", str(number)) for number in range(20))
         one.close()
         two.close()
 
     def test_pages_end_where_the_items_do(self):
         database = Database(None, 1 << 20, 100)
-        database.put("a", "conversation", "c", {}, [{"id": str(number)} for number in range(5)])
+        database.put("a", "r", {"output": []}, [{"id": str(number)} for number in range(5)])
         ids = lambda page: [item["id"] for item in page[0]]  # noqa: E731
-        page = database.page("a", "conversation", "c", Page("1", 2, descending=False))
+        page = database.page("a", "r", Page("1", 2, descending=False))
         assert (ids(page), page[1]) == (["2", "3"], True)
-        page = database.page("a", "conversation", "c", Page("3", 2, descending=False))
+        page = database.page("a", "r", Page("3", 2, descending=False))
         assert (ids(page), page[1]) == (["4"], False)
-        assert ids(database.page("a", "conversation", "c", Page())) == ["4", "3", "2", "1", "0"]
-        assert database.page("a", "conversation", "c", Page("9")) is None
+        assert ids(database.page("a", "r", Page())) == ["4", "3", "2", "1", "0"]
+        assert database.page("a", "r", Page("9")) is None
 
 
 @pytest.mark.parametrize("kind", [{"type": "item_reference"}, {}])
@@ -283,11 +234,10 @@ def test_an_item_reference_stands_for_what_is_stored(engine, client, kind):
     prompt = engine.prompt
     ask(client, [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in first.output), output, thanks])
     assert engine.prompt == prompt
-    # What was referred to is an item of the second response, too, and of a conversation.
+    # What was referred to is an item of the second response, too.
     client.responses.delete(first.id)
     assert len(list(client.responses.input_items.list(second.id))) == len(references) + 2
-    conversation = client.conversations.create(items=references[:1])
-    ask(client, [*references[:1], {"role": "user", "content": "Again"}], conversation=conversation.id)
+    ask(client, [*references[:1], {"role": "user", "content": "Again"}])
     assert engine.prompt == "[user]Hi[user]Again[assistant]"
 
 
@@ -301,8 +251,6 @@ def test_an_item_that_is_gone_or_not_stored_is_named(engine, client):
         with pytest.raises(openai.NotFoundError, match=rf"there is no item '{item['id']}'") as caught:
             ask(client, [item, {"role": "user", "content": "More"}])
         assert caught.value.param == "input"
-        with pytest.raises(openai.NotFoundError, match="there is no item"):
-            client.conversations.create(items=[item])
     without = connected(engine, response_ttl_seconds=0)
     with without as client, pytest.raises(openai.BadRequestError, match="nothing is stored here"):
         ask(client, [reference])

@@ -37,7 +37,6 @@ from jaxis.server.openai.response_items import (
     ReasoningText,
 )
 from jaxis.server.openai.response_schema import (
-    ConversationReference,
     IncompleteDetails,
     ResponseError,
     ResponseObject,
@@ -158,7 +157,7 @@ class ResponseAnswer(StreamForm):
         return response
 
     def _response(self, status: ResponseStatus, **more: Any) -> ResponseObject:
-        request, params, conversation = self._request, self._job.params, self._request.conversation_id
+        request, params = self._request, self._job.params
         given = {name: getattr(request, name) for name in ("tools", "tool_choice", "reasoning", "top_logprobs")}
         if request.text is not None and request.text.format is not None:
             given["text"] = request.text.model_dump(by_alias=True, exclude_unset=True)
@@ -171,7 +170,6 @@ class ResponseAnswer(StreamForm):
             metadata=request.metadata or {},
             store=request.store is True,
             previous_response_id=request.previous_response_id,
-            conversation=None if conversation is None else ConversationReference(id=conversation),
             parallel_tool_calls=request.parallel_tool_calls is not False,
             temperature=params.temperature,
             top_p=params.top_p,

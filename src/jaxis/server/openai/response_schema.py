@@ -70,12 +70,6 @@ _LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning is always sent, unencrypted, and can be sent back
 
 
-class ConversationReference(StrictModel):
-    """Id of the conversation that a response belongs to."""
-
-    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
-
-
 class ResponseRequest(EngineRequest):
     """A string or a conversation to answer.
 
@@ -89,7 +83,6 @@ class ResponseRequest(EngineRequest):
       truncation: Accepted without effect; a prompt that is too long is always refused.
       store: False does not store the response for later requests; None and True do.
       previous_response_id: Id of the response that this one continues.
-      conversation: Conversation, or its id, that this response continues and is added to.
       user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect.
     """
 
@@ -105,6 +98,7 @@ class ResponseRequest(EngineRequest):
         "truncation": NotApplied(neutral=("disabled",)),
         "background": NotApplied(neutral=(False,), advice="there are no background responses here: stream it"),
         "prompt": NotApplied(advice="no prompts are kept here: send instructions and input"),
+        "conversation": NotApplied(advice="no conversations are kept here: send previous_response_id"),
     }
 
     input: (
@@ -131,17 +125,10 @@ class ResponseRequest(EngineRequest):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     previous_response_id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
-    conversation: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | ConversationReference | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-
-    @property
-    def conversation_id(self) -> str | None:
-        """Id of the conversation; None if the response belongs to none."""
-        conversation = self.conversation
-        return conversation.id if isinstance(conversation, ConversationReference) else conversation
 
     @property
     def wants_logprobs(self) -> bool:
@@ -193,7 +180,6 @@ class ResponseObject(BaseModel):
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    conversation: ConversationReference | None = Field(default=None, exclude_if=is_none)
     reasoning: ReasoningOptions = ReasoningOptions()
     store: bool = False
     temperature: float

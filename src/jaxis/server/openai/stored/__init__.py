@@ -1,1 +1,1 @@
-"""Stored responses and conversations of /v1/responses and /v1/conversations."""
+"""Stored responses of /v1/responses."""

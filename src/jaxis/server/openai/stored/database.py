@@ -1,4 +1,4 @@
-"""Responses and conversations in SQLite, in memory or in a file that only this user can read."""
+"""Responses in SQLite, in memory or in a file that only this user can read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jaxis.errors import ConfigError
 from jaxis.server.http.body import new_id
@@ -22,7 +22,8 @@ MAX_CHAIN = 10_000
 """Most responses that one may go back to."""
 _BUSY_SECONDS = 5.0
 _ROW_BYTES = 200  # of a row, beside its text
-# In the order of tables: what holds items, the items, and which responses' bodies have an output item.
+# In the order of tables: responses, the items of their requests, and the ids of the items in their bodies. `kind` is
+# always "response": files of jaxis 0.1.0 may also hold conversations, which expire.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS held (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT, body TEXT NOT NULL,
@@ -41,7 +42,7 @@ CREATE TABLE IF NOT EXISTS output_item (
 CREATE INDEX IF NOT EXISTS output_item_id ON output_item (id);
 CREATE INDEX IF NOT EXISTS output_item_response ON output_item (response);
 """
-# An item by its id, in what an owner's responses said, or else in what its objects hold.
+# An item by its id, in an owner's responses, or else in their requests.
 _FIND_ITEM = """
 SELECT said.value, held.id FROM output_item JOIN held ON held.id = response, json_each(held.body, '$.output') AS said
 WHERE output_item.id = ? AND owner = ? AND used >= ? AND json_extract(said.value, '$.id') = output_item.id
@@ -51,7 +52,6 @@ LIMIT 1
 """
 _logger = logging.getLogger(__name__)
 
-Kind = Literal["response", "conversation"]
 Json = dict[str, Any]
 
 
@@ -71,15 +71,15 @@ class Page:
 
 
 class Database:
-    """Objects of owners, which hold items. Every method may be called by any thread.
+    """Responses of owners, with the items of their requests. Every method may be called by any thread.
 
-    An object is removed when it was not used for `ttl_seconds`, or when there is no room: the least recently used go
+    A response is removed when it was not used for `ttl_seconds`, or when there is no room: the least recently used go
     first. Several servers may share a file.
 
     Args:
       folder: Folder of the file; None keeps all in memory.
-      max_bytes: Most bytes of all objects, counted as text.
-      ttl_seconds: Time that an object stays after its last use.
+      max_bytes: Most bytes of all responses, counted as text.
+      ttl_seconds: Time that a response stays after its last use.
       clock: Function that returns seconds since 1970.
 
     Raises:
@@ -93,109 +93,69 @@ class Database:
         self._lock = threading.Lock()
         self._connection = _open(folder)
 
-    def put(
-        self, owner: str, kind: Kind, object_id: str, body: Json, items: Sequence[Json], previous: str | None = None
-    ) -> None:
-        """Adds an object, under a new id, with its items, each with an `id`.
+    def put(self, owner: str, response_id: str, body: Json, items: Sequence[Json], previous: str | None = None) -> None:
+        """Adds a response, under a new id, with the items of its request, each with an `id`.
 
-        `body` is all of it but the items; a response's has an `output`, of items with an `id` each. `previous` is the
-        response that it continues.
+        `body` is all of it but the items; its `output` has items with an `id` each. `previous` is the response that it
+        continues.
         """
         with self._transaction() as connection:
             text, texts = json.dumps(body), [json.dumps(item) for item in items]
-            said = [(item["id"], object_id) for item in body.get("output", ())]
-            num_bytes = _num_bytes(text, *texts) + _ROW_BYTES * len(said)
-            row = (object_id, owner, kind, previous, text, num_bytes, self._clock())
-            connection.execute("INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            said = [(item["id"], response_id) for item in body["output"]]
+            num_bytes = sum(len(each) + _ROW_BYTES for each in (text, *texts)) + _ROW_BYTES * len(said)
+            row = (response_id, owner, previous, text, num_bytes, self._clock())
+            connection.execute("INSERT INTO held VALUES (?, ?, 'response', ?, ?, ?, ?)", row)
             connection.executemany("INSERT INTO output_item VALUES (?, ?)", said)
-            _insert_items(connection, object_id, items, texts)
+            rows = [(response_id, item["id"], text) for item, text in zip(items, texts, strict=True)]
+            connection.executemany("INSERT INTO item (holder, id, body) VALUES (?, ?, ?)", rows)
             self._make_room(connection)
 
-    def get(self, owner: str, kind: Kind, object_id: str) -> Json | None:
-        """Returns an object without its items; None if this owner has no such object."""
+    def get(self, owner: str, response_id: str) -> Json | None:
+        """Returns a response without its items; None if this owner has no such response."""
         with self._transaction() as connection:
-            return self._find(connection, owner, kind, object_id)
+            return self._find(connection, owner, response_id)
 
-    def chain(self, owner: str, object_id: str) -> list[tuple[Json, list[Json]]] | None:
+    def chain(self, owner: str, response_id: str) -> list[tuple[Json, list[Json]]] | None:
         """Returns a response and its predecessors, the first one first, each with its items; None if one is gone."""
         found: list[tuple[Json, list[Json]]] = []
-        following: str | None = object_id
+        following: str | None = response_id
         with self._transaction() as connection:
             while following is not None:
-                body = self._find(connection, owner, "response", following)
+                body = self._find(connection, owner, following)
                 if body is None or len(found) == MAX_CHAIN:
                     return None
-                found.append((body, _items(connection, following)))
+                rows = connection.execute("SELECT body FROM item WHERE holder = ? ORDER BY place", (following,))
+                found.append((body, [json.loads(text) for [text] in rows]))
                 [following] = connection.execute("SELECT previous FROM held WHERE id = ?", (following,)).fetchone()
         return found[::-1]
 
-    def update(self, owner: str, kind: Kind, object_id: str, body: Json) -> bool:
-        """Replaces an object's body; False if this owner has no such object."""
+    def delete(self, owner: str, response_id: str) -> bool:
+        """Removes a response with its items; False if this owner has no such response."""
         with self._transaction() as connection:
-            if (before := self._find(connection, owner, kind, object_id)) is None:
-                return False
-            text = json.dumps(body)
-            grown = len(text) - len(json.dumps(before))
-            connection.execute(
-                "UPDATE held SET body = ?, num_bytes = num_bytes + ? WHERE id = ?", (text, grown, object_id)
-            )
-            self._make_room(connection)
-            return True
-
-    def delete(self, owner: str, kind: Kind, object_id: str) -> bool:
-        """Removes an object with its items; False if this owner has no such object."""
-        with self._transaction() as connection:
-            found = connection.execute(
-                "DELETE FROM held WHERE id = ? AND owner = ? AND kind = ?", (object_id, owner, kind)
-            )
+            found = connection.execute("DELETE FROM held WHERE id = ? AND owner = ?", (response_id, owner))
             return found.rowcount == 1
 
-    def add_items(self, owner: str, object_id: str, items: Sequence[Json]) -> bool:
-        """Appends items to a conversation; False if this owner has no such conversation."""
+    def page(self, owner: str, response_id: str, page: Page) -> tuple[list[Json], bool] | None:
+        """Returns some items of a response's request, and whether more follow; None if this owner has no such response
+        or item.
+        """
         with self._transaction() as connection:
-            if self._find(connection, owner, "conversation", object_id) is None:
-                return False
-            texts = [json.dumps(item) for item in items]
-            _insert_items(connection, object_id, items, texts)
-            self._grow(connection, object_id, _num_bytes(*texts))
-            self._make_room(connection)
-            return True
-
-    def items(self, owner: str, kind: Kind, object_id: str) -> list[Json] | None:
-        """Returns all items of an object, in their order; None if this owner has no such object."""
-        with self._transaction() as connection:
-            if self._find(connection, owner, kind, object_id) is None:
-                return None
-            return _items(connection, object_id)
-
-    def page(self, owner: str, kind: Kind, object_id: str, page: Page) -> tuple[list[Json], bool] | None:
-        """Returns some items of an object, and whether more follow; None if this owner has no such object or item."""
-        with self._transaction() as connection:
-            if self._find(connection, owner, kind, object_id) is None:
+            if self._find(connection, owner, response_id) is None:
                 return None
             order, beyond, place = ("DESC", "<", 1 << 62) if page.descending else ("ASC", ">", 0)
             if page.after is not None:
                 select = "SELECT place FROM item WHERE holder = ? AND id = ?"
-                if (row := connection.execute(select, (object_id, page.after)).fetchone()) is None:
+                if (row := connection.execute(select, (response_id, page.after)).fetchone()) is None:
                     return None
                 [place] = row
             rows = connection.execute(
                 f"SELECT body FROM item WHERE holder = ? AND place {beyond} ? ORDER BY place {order} LIMIT ?",
-                (object_id, place, page.limit + 1),
+                (response_id, place, page.limit + 1),
             ).fetchall()
             return [json.loads(text) for [text] in rows[: page.limit]], len(rows) > page.limit
 
-    def item(self, owner: str, object_id: str, item_id: str) -> Json | None:
-        """Returns one item of a conversation; None if this owner has no such conversation or item."""
-        with self._transaction() as connection:
-            if self._find(connection, owner, "conversation", object_id) is None:
-                return None
-            select = "SELECT body FROM item WHERE holder = ? AND id = ?"
-            row = connection.execute(select, (object_id, item_id)).fetchone()
-            return None if row is None else json.loads(row[0])
-
     def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:
-        """Finds items by their ids in this owner's objects and in the outputs of its responses."""
+        """Finds items by their ids in this owner's responses and their requests."""
         found: dict[str, Json] = {}
         with self._transaction() as connection:
             for item_id in item_ids:
@@ -204,17 +164,6 @@ class Database:
                     found[item_id] = json.loads(row[0])
                     connection.execute("UPDATE held SET used = ? WHERE id = ?", (self._clock(), row[1]))
         return found
-
-    def delete_item(self, owner: str, object_id: str, item_id: str) -> bool:
-        """Removes one item of a conversation; False if this owner has no such conversation or item."""
-        with self._transaction() as connection:
-            if self._find(connection, owner, "conversation", object_id) is None:
-                return False
-            where = (object_id, item_id)
-            row = connection.execute("SELECT sum(length(body)) FROM item WHERE holder = ? AND id = ?", where).fetchone()
-            found = connection.execute("DELETE FROM item WHERE holder = ? AND id = ?", where).rowcount
-            self._grow(connection, object_id, -(row[0] or 0) - found * _ROW_BYTES)
-            return found > 0
 
     def close(self) -> None:
         with self._lock:
@@ -226,20 +175,17 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
 
-    def _find(self, connection: sqlite3.Connection, owner: str, kind: Kind, object_id: str) -> Json | None:
-        """Returns an object, and marks it as used now."""
+    def _find(self, connection: sqlite3.Connection, owner: str, response_id: str) -> Json | None:
+        """Returns a response, and marks it as used now."""
         now = self._clock()
         row = connection.execute(
-            "SELECT body FROM held WHERE id = ? AND owner = ? AND kind = ? AND used >= ?",
-            (object_id, owner, kind, now - self._ttl_seconds),
+            "SELECT body FROM held WHERE id = ? AND owner = ? AND kind = 'response' AND used >= ?",
+            (response_id, owner, now - self._ttl_seconds),
         ).fetchone()
         if row is None:
             return None
-        connection.execute("UPDATE held SET used = ? WHERE id = ?", (now, object_id))
+        connection.execute("UPDATE held SET used = ? WHERE id = ?", (now, response_id))
         return json.loads(row[0])
-
-    def _grow(self, connection: sqlite3.Connection, object_id: str, num_bytes: int) -> None:
-        connection.execute("UPDATE held SET num_bytes = num_bytes + ? WHERE id = ?", (num_bytes, object_id))
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
         connection.execute("DELETE FROM held WHERE used < ?", (self._clock() - self._ttl_seconds,))
@@ -251,20 +197,6 @@ class Database:
                 return
             connection.execute("DELETE FROM held WHERE id = ?", (object_id,))
             used -= num_bytes
-
-
-def _num_bytes(*texts: str) -> int:
-    return sum(len(text) + _ROW_BYTES for text in texts)
-
-
-def _insert_items(connection: sqlite3.Connection, holder: str, items: Sequence[Json], texts: Sequence[str]) -> None:
-    rows = [(holder, item["id"], text) for item, text in zip(items, texts, strict=True)]
-    connection.executemany("INSERT INTO item (holder, id, body) VALUES (?, ?, ?)", rows)
-
-
-def _items(connection: sqlite3.Connection, holder: str) -> list[Json]:
-    rows = connection.execute("SELECT body FROM item WHERE holder = ? ORDER BY place", (holder,))
-    return [json.loads(text) for [text] in rows]
 
 
 def _open(folder: Path | None) -> sqlite3.Connection:

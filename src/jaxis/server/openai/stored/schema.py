@@ -1,21 +1,16 @@
-"""Bodies of /v1/conversations, and lists of stored items."""
+"""Lists of stored items, and items in the form in which they are stored."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
-from jaxis.server.http.body import LenientModel, new_id
+from jaxis.server.http.body import new_id
 from jaxis.server.openai.response_items import HostedCall, InputItem, InputMessage
 from jaxis.server.openai.stored.database import Json
 
-MAX_NEW_ITEMS = 20
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _KINDS = {
     "message": "msg",
@@ -27,44 +22,11 @@ _KINDS = {
 }
 
 
-class ConversationRequest(LenientModel):
-    """A new conversation.
-
-    Attributes:
-      items: First items.
-      metadata: Data that is returned with it.
-    """
-
-    items: Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS)] | None = None
-    metadata: Metadata | None = None
-
-
-class ConversationUpdate(LenientModel):
-    """Other metadata."""
-
-    metadata: Metadata | None
-
-
-class NewItems(LenientModel):
-    """More items of a conversation."""
-
-    items: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_NEW_ITEMS)]
-
-
-class ConversationObject(BaseModel):
-    """A conversation, without its items."""
-
-    id: str = Field(default_factory=lambda: new_id("conv"))
-    object: Literal["conversation"] = "conversation"
-    created_at: int = Field(default_factory=lambda: int(time.time()))
-    metadata: dict[str, str] = {}
-
-
 class Deleted(BaseModel):
-    """The id of a deleted object."""
+    """The id of a deleted response."""
 
     id: str
-    object: Literal["response", "conversation.deleted"]
+    object: Literal["response"] = "response"
     deleted: Literal[True] = True
 
 

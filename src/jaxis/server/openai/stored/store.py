@@ -1,4 +1,4 @@
-"""The server's stored responses and conversations: found by their owners only, on a thread of their own."""
+"""The server's stored responses: found by their owners only, on a thread of their own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ResponseStore:
 
 
 def current_owner() -> str:
-    """Returns the owner of the objects that the current request may see: its API key, or, without keys, everyone."""
+    """Returns the owner of the responses that the current request may see: its API key, or, without keys, everyone."""
     key = current_api_key.get()
     # Not the name: keys that are given as options share one, and another key may get the name of an old one.
     return "" if key is None else key.sha256
@@ -87,4 +87,4 @@ async def get_store(request: Request) -> ResponseStore | None:
 
 
 Store = Annotated[ResponseStore | None, Depends(get_store)]
-"""Type of a route's parameter for the stored responses and conversations."""
+"""Type of a route's parameter for the stored responses."""
