@@ -123,13 +123,13 @@ def test_wrong_prompts_are_refused_and_nothing_is_queued(llm, prompts, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sampling_params": [GREEDY]}, "1 sampling_params were given for 2 prompts"),
-        ({"sampling_params": []}, "0 sampling_params were given for 2 prompts"),
-        ({"sampling_params": {"temperature": 0}}, "must be a SamplingParams"),
-        ({"sampling_params": [GREEDY, None]}, "must be a SamplingParams"),
-        ({"priority": [1]}, "1 priorities were given for 2 prompts"),
-        ({"priority": [1, None]}, "must be a list of integers"),
-        ({"priority": 1}, "must be a list of integers"),
+        ({"sampling_params": [GREEDY]}, "sampling_params has 1 values for 2 prompts"),
+        ({"sampling_params": []}, "sampling_params has 0 values for 2 prompts"),
+        ({"sampling_params": {"temperature": 0}}, "must be of type SamplingParams"),
+        ({"sampling_params": [GREEDY, None]}, "must be of type SamplingParams"),
+        ({"priority": [1]}, "priority has 1 values for 2 prompts"),
+        ({"priority": [1, None]}, "must be of type integer"),
+        ({"priority": "1"}, "must be of type integer"),
         ({"sampling_params": SamplingParams(max_tokens=4, stop_token_ids=[512])}, "prompt 0 of 2: stop_token_ids"),
     ],
 )

@@ -72,7 +72,7 @@ def test_refusals(llm):
         llm.stream(TEXT, SamplingParams(n=2))
     with pytest.raises(RequestError, match="1100 tokens"):
         llm.stream([1] * 1100)
-    with pytest.raises(RequestError, match="must be a SamplingParams"):
+    with pytest.raises(RequestError, match="must be of type SamplingParams"):
         llm.stream(TEXT, {"temperature": 0})
 
 

@@ -14,7 +14,7 @@ from jaxis.host.garbage import nothing_collected
 from jaxis.version import __version__
 
 if TYPE_CHECKING:
-    from jaxis.llm import LLM, RenderedChat, StreamOutput
+    from jaxis.llm import LLM, RenderedChat
     from jaxis.lora import LoRARequest
     from jaxis.models.registry import register_model
     from jaxis.outputs import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringOutput,
         ScoringRequestOutput,
+        StreamOutput,
     )
     from jaxis.prompt_extension import PromptExtension
     from jaxis.sampling_params import SamplingParams
@@ -37,7 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _EXPORTS = {
     "LLM": "jaxis.llm",
-    "StreamOutput": "jaxis.llm",
+    "StreamOutput": "jaxis.outputs",
     "RenderedChat": "jaxis.llm",
     "LoRARequest": "jaxis.lora",
     "PromptExtension": "jaxis.prompt_extension",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -17,23 +13,21 @@ import numpy as np
 from jaxis.engine.argument_groups.engine_kwargs import EngineKwargs, shows_engine_arguments
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.client.engine_client import GENERATION
-from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import PAUSED, LLMEngine
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
-from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
 from jaxis.engine.weights.new_weights import Weights
-from jaxis.errors import AdaptersInUseError, ConfigError, EngineError, RequestError
+from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.closing import Closing
 from jaxis.host.garbage import age_objects
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
+from jaxis.offline_requests import OfflineRequests, StreamOutput, Wanted, prompt_name
 from jaxis.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
-    Logprob,
     RequestOutput,
     ScoringRequestOutput,
 )
@@ -51,45 +45,16 @@ from jaxis.prompts import (
     tokenize_prompt,
     with_content_format,
 )
-from jaxis.rooms import room_module
 from jaxis.runners import Runner, check_runner, kind_of_checkpoint
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.template_choice import answer_end_token_ids, chat_template_source, with_template
+from jaxis.tokenizer.template_choice import chat_template_source
 from jaxis.vision.prompt_images import NoImages, PromptImages, images_of_prompt, take_images
 
 if TYPE_CHECKING:
     from jaxis.lora import LoRARequest
-    from jaxis.lora.store import AdapterStore
     from jaxis.pooling.embedder import Embedder
     from jaxis.pooling.pairs import Texts
-
-
-@dataclass(frozen=True)
-class StreamOutput:
-    """The addition of one step to a streamed completion.
-
-    Attributes:
-      text: New text; may be empty while a character or a stop string is incomplete.
-      token_ids: New token ids.
-      cumulative_logprob: Sum of all the completion's log-probabilities so far, if logprobs were asked for.
-      logprobs: Log-probabilities of the new tokens, if asked for.
-      finish_reason: "stop", "length" or "abort" in the last one, else None.
-      stop_reason: Stop string or stop token id that ended it; None for end-of-sequence.
-      num_prompt_tokens: Tokens of the prompt.
-      num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
-      weight_versions: Versions of the new tokens' weights; see `CompletionOutput`.
-    """
-
-    text: str
-    token_ids: list[int]
-    cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    weight_versions: list[str | int] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +150,6 @@ class LLM(Closing):
         self._progress = ProgressDisplay(show_progress)
         if translated.without_effect:
             self._progress.note(f"arguments without an effect here: {', '.join(translated.without_effect)}")
-        self._num_calls = 0
         self._closed = False
         opened = open_model(args)
         if kind_of_checkpoint(opened.path, opened.hf_config, runner) is not GENERATION:
@@ -220,6 +184,16 @@ class LLM(Closing):
         return self._opened
 
     @property
+    def requests(self) -> OfflineRequests:
+        """Requests of this model, for callers that step it themselves."""
+        self._check_open()
+        return self._requests
+
+    @functools.cached_property
+    def _requests(self) -> OfflineRequests:
+        return OfflineRequests(self._generator, self._progress)
+
+    @property
     def _embedder(self) -> Embedder:
         self._check_open()
         if isinstance(self._opened, BuiltEngine):
@@ -231,12 +205,6 @@ class LLM(Closing):
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
         return self._opened.tokenizer
 
-    @property
-    def _adapters(self) -> AdapterStore | None:
-        """The adapters of requests; None if requests have none."""
-        feature = self.engine.runner.feature("adapter")
-        return None if feature is None else feature.store
-
     def tokenizer_of(self, lora_request: LoRARequest | None) -> Tokenizer | None:
         """Returns the tokenizer, with the chat template that an adapter brings, if it brings one.
 
@@ -246,10 +214,7 @@ class LLM(Closing):
         Raises:
           ConfigError, CheckpointError: The adapter's files cannot be read.
         """
-        if lora_request is None or self.tokenizer is None or (adapters := self._adapters) is None:
-            return self.tokenizer
-        source = adapters.chat_template_of(lora_request.lora_path)
-        return self.tokenizer if source is None else with_template(self.tokenizer, source)
+        return self.tokenizer if lora_request is None else self.requests.tokenizer_of(lora_request)
 
     @functools.cached_property
     def images(self) -> PromptImages | NoImages:
@@ -282,7 +247,7 @@ class LLM(Closing):
         *,
         use_tqdm: bool | Callable[..., Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
@@ -295,7 +260,7 @@ class LLM(Closing):
           sampling_params: Parameters for all prompts, or one for each; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
           lora_request: The adapter for all prompts, or one (or None) for each; needs `enable_lora`.
-          priority: One number for each prompt; the lower value is served first.
+          priority: One number for all prompts, or one for each; the lower value is served first.
           tokenization_kwargs: Argument of vLLM; must be empty.
           progress: Show a progress bar.
 
@@ -308,11 +273,13 @@ class LLM(Closing):
           EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
         check_tokenization_kwargs(tokenization_kwargs)
-        _check_adapters(lora_request)
-        prompt_list = as_prompt_list(prompts)
-        tokenized = [self._tokenize(prompt, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)]
+        given, requests = as_prompt_list(prompts), self.requests
+        count = len(given)
+        adapters = requests.adapters(lora_request, count)
+        tokenized = [self._tokenize(prompt, prompt_name(i, count)) for i, prompt in enumerate(given)]
+        rows = (tokenized, requests.params(sampling_params, count), adapters, requests.priorities(priority, count))
         show = progress if use_tqdm is None else bool(use_tqdm)
-        return self._run(tokenized, sampling_params, priority, show, lora_request)
+        return requests.run(list(map(Wanted, *rows)), progress=show)
 
     def chat(
         self,
@@ -359,10 +326,10 @@ class LLM(Closing):
         if mm_processor_kwargs:
             raise RequestError(f"mm_processor_kwargs={dict(mm_processor_kwargs)!r} is not supported: leave it out")
         check_tokenization_kwargs(tokenization_kwargs)
-        _check_adapters(lora_request)
-        conversations = as_conversation_list(messages)
-        adapters = self._one_adapter_for_each(lora_request, conversations) or [None] * len(conversations)
-        tokenizer_of = functools.cache(self.tokenizer_of)  # an adapter's chat template is read once a call
+        conversations, requests = as_conversation_list(messages), self.requests
+        count = len(conversations)
+        adapters = requests.adapters(lora_request, count)
+        tokenizer_of = functools.cache(requests.tokenizer_of)  # an adapter's chat template is read once a call
         render = functools.partial(
             self._tokenize_chat,
             tools=tools,
@@ -376,7 +343,8 @@ class LLM(Closing):
             for each, adapter in zip(conversations, adapters, strict=True)
         ]
         show = progress if use_tqdm is None else bool(use_tqdm)
-        return self._run(tokenized, sampling_params, None, show, lora_request)
+        wanted = list(map(Wanted, tokenized, requests.params(sampling_params, count), adapters))
+        return requests.run(wanted, progress=show)
 
     def render_chat(
         self,
@@ -451,22 +419,18 @@ class LLM(Closing):
           RequestError: The prompt or a parameter cannot be honoured.
           EngineError: A step failed, or the model's logits are not finite.
         """
-        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        if isinstance(params, SamplingParams) and params.n != 1:
+        requests = self.requests
+        [params], [adapter] = requests.params(sampling_params, 1), requests.adapters(lora_request, 1)
+        if params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one completion; use generate for several")
-        _check_adapters(lora_request)
         if isinstance(prompt, TokenizedPrompt):
             tokenized = prompt
         elif is_conversation(prompt):
-            tokenizer = self.tokenizer_of(lora_request)
+            tokenizer = requests.tokenizer_of(adapter)
             tokenized = self._tokenize_chat(prompt, tokenizer=tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
-            tokenized = self._tokenize(cast(Prompt, prompt), _name(0, 1))
-        adapters = self._one_adapter_for_each(lora_request, [tokenized])
-        stream = self._stream(tokenized, _one_for_each(params, [tokenized]), adapters)
-        # Runs until the request is queued, so that closing the iterator aborts it even if nothing was read from it.
-        next(stream)
-        return cast(Generator[StreamOutput, None, None], stream)
+            tokenized = self._tokenize(cast(Prompt, prompt), prompt_name(0, 1))
+        return requests.stream(Wanted(tokenized, params, adapter))
 
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
         """Computes the logits of every position of one sequence, float32 [T, V], for verification.
@@ -481,8 +445,7 @@ class LLM(Closing):
         """
         if path not in ("whole", "paged"):
             raise RequestError(f"path={path!r} must be 'whole' or 'paged'")
-        self._check_open()
-        self._check_runs()
+        self.requests.check_runs()
         with interrupt_deferred():
             return compute_logits(self.engine, token_ids, paged=path == "paged")
 
@@ -700,198 +663,9 @@ class LLM(Closing):
     def _template_source(self, chat_template: str) -> str:
         return chat_template_source(chat_template, self.tokenizer.chat_templates if self.tokenizer else {})
 
-    def _run(
-        self,
-        prompts: list[TokenizedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
-        progress: bool,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
-    ) -> list[RequestOutput]:
-        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        params = _one_for_each(params, prompts)
-        show = self._progress if progress and len(prompts) > 1 else ProgressDisplay(enabled=False)
-        queued: list[Request] = []
-        num_finished = num_done = num_tokens = 0
-        try:
-            adapters = self._one_adapter_for_each(lora_request, prompts)
-            self._add(queued, prompts, params, priority, adapters)
-            number_of = {request.request_id: i for i, request in enumerate(queued)}
-            with show.generating(len(prompts)) as update:
-                while num_finished < len(prompts):
-                    if len(queued) < len(prompts) and num_finished > num_done:
-                        self._add(queued, prompts, params, priority, adapters)
-                        number_of = {request.request_id: i for i, request in enumerate(queued)}
-                    num_done = num_finished
-                    for request in self._step():
-                        number = number_of.get(request.request_id)
-                        if number is None or not request.finished:
-                            continue
-                        if request.error is not None:
-                            raise type(request.error)(f"{_name(number, len(prompts))}: {request.error}")
-                        num_finished += 1
-                        num_tokens += sum(len(item.sequence.output_token_ids) for item in request.completions)
-                    update(num_finished, num_tokens)
-        finally:
-            self._abort(queued)
-        return [request.output() for request in queued]
-
-    def _stream(
-        self, prompt: TokenizedPrompt, params: Sequence[SamplingParams], adapters: Sequence[LoRARequest | None]
-    ) -> Generator[StreamOutput | None, None, None]:
-        """Yields None once the request is queued, then a StreamOutput per step that adds something."""
-        queued: list[Request] = []
-        finished = has_text = False
-        try:
-            self._add(queued, [prompt], params, None, adapters)
-            yield None
-            [request] = queued
-            tracker = DeltaTracker(request)
-            while not finished:
-                if request.error is not None:
-                    raise copy.copy(request.error)
-                delta = tracker.take()
-                finished = delta.finished
-                for new in delta.outputs:
-                    has_text = True
-                    yield StreamOutput(
-                        text=new.text,
-                        token_ids=new.token_ids,
-                        cumulative_logprob=new.cumulative_logprob,
-                        logprobs=new.logprobs,
-                        finish_reason=new.finish_reason,
-                        stop_reason=new.stop_reason,
-                        num_prompt_tokens=len(request.prompt_token_ids),
-                        num_cached_tokens=delta.num_cached_tokens,
-                        weight_versions=new.weight_versions,
-                    )
-                if not delta.outputs:
-                    # A spinner would erase text already on the screen.
-                    with self._progress.silent() if has_text else nullcontext():
-                        self._step()
-        finally:
-            self._abort(queued)
-
-    def _step(self) -> list[Request]:
-        self._check_runs()
-        with interrupt_deferred():
-            return self.engine.step()
-
-    def _add(
-        self,
-        queued: list[Request],
-        prompts: list[TokenizedPrompt],
-        params: Sequence[SamplingParams],
-        priority: Sequence[int] | None,
-        adapters: Sequence[LoRARequest | None] = (),
-    ) -> None:
-        """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error.
-
-        Prompts that follow one whose adapter has no room in memory beside those in use are left for another call.
-        """
-        self._check_open()
-        self._check_runs()
-        if priority is not None:
-            _check_priority(priority, prompts)
-        self._num_calls += 1
-        digest_of = functools.cache(self._load_adapter)  # of each adapter once a call
-        ends_of = functools.cache(self._ends_of)
-        with interrupt_deferred():
-            for i, (prompt, prompt_params) in list(enumerate(zip(prompts, params, strict=True)))[len(queued) :]:
-                self.engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
-                try:
-                    adapter = adapters[i] if adapters else None
-                    if adapter is not None and not prompt_params.ignore_eos:
-                        stops = prompt_params.stop_token_ids
-                        stops = [*stops, *sorted(ends_of(adapter) - set(stops))]
-                        prompt_params = dataclasses.replace(prompt_params, stop_token_ids=stops)
-                    request = self.engine.add_request(
-                        f"{self._num_calls}-{i}",
-                        prompt.token_ids,
-                        prompt_params,
-                        prompt=prompt.text,
-                        priority=0 if priority is None else priority[i],
-                        cache_salt=prompt.cache_salt,
-                        adapter=b"" if adapter is None else digest_of(adapter.lora_path),
-                        inputs=prompt.inputs,
-                    )
-                except AdaptersInUseError:
-                    if all(request.finished for request in queued):
-                        raise  # others' requests use them
-                    return
-                except RequestError as error:
-                    if len(prompts) == 1:
-                        raise
-                    raise RequestError(f"{_name(i, len(prompts))}: {error}") from None
-                queued.append(request)
-
-    def _one_adapter_for_each(
-        self, lora_request: LoRARequest | Sequence[LoRARequest | None] | None, prompts: Sequence[object]
-    ) -> Sequence[LoRARequest | None]:
-        if lora_request is None:
-            return ()
-        adapters = lora_request if isinstance(lora_request, Sequence) else [lora_request] * len(prompts)
-        if len(adapters) != len(prompts):
-            raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
-        if self._adapters is None and any(adapters):
-            raise RequestError("lora_request needs LLM(..., enable_lora=True)")
-        return adapters
-
-    def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
-        """Returns the digest of an adapter's current files."""
-        assert self._adapters is not None
-        return self._adapters.add(self._adapters.read(folder))
-
-    def _ends_of(self, adapter: LoRARequest) -> frozenset[int]:
-        """Returns the tokens that end answers in the chat template that an adapter brings."""
-        changed = self.tokenizer_of(adapter)
-        return frozenset() if changed is self.tokenizer else answer_end_token_ids(changed)
-
-    def _abort(self, requests: Iterable[Request]) -> None:
-        with interrupt_deferred():
-            for request in requests:
-                if not request.finished:
-                    self.engine.abort_request(request.request_id)
-
-    def _check_runs(self) -> None:
-        if PAUSED in self.engine.holds:
-            raise EngineError("this LLM is paused: call resume first")
-        if self.engine.holds:
-            raise EngineError("this LLM sleeps: call wake_up first")
-
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("this LLM is closed: make a new one")
-
-
-def _name(index: int, count: int) -> str:
-    return f"prompt {index} of {count}" if count > 1 else "the prompt"
-
-
-def _check_adapters(lora_request: object) -> None:
-    adapters = lora_request if isinstance(lora_request, list | tuple) else [lora_request]
-    request_type = room_module("lora", "request", "lora_request").LoRARequest if any(adapters) else type(None)
-    if not all(each is None or isinstance(each, request_type) for each in adapters):
-        raise RequestError("lora_request must be a LoRARequest, or a list with one, or None, for each prompt")
-
-
-def _one_for_each(
-    params: SamplingParams | Sequence[SamplingParams], requests: Sequence[object]
-) -> Sequence[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * len(requests)
-    if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
-        raise RequestError("sampling_params must be a SamplingParams, or a list with one for each prompt")
-    if len(params) != len(requests):
-        raise RequestError(f"{len(params)} sampling_params were given for {len(requests)} prompts")
-    return params
-
-
-def _check_priority(priority: Sequence[int], requests: Sequence[object]) -> None:
-    if not isinstance(priority, Sequence) or not all(type(value) is int for value in priority):
-        raise RequestError(f"priority={priority!r} must be a list of integers, one for each prompt")
-    if len(priority) != len(requests):
-        raise RequestError(f"{len(priority)} priorities were given for {len(requests)} prompts")
 
 
 def _check_no_adapter(lora_request: object) -> None:

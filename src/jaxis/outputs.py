@@ -231,3 +231,30 @@ def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
     completion.num_rejected_predictions = new.num_rejected_predictions
     completion.routed_experts = new.routed_experts
     completion.num_drafts, completion.num_accepted_drafts = new.num_drafts, new.num_accepted_drafts
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """The addition of one step to a streamed completion.
+
+    Attributes:
+      text: New text; may be empty while a character or a stop string is incomplete.
+      token_ids: New token ids.
+      cumulative_logprob: Sum of all the completion's log-probabilities so far, if logprobs were asked for.
+      logprobs: Log-probabilities of the new tokens, if asked for.
+      finish_reason: "stop", "length" or "abort" in the last one, else None.
+      stop_reason: Stop string or stop token id that ended it; None for end-of-sequence.
+      num_prompt_tokens: Tokens of the prompt.
+      num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+      weight_versions: Versions of the new tokens' weights; see `CompletionOutput`.
+    """
+
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    weight_versions: list[str | int] | None = None

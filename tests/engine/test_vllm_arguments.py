@@ -159,7 +159,7 @@ def test_a_content_format_is_what_the_template_gets(llm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lora_request": object()}, "lora_request must be a LoRARequest"),
+        ({"lora_request": object()}, "lora_request must be of type LoRARequest"),
         ({"tokenization_kwargs": {"truncate_prompt_tokens": 5}}, "tokenization_kwargs=.* is not supported"),
     ],
 )

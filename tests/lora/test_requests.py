@@ -172,7 +172,7 @@ def test_roots_of_caches_differ_by_adapter_and_salt():
 
 
 def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tmp_path):
-    with pytest.raises(RequestError, match="2 lora_requests were given for 1 prompts"):
+    with pytest.raises(RequestError, match="lora_request has 2 values for 1 prompts"):
         llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[:2])
     for config, named in (
         ({"r": 32}, "has rank 32, more than max_lora_rank=16"),

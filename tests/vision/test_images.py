@@ -12,6 +12,7 @@ from jaxis.cli.chat_commands import run_command
 from jaxis.cli.chat_session import ChatSession
 from jaxis.errors import RequestError
 from jaxis.image_encoder import encoder as image_encoder
+from jaxis.offline_requests import Wanted
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.tiny_checkpoints import write_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3
@@ -193,19 +194,19 @@ def test_answers_go_on_between_the_slices_of_an_image(llm, monkeypatch):
     encoder(llm)._unused.clear()
     llm.engine.reset_prefix_cache()
     queued = []
-    llm._add(queued, [llm._tokenize(running, "the prompt")], [long], None, [None])
+    llm.requests.add(queued, [Wanted(llm._tokenize(running, "the prompt"), long)])
     while not queued[0].completions[0].sequence.output_token_ids:
-        llm._step()
+        llm.requests.step()
     with_image = []
-    llm._add(with_image, [llm._tokenize(prompt_of(image), "the prompt")], [SHORT], None, [None])
+    llm.requests.add(with_image, [Wanted(llm._tokenize(prompt_of(image), "the prompt"), SHORT)])
     queued += with_image
     dispatched = []
     while not queued[1].finished:
-        llm._step()
+        llm.requests.step()
         if (begun := encoder(llm)._begun) is not None:
             dispatched.append((begun.num_slices, len(queued[0].completions[0].sequence.output_token_ids)))
     while not queued[0].finished:
-        llm._step()
+        llm.requests.step()
     assert dispatched[-1][0] > 5
     # A step may dispatch the one after it, too.
     assert all(later - earlier <= 2 for (earlier, _), (later, _) in itertools.pairwise(dispatched))

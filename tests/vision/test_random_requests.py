@@ -6,6 +6,7 @@ import random
 import psutil
 
 from jaxis import LLM, SamplingParams
+from jaxis.offline_requests import Wanted
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.vision_checkpoints import random_image, write_mistral3
 
@@ -43,16 +44,16 @@ def test_random_requests_answer_as_alone_and_leave_nothing(tmp_path, monkeypatch
             for i in range(COUNT):
                 kind, size = rng.choice(kinds), rng.choice(MAX_TOKENS)
                 queued = []
-                llm._add(queued, [llm._tokenize(prompt(*kind), "the prompt")], [params[size]], None, [None])
+                llm.requests.add(queued, [Wanted(llm._tokenize(prompt(*kind), "the prompt"), params[size])])
                 running[queued[0]] = kind
                 while len(running) > rng.randrange(MOST_RUNNING if i + 1 < COUNT else 1):
                     if rng.random() < 0.03:
                         aborted = rng.choice(list(running))
-                        llm._abort([aborted])
+                        llm.requests.abort([aborted])
                         check(aborted, alone[running.pop(aborted)])
                         numbers["aborted"] += 1
                         continue
-                    llm._step()
+                    llm.requests.step()
                     for request in [each for each in running if each.finished]:
                         check(request, alone[running.pop(request)])
                         numbers["finished"] += 1

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.engine import LLMEngine
 from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.jsonl.conversation import Role
 from jaxis.layers.module import JaxModule
+from jaxis.offline_requests import OfflineRequests, Wanted
 from jaxis.outputs import CompletionOutput
+from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
@@ -156,21 +157,15 @@ class LiveEngine:
         `progress` displays the start of the engine. Raises EngineError if there is no memory for a cache, or logits are
         not finite.
         """
-        engine = self._engine_of(model, progress)
-        pairs = zip(prompts, params, strict=True)
-        requests = [engine.add_request(str(i), ids, each) for i, (ids, each) in enumerate(pairs)]
-        while engine.has_unfinished:
-            engine.step()
-        for request in requests:
-            if request.error is not None:
-                raise request.error
-        return [request.output().outputs[0] for request in requests]
+        requests = OfflineRequests(self._with_weights(model, progress), progress)
+        wanted = [Wanted(TokenizedPrompt(None, ids), each) for ids, each in zip(prompts, params, strict=True)]
+        return [output.outputs[0] for output in requests.run(wanted)]
 
     def close(self) -> None:
         if self._built is not None:
             self._built.engine.close()
 
-    def _engine_of(self, model: JaxModule, progress: ProgressDisplay) -> LLMEngine:
+    def _with_weights(self, model: JaxModule, progress: ProgressDisplay) -> BuiltEngine:
         base = self._base
         if self._built is None:
             args = EngineArgs(
@@ -183,7 +178,7 @@ class LiveEngine:
         elif model is not self._model:
             self._built.weights.update(model)
         self._model = model
-        return self._built.engine
+        return self._built
 
 
 Scorer = Callable[..., Sequence[float]]
