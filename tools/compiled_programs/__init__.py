@@ -1,1 +1,1 @@
-"""The appendix of docs/accelerators.md: compiled step programs of each family, as accelerators' compilers have them."""
+"""Compiled step programs of each family, as accelerators' compilers have them: docs/compiled-programs.json."""

@@ -1,4 +1,4 @@
-"""Writes docs/compiled-programs.json, and the appendix of docs/accelerators.md, which is made of it.
+"""Writes docs/compiled-programs.json.
 
   JAX_PLATFORMS=cpu python -m tools.compiled_programs v6e-8 v6e-1
   JAX_PLATFORMS=cpu python -m tools.compiled_programs h100x1 --models qwen3-0.6b,mixtral-8x7b
@@ -16,11 +16,9 @@ import argparse
 from tests.support.compiled_steps import FAMILIES
 from tests.support.places import REPOSITORY
 from tools.compiled_programs.measure import measure
-from tools.compiled_programs.page import with_appendix
 from tools.compiled_programs.rows import BFLOAT16, merge_rows, read_rows
 from tools.compiled_programs.shapes import SHAPES
 
-PAGE = REPOSITORY / "docs" / "accelerators.md"
 ROWS = REPOSITORY / "docs" / "compiled-programs.json"
 
 
@@ -56,7 +54,6 @@ def main() -> None:
         if row is None or row.error is not None or any(str(each) not in row.steps for each in tokens):
             print(row := measure(model, target, width, tokens), flush=True)
             merge_rows(ROWS, [row])
-    PAGE.write_text(with_appendix(PAGE.read_text(), read_rows(ROWS)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Features of an engine that do not combine, with reasons, for the check of arguments and for docs/proof.md."""
+"""Features of an engine that do not combine, with reasons; docs/proof.md lists them."""
 
 from __future__ import annotations
 
@@ -71,9 +71,3 @@ def check_combinations(asked_for: Mapping[EngineFeature, str]) -> None:
                 f"{asked_for[first]} does not combine with {asked_for[second]}, because {because}: leave one of them "
                 "out"
             )
-
-
-def combinations_table() -> str:
-    """Returns a Markdown table of the features that do not combine."""
-    rows = [f"| {first.value} | {second.value} | {because} |" for first, second, because in REFUSALS]
-    return "\n".join(["| feature | does not combine with | because |", "|---|---|---|", *rows])
