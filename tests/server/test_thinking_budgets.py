@@ -25,7 +25,6 @@ BODIES = {
     "/v1/responses": lambda n: {"input": "Hi", "thinking_token_budget": n},
     "/v1/completions": lambda n: {"prompt": "Hi <think>", "thinking_token_budget": n},
     "/inference/v1/generate": lambda n: {"token_ids": [40, 41], "sampling_params": {"thinking_token_budget": n}},
-    "/generate": lambda n: {"text": "Hi", "sampling_params": {"thinking_token_budget": n}},
     "/completion": lambda n: {"prompt": "Hi", "reasoning_budget_tokens": n},
     "/api/chat": lambda n: {"messages": CHAT, "options": {"thinking_token_budget": n}, "stream": False},
     "/api/generate": lambda n: {"prompt": "Hi", "options": {"thinking_token_budget": n}, "stream": False},

@@ -1,4 +1,4 @@
-"""Experts in answers: the same in every route and in streams, in vLLM's and SGLang's form."""
+"""Experts in answers: the same in every route and in streams, in vLLM's form."""
 
 import base64
 import io
@@ -62,12 +62,6 @@ def test_every_route_returns_them(experts_http):
     *before, last = events(experts_http, "/v1/completions", prompt=PROMPT, routed_experts_prompt_start=17, **asked)
     assert not any("routed_experts" in choice for event in before for choice in event["choices"])
     np.testing.assert_array_equal(rows(last["choices"][0]["routed_experts"]), experts[17:])
-    params = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
-    theirs = {"input_ids": PROMPT, "sampling_params": params, "return_routed_experts": True}
-    meta = post(experts_http, "/generate", **theirs, routed_experts_start_len=2)["meta_info"]
-    flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32)
-    np.testing.assert_array_equal(flat.reshape(-1, NUM_LAYERS, NUM_CHOSEN), experts[2:])
-    assert events(experts_http, "/generate", **theirs)[-1]["meta_info"]["routed_experts"]
     without = post(experts_http, "/v1/completions", prompt=PROMPT, **{**asked, "return_routed_experts": False})
     assert "routed_experts" not in without["choices"][0]
 
@@ -88,10 +82,10 @@ def test_what_cannot_be_returned_is_refused_in_one_line(http, experts_http):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "return_routed_experts"
     assert "the model has no experts" in answer.json()["error"]["message"]
-    beyond = {"input_ids": PROMPT, "return_routed_experts": True, "routed_experts_start_len": 19}
-    answer = experts_http.post("/generate", json=beyond)
+    beyond = {"prompt": PROMPT, "return_routed_experts": True, "routed_experts_prompt_start": 19}
+    answer = experts_http.post("/v1/completions", json=beyond)
     assert answer.status_code == 400
-    assert "routed_experts_start_len" in answer.text
+    assert "routed_experts_prompt_start" in answer.text
     answer = experts_http.post("/v1/responses", json={"input": "hello", "return_routed_experts": True})
     assert answer.status_code in (400, 422)
     assert "return_routed_experts" in answer.text

@@ -17,10 +17,3 @@ def routed_experts_npy(completion: CompletionOutput) -> str | None:
     file = io.BytesIO()
     np.save(file, completion.routed_experts, allow_pickle=False)
     return base64.b64encode(file.getvalue()).decode()
-
-
-def routed_experts_int32(completion: CompletionOutput) -> str | None:
-    """Returns `CompletionOutput.routed_experts` as base64 of flat little-endian int32 ids, as SGLang does."""
-    if completion.routed_experts is None:
-        return None
-    return base64.b64encode(completion.routed_experts.astype("<i4").tobytes()).decode()

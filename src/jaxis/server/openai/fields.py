@@ -34,11 +34,8 @@ class StreamOptions(LenientModel):
     include_obfuscation: bool | None = None
 
 
-class UsualSampling(LenientModel):
-    """Parameters of sampling that APIs of several servers have, under the names of SamplingParams.
-
-    None selects the model's default.
-    """
+class SamplingFields(LenientModel):
+    """Parameters with the same names in SamplingParams. None selects the model's default."""
 
     n: int | None = bounded(INTEGER_BOUNDS["n"])
     temperature: float | None = bounded(NUMBER_BOUNDS["temperature"])
@@ -56,11 +53,6 @@ class UsualSampling(LenientModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
-
-
-class SamplingFields(UsualSampling):
-    """Parameters with the same names in SamplingParams. None selects the model's default."""
-
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=128)
     seed: int | None = bounded(INTEGER_BOUNDS["seed"])

@@ -1,14 +1,12 @@
-"""Endpoints that take or return tokens: generation as in vLLM and SGLang, and rendering as in vLLM."""
+"""Endpoints that take or return tokens: generation and rendering, as in vLLM."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import TypeAdapter
 
 from jaxis.errors import RequestError
-from jaxis.server.context import Context, ServerContext, check_generates
+from jaxis.server.context import Context, check_generates
 from jaxis.server.generation.prompts import ChatPrompt
 from jaxis.server.http.openapi import GENERATION_RESPONSES, TEXT_ERRORS
 from jaxis.server.http.strict_json import StrictJSONRoute
@@ -17,7 +15,6 @@ from jaxis.server.openai.completions import CompletionRequest, completion_job
 from jaxis.server.protocol import Protocol
 from jaxis.server.respond import respond
 from jaxis.server.tokens.render import ChatRenderRequest, RenderedRequest, chat_extension, rendered_requests
-from jaxis.server.tokens.sglang_generate import SGLANG_ERRORS, SGLangAnswer, SGLangRequest, SGLangWriter, sglang_job
 from jaxis.server.tokens.vllm_generate import (
     GENERATE_ERRORS,
     GenerateAnswer,
@@ -34,18 +31,11 @@ _REQUESTS = TypeAdapter(list[RenderedRequest])
 async def generate(body: GenerateRequest, request: Request, context: Context) -> Response:
     """Continues token ids with token ids, as vLLM does."""
     headers = context.ignored_fields.check(body)
-    _check_ids("token_ids", [body.token_ids], context)
+    vocab_size, highest = context.engine.info.vocab_size, max(body.token_ids)
+    if highest >= vocab_size:
+        raise RequestError(f"holds {highest}; the model's token ids are 0 to {vocab_size - 1}", param="token_ids")
     job = generate_job(body, context.model)
     return await respond(request, context, job, GenerateAnswer(body, job), headers)
-
-
-@router.post("/generate", response_model=SGLangAnswer | list[SGLangAnswer], responses=GENERATION_RESPONSES)
-async def generate_as_sglang(body: SGLangRequest, request: Request, context: Context) -> Response:
-    """Continues texts or token ids, as SGLang does."""
-    headers = context.ignored_fields.check(body)
-    _check_ids("input_ids", [prompt for prompt in body.prompts() if isinstance(prompt, list)], context)
-    job = sglang_job(body, context.model)
-    return await respond(request, context, job, SGLangWriter(body, job), headers)
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedRequest, responses=TEXT_ERRORS)
@@ -73,12 +63,4 @@ async def render_completion(body: CompletionRequest, context: Context) -> Respon
     return Response(rendered, media_type="application/json", headers=headers)
 
 
-def _check_ids(field: str, prompts: Sequence[Sequence[int]], context: ServerContext) -> None:
-    """Raises RequestError if a token id exceeds the vocabulary. Negative ids have been refused already."""
-    vocab_size = context.engine.info.vocab_size
-    for token_ids in prompts:
-        if (highest := max(token_ids)) >= vocab_size:
-            raise RequestError(f"holds {highest}; the model's token ids are 0 to {vocab_size - 1}", param=field)
-
-
-PROTOCOL = Protocol(routers=[router], errors=[GENERATE_ERRORS, SGLANG_ERRORS])
+PROTOCOL = Protocol(routers=[router], errors=[GENERATE_ERRORS])
