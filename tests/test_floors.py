@@ -23,7 +23,7 @@ FLOORS = (
     "bench bringup calibration inference training",
     "__init__ server",
     "llm",
-    "compilation pooling runners",
+    "compilation offline_requests pooling runners",
     "engine.client",
     "engine",
     "engine.drafting engine.experts engine.hosts engine.kv_events engine.kv_store image_encoder lora",
