@@ -39,7 +39,7 @@ from jaxis.bench.limits import measure_limits
 from jaxis.bench.process_facts import describe_machine
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import JaxisError
-from jaxis.host.machine import usable_cores
+from jaxis.host.cores import usable_cores
 from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import read_hf_config
 from loads import LOADS, SWEEPS, YARDSTICK, Group, groups

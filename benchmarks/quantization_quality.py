@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxis.calibration.evaluate import Evaluation, SourcePredictions
-from jaxis.host.machine import usable_cores
+from jaxis.host.cores import usable_cores
 
 TEXTS = tuple(sorted((Path(__file__).parent / "texts").glob("*.txt")))
 JAXIS = "none,int8,int4"

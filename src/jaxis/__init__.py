@@ -10,6 +10,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from jaxis.host.cores import limit_threads
 from jaxis.host.garbage import nothing_collected
 from jaxis.version import __version__
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # XLA logs alarming but meaningless lines when it reloads a program from its disk cache. Set before JAX is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+limit_threads()
 
 _EXPORTS = {
     "LLM": "jaxis.llm",

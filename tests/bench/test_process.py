@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.bench.process_facts import compile_stats, describe_machine
-from jaxis.host.machine import usable_cores
+from jaxis.host.cores import usable_cores
 
 
 def test_the_start_of_a_process_is_when_it_was_started():

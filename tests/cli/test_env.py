@@ -9,7 +9,7 @@ import jax
 import psutil
 import pytest
 
-from jaxis.cli.env import _memory_nodes
+from jaxis.cli.env import _memory_nodes, _to_text
 from jaxis.version import __version__
 
 
@@ -36,11 +36,21 @@ def test_the_program_cache_is_measured(run_jaxis, cli_environment, monkeypatch, 
 
 
 def test_memory_nodes_are_named_where_there_are_several(tmp_path):
-    for name, cores in (("node0", "0-31,64-95\n"), ("node1", "\n")):
+    def add(name, cores):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "cpulist").write_text(cores)
+        (tmp_path / name / "cpulist").write_text(f"{cores}\n")
+
+    assert _memory_nodes(tmp_path) == {}
+    add("node0", "0-31,64-95")
+    assert _memory_nodes(tmp_path) == {}
+    add("node1", "")  # memory without cores is no place for weights
     assert _memory_nodes(tmp_path) == {"memory_nodes": {"node0": "cores 0-31,64-95", "node1": "cores none"}}
-    assert _memory_nodes(tmp_path / "none") == {}
+    add("node2", "32-63")
+    facts = _memory_nodes(tmp_path)
+    assert _to_text("memory_nodes", facts["memory_nodes"]) == (
+        "node0 cores 0-31,64-95, node1 cores none, node2 cores 32-63, "
+        "start numactl --interleave=0,2 jaxis serve, or a server a node: numactl -N 0 -m 0"
+    )
 
 
 def test_text_has_a_line_a_fact(invoke):

@@ -11,7 +11,8 @@ import jax
 import psutil
 
 from jaxis.engine.execution.program_files import COMPILE_EVENT, LOADED_EVENT
-from jaxis.host.machine import cpu_model, usable_cores
+from jaxis.host.cores import usable_cores
+from jaxis.host.machine import cpu_model
 from jaxis.version import __version__
 
 

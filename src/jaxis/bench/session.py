@@ -18,7 +18,8 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_config import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS
 from jaxis.engine.setup import build_engine
-from jaxis.host.machine import peak_memory_bytes, seconds_since_start, usable_cores
+from jaxis.host.cores import usable_cores
+from jaxis.host.machine import peak_memory_bytes, seconds_since_start
 from jaxis.host.progress import ProgressDisplay
 
 BLOCK_SIZE = EngineArgs.block_size

@@ -15,7 +15,8 @@ import typer
 from jaxis.cli.command import Command
 from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug, JsonAnswer, ReportFolder
-from jaxis.host.machine import cpu_flags, cpu_model, usable_cores
+from jaxis.host.cores import usable_cores
+from jaxis.host.machine import cpu_flags, cpu_model
 from jaxis.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
@@ -85,9 +86,13 @@ def _version_of(package: str) -> str | None:
 def _memory_nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[str, dict[str, str]]:
     """Reads the cores of each memory node, by Linux's number of it; empty where all memory is equally near."""
     nodes = {path.name: (path / "cpulist").read_text().strip() for path in sorted(folder.glob("node[0-9]*"))}
-    return (
-        {"memory_nodes": {name: f"cores {cores or 'none'}" for name, cores in nodes.items()}} if len(nodes) > 1 else {}
-    )
+    if len(nodes) < 2:
+        return {}
+    facts = {name: f"cores {cores or 'none'}" for name, cores in nodes.items()}
+    if len(near := [name.removeprefix("node") for name, cores in nodes.items() if cores]) > 1:
+        # Weights lie on the node whose core read them first; the other node's cores would wait for its memory.
+        facts["start"] = f"numactl --interleave={','.join(near)} jaxis serve, or a server a node: numactl -N 0 -m 0"
+    return {"memory_nodes": facts}
 
 
 def _devices() -> list[dict[str, Any]] | str:

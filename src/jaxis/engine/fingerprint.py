@@ -17,7 +17,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.argument_groups.fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.trace_inputs import sources
-from jaxis.host.machine import cpu_flags, usable_cores
+from jaxis.host.cores import usable_cores
+from jaxis.host.machine import cpu_flags
 from jaxis.kernels import native
 from jaxis.loading.gguf_files import find_shards, mmproj_beside
 from jaxis.version import __version__

@@ -16,11 +16,6 @@ from pathlib import Path
 import psutil
 
 
-def usable_cores() -> int:
-    """Returns the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cpu_model() -> str:
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]

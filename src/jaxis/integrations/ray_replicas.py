@@ -8,9 +8,10 @@ from typing import Any
 import ray
 
 from jaxis.errors import ConfigError
+from jaxis.host.cores import VARIABLE
 
 # Variables for the number of threads in a process: of XLA, and of numpy's libraries.
-_THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS")
+_THREAD_VARIABLES = (VARIABLE, "OMP_NUM_THREADS")
 
 
 def use_reserved_cpus() -> None:

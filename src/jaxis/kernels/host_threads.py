@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TypeVar
+
+from jaxis.host.cores import usable_cores
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class BackgroundJobs:
 
     def submit(self, job: Callable[[], None]) -> None:
         """Waits until the queue has room, then runs the job on a thread. Raises the error of an earlier job."""
-        while len(self._jobs) >= _JOBS_PER_THREAD * _num_threads():
+        while len(self._jobs) >= _JOBS_PER_THREAD * usable_cores():
             self._jobs.popleft().result()
         self._jobs.append(_threads().submit(job))
 
@@ -64,9 +65,4 @@ def _threads() -> ThreadPoolExecutor:
     def mark() -> None:
         _this_thread.is_worker = True
 
-    return ThreadPoolExecutor(_num_threads(), thread_name_prefix="jaxis-weights", initializer=mark)
-
-
-@functools.cache
-def _num_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(usable_cores(), thread_name_prefix="jaxis-weights", initializer=mark)

@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.host.cache_folder import cache_folder
-from jaxis.host.machine import cpu_model, host_bytes, usable_cores
+from jaxis.host.cores import usable_cores
+from jaxis.host.machine import cpu_model, host_bytes
 from jaxis.kernels import native
 from jaxis.version import __version__
 

@@ -17,7 +17,7 @@ from jaxis.bench.limits import Limits, measure_limits
 from jaxis.bench.run import Load
 from jaxis.bringup.analyze.source import open_source
 from jaxis.engine.memory_account import MemoryAccount
-from jaxis.host.machine import usable_cores
+from jaxis.host.cores import usable_cores
 from jaxis.layers.module import named_parameters
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.planning.machine import MOST_DECODED, ROWS, WIDTHS, Machine, facts

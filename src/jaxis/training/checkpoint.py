@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 import secrets
 import shutil
@@ -23,6 +22,7 @@ from typing import Any
 import jax
 
 from jaxis.errors import CheckpointError, ConfigError, EngineError
+from jaxis.host.cores import usable_cores
 from jaxis.host.json_object import read_json_object
 from jaxis.parallel.distributed import text_of_first, wait_for_all
 from jaxis.training.config import TrainConfig
@@ -243,7 +243,7 @@ def _tree(state: TrainState) -> dict[str, dict[str, jax.Array]]:
 
 
 def _software() -> dict[str, Any]:
-    return {"jax": version("jax"), "jaxlib": version("jaxlib"), "threads": len(os.sched_getaffinity(0))}
+    return {"jax": version("jax"), "jaxlib": version("jaxlib"), "threads": usable_cores()}
 
 
 def check_is_shared(output: Path) -> None:

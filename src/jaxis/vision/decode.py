@@ -19,8 +19,8 @@ import numpy as np
 from jaxis.errors import RequestError
 from jaxis.host.base64_text import body_of_data_url, decode_base64, is_data_url
 from jaxis.host.byte_size import human_bytes
+from jaxis.host.cores import usable_cores
 from jaxis.host.limited_process import Limit, LimitedProcesses, LimitExceededError, ProcessLimits
-from jaxis.host.machine import usable_cores
 
 if TYPE_CHECKING:
     from PIL.Image import Image

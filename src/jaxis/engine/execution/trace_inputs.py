@@ -35,7 +35,8 @@ from jaxis.engine.execution.model_arrays import ModelArrays
 from jaxis.engine.execution.program_context import ProgramContext
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.step_part import HeadPart, StepPart
-from jaxis.host.machine import cpu_flags, seconds_since_start, usable_cores
+from jaxis.host.cores import usable_cores
+from jaxis.host.machine import cpu_flags, seconds_since_start
 from jaxis.kernels import native
 from jaxis.layers.module import JaxModule
 
