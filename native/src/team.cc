@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <new>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -214,4 +216,34 @@ void* scratch(Scratch which, int64_t bytes) {
   return buffer.data;
 }
 
+namespace {
+
+// Median seconds of a kernel beyond its tasks, one for each of so many threads, which run nothing else meanwhile.
+double barrier_seconds(int num_threads, int64_t num_jobs) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kTask = std::chrono::microseconds(10);
+  const Pool pool{num_threads,
+                  [](void*, void (*task)(void*), void* data) { std::thread(task, data).detach(); }, nullptr};
+  std::vector<double> seconds(num_jobs);
+  for (double& job : seconds) {
+    const auto begin = Clock::now();
+    parallel_for(pool, num_threads, [&](int64_t) {
+      for (const auto until = Clock::now() + kTask; Clock::now() < until;) pause();
+    });
+    job = std::chrono::duration<double>(Clock::now() - begin - kTask).count();
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + num_jobs / 2, seconds.end());
+  return seconds[num_jobs / 2];
+}
+
+}  // namespace
 }  // namespace jaxis
+
+extern "C" __attribute__((visibility("default"))) double jaxis_barrier_seconds(int32_t num_threads, int64_t num_jobs) {
+  return jaxis::barrier_seconds(num_threads, num_jobs);
+}
+
+// Kernels so far that more than one thread could share.
+extern "C" __attribute__((visibility("default"))) int64_t jaxis_num_barriers() {
+  return static_cast<int64_t>(jaxis::team().job.load() / 2);
+}

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 
 import jsonschema
 import numpy as np
@@ -18,7 +19,7 @@ from jaxis.cli.options import EngineOptions
 from jaxis.errors import ConfigError
 from jaxis.planning import machine as machines
 from jaxis.planning.local_plan import LocalWanted, plan_here
-from jaxis.planning.machine import Machine, at, keep, kept_machine, machine_file
+from jaxis.planning.machine import Machine, at, doubled, keep, kept_machine, limits_of, machine_file
 from jaxis.planning.measure import LOADS, MODELS, Engine, solve, solve_constants
 from jaxis.planning.planned_bench import planned_bench
 from jaxis.planning.step_time import work_of
@@ -39,11 +40,11 @@ LAYER = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 12288
 def machine(**changes):
     figures = {
         "facts": machines.facts(),
-        "read_bytes_per_second": 20e9,
-        "copy_bytes_per_second": 30e9,
-        "flops_per_second": 3e11,
+        "limits": (Limits(1, 12e9, 20e9, 1.6e11, 0.0), Limits(2, 20e9, 30e9, 3e11, 1e-6)),
         "disk_bytes_per_second": 1e9,
         "step": (1e-4, 2e-4, 4e-4, 1e-3, 2e-3),
+        "step_barriers": 5.0,
+        "layer_barriers": 6.0,
         "layer": (1e-5, 2e-5, 4e-5, 1e-4, 4e-4),
         "products": {
             "float32": (2e-10, 2e-10, 2e-10, 1e-9, 4e-9),
@@ -117,15 +118,46 @@ def test_solving_finds_the_constants_that_times_were_made_of(tmp_path):
         ]
         held = work.part.held_bytes
         peak = work.process_bytes(there) + held
-        trial = Trial(work.start_seconds(there, LOADS[0].input_len), peak, tuple(timings))
+        trial = Trial(work.start_seconds(there, LOADS[0].input_len), peak, 5 + 6 * work.part.num_layers, tuple(timings))
         engines[name] = Engine(work, trial, held)
-    limits = Limits(2, there.read_bytes_per_second, there.copy_bytes_per_second, there.flops_per_second)
-    found = solve(engines, limits, there.disk_bytes_per_second)
+    found = solve(engines, there.limits, there.disk_bytes_per_second)
     for field in dataclasses.fields(Machine):
         expected, actual = getattr(there, field.name), getattr(found, field.name)
         if field.name in ("products", "element_ready"):
             expected, actual = list(expected.values()), [actual[name] for name in expected]
-        assert actual == expected if field.name == "facts" else np.allclose(actual, expected, rtol=1e-6, atol=0), field
+        assert (
+            actual == expected
+            if field.name in ("facts", "limits")
+            else np.allclose(actual, expected, rtol=1e-6, atol=0)
+        ), field
+
+
+def test_a_core_less_has_its_part_of_reads_products_and_barriers():
+    [width] = widths(SMALL, "int8")
+    work, there = work_of(width), machine()
+    one = there.with_cores(1)
+    assert there.with_cores(2) == dataclasses.replace(there, limits=there.limits[-1:])
+    # Of an element's 5e-11 s, its byte takes them all at 20 GB/s; of 8e-10 s of a prompt, that many.
+    assert one.products["int8"][0] == pytest.approx(5e-11 * 20 / 12)
+    assert one.products["int8"][-1] == pytest.approx(5e-11 * 20 / 12 + 7.5e-10 * 3 / 1.6)
+    assert one.step[0] == pytest.approx(1e-4 - 5e-6)
+    assert one.layer[0] == pytest.approx(1e-5 - 6e-6)
+    assert work.decode_seconds(one, 1, 128) > work.decode_seconds(there, 1, 128)
+    assert one.context_byte == pytest.approx(1e-10 * 20 / 12)
+    assert one.attention_flop == pytest.approx(1e-11 * 3 / 1.6)
+
+
+def test_more_cores_than_measured_follow_amdahls_law():
+    found = limits_of(machine().limits, 4)
+    # What one does alone, a: 1 / 20 = 1 / 12 * (a + (1 - a) / 2).
+    alone = 2 * 12 / 20 - 1
+    assert found.read_bytes_per_second == pytest.approx(12e9 / (alone + (1 - alone) / 4))
+    assert found.barrier_seconds == pytest.approx(3e-6)
+    measured = (Limits(1, 1.0, 1.0, 1.0), Limits(2, 2.0, 2.0, 2.0), Limits(4, 3.0, 3.0, 3.0))
+    assert limits_of(measured, 3).flops_per_second == 2.5
+    assert limits_of(measured[:2], 64).flops_per_second == 64
+    assert limits_of(measured[:1], 3).flops_per_second == 3
+    assert doubled(6) == [1, 2, 4]
 
 
 def test_more_rows_than_measured_take_as_long_each():
@@ -200,6 +232,7 @@ def test_the_command_prints_a_table_and_one_object(monkeypatch):
     lines = found.stdout.splitlines()
     assert max(len(line) for line in lines if "jaxis serve" not in line) <= 100
     assert any(line.startswith("fits: jaxis serve ") for line in lines)
+    assert any(re.fullmatch(r"cores, modelled: 1: \S+, 2: \S+, 4: \S+, 8: \S+ tok/s of .*", line) for line in lines)
     answer = json.loads(invoke("--json").stdout)
     jsonschema.validate(answer, json.loads((FOLDER / "plan-this.json").read_text()))
     assert answer["status"] == "fits"

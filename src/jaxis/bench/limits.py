@@ -1,4 +1,4 @@
-"""Measures the machine's limits: the speed of reading and copying memory, and of float32 arithmetic.
+"""Measures the machine's limits: the speed of reading and copying memory, of float32 arithmetic, and of barriers.
 
     python -m jaxis.bench.limits 4
 
@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import EngineError
+from jaxis.kernels import native
 
 # For all threads together; far more than any cache holds.
 ARRAY_BYTES = 1 << 30
 MATRIX_SIZE = 2048
 PASSES = 10
+BARRIERS = 2000
 # One of these is the variable that numpy's BLAS library reads.
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -39,12 +41,14 @@ class Limits:
       read_bytes_per_second: Speed of a plain read; None on an accelerator, where no plain read is as fast as a copy.
       copy_bytes_per_second: Speed of a plain copy, counting both bytes read and bytes written.
       flops_per_second: Speed of a large matrix product, float32 on CPU, bfloat16 on an accelerator.
+      barrier_seconds: Time in which the threads of the native kernels meet once; 0 without such kernels.
     """
 
     num_threads: int | None
     read_bytes_per_second: float | None
     copy_bytes_per_second: float
     flops_per_second: float
+    barrier_seconds: float = 0.0
 
     @property
     def memory_bytes_per_second(self) -> float:
@@ -105,7 +109,9 @@ def measure_host(num_threads: int) -> Limits:
         read = _best_seconds(lambda: list(pool.map(np.max, sources)))
         copy = _best_seconds(lambda: list(pool.map(np.copyto, targets, sources)))
     product = _best_seconds(lambda: matrix @ matrix)
-    return Limits(num_threads, num_bytes / read, 2 * num_bytes / copy, 2 * MATRIX_SIZE**3 / product)
+    library = native.library()
+    barrier = 0.0 if library is None else max(0.0, library.jaxis_barrier_seconds(num_threads, BARRIERS))
+    return Limits(num_threads, num_bytes / read, 2 * num_bytes / copy, 2 * MATRIX_SIZE**3 / product, barrier)
 
 
 def _best_seconds(function: Callable[[], object]) -> float:

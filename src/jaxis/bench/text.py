@@ -89,7 +89,8 @@ def format_limits(limits: dict[str, Any]) -> str:
     read = limits["read_bytes_per_second"]
     reads = f"reads {read / 1e9:.1f} GB/s, " if read else ""
     copies = f"copies {limits['copy_bytes_per_second'] / 1e9:.1f} GB/s (read and written)"
-    return f"{threads}{reads}{copies}, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s"
+    barrier = f", {1e6 * seconds:.1f} us a barrier" if (seconds := limits.get("barrier_seconds")) else ""
+    return f"{threads}{reads}{copies}, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s{barrier}"
 
 
 def format_latency(report: dict[str, Any]) -> str:

@@ -40,6 +40,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "jaxis_ffi_minor": (ctypes.c_int, []),
     "jaxis_isa": (ctypes.c_char_p, []),
     "jaxis_supported_isas": (ctypes.c_char_p, []),
+    # threads, kernels to time -> median seconds of a kernel beyond its tasks
+    "jaxis_barrier_seconds": (ctypes.c_double, [_i32, _i64]),
+    "jaxis_num_barriers": (_i64, []),
     "jaxis_constants": (ctypes.POINTER(_Constant), []),
     # format, its numbers, k
     "jaxis_panel_bytes": (_i64, [_pointer, _i64, _i64]),

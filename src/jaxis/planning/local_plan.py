@@ -10,7 +10,7 @@ from jaxis.engine.execution.cache_memory import usable_bytes
 from jaxis.engine.memory_account import LOW_PRECISION, MemoryAccount, Width
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
-from jaxis.planning.machine import Machine
+from jaxis.planning.machine import Machine, doubled
 from jaxis.planning.plan import DEFAULT_CONTEXT_LEN
 from jaxis.planning.step_time import work_of
 from jaxis.planning.widths import widths
@@ -39,6 +39,7 @@ class LocalOption:
         system's file cache and compiled programs on the disk.
       disk_seconds: Time that is added to the start if the checkpoint must be read from the disk.
       tokens_per_second: Rate of all requests together, by their number, with 128 tokens of context each.
+      by_cores: Rate of one such request by the number of cores, as modelled: to four times this machine's.
       first_token_seconds: Time by the tokens of a prompt; None for one that is longer than the model's context.
       kl: Mean KL from the stored weights as measured on KL_MODEL; None if none was measured.
     """
@@ -53,6 +54,7 @@ class LocalOption:
     start_seconds: float
     disk_seconds: float
     tokens_per_second: dict[int, float]
+    by_cores: dict[int, float]
     first_token_seconds: dict[int, float | None]
     kl: float | None
 
@@ -110,6 +112,8 @@ def _option(
     longest = account.longest_context(limit - process_bytes)
     memory_bytes = process_bytes + account.held_bytes + account.needed_bytes(context_len)
     rates = {number: number / work.decode_seconds(machine, number, DECODE_CONTEXT) for number in BATCH_SIZES}
+    most = machine.limits[-1].num_threads or 1
+    cores = sorted({*doubled(most), *((most, 2 * most, 4 * most) if most > 1 else ())})  # one says nothing of more
     fits = longest >= context_len
     is_small = wanted.memory_bytes is None or memory_bytes <= wanted.memory_bytes
     limit_len = width.vllm_config.model_config.max_model_len
@@ -125,6 +129,7 @@ def _option(
         start_seconds=work.start_seconds(machine, PROMPT_LENS[0]),
         disk_seconds=(file_bytes or account.held_bytes) / machine.disk_bytes_per_second,
         tokens_per_second=rates,
+        by_cores={each: 1 / work.decode_seconds(machine.with_cores(each), 1, DECODE_CONTEXT) for each in cores},
         first_token_seconds={n: work.prefill_seconds(machine, n) if n <= limit_len else None for n in PROMPT_LENS},
         kl=0.0 if is_stored_float else _KL.get(width.quantization or ""),
     )
@@ -146,16 +151,19 @@ def local_plan_text(plan: LocalPlan) -> str:
         )
         for index, option in enumerate(plan.options)
     ]
-    machine = plan.machine
+    machine, limits = plan.machine, plan.machine.limits[-1]
+    shown = plan.options[plan.chosen or 0]
+    cores = ", ".join(f"{number}: {format_number(rate)}" for number, rate in shown.by_cores.items())
     lines = [
         f"{plan.model}  {' '.join(plan.architectures)}",
         f"{machine.facts['cpu']}, {machine.facts['cores']} cores, {human_bytes(plan.free_bytes)} free",
-        f"reads {machine.read_bytes_per_second / 1e9:.1f} GB/s, {machine.flops_per_second / 1e9:.0f} GFLOP/s, disk "
-        f"{machine.disk_bytes_per_second / 1e9:.1f} GB/s",
+        f"reads {limits.memory_bytes_per_second / 1e9:.1f} GB/s, {limits.flops_per_second / 1e9:.0f} GFLOP/s, disk "
+        f"{machine.disk_bytes_per_second / 1e9:.1f} GB/s, {1e6 * limits.barrier_seconds:.1f} us a barrier",
         _verdict(plan),
         "",
         format_table(header, rows),
         "",
+        f"cores, modelled: {cores} tok/s of one request, {shown.weights}",
         f"memory: with a request of {plan.context_len} tokens; tok/s: 1, 4, 16 requests of {DECODE_CONTEXT} tokens;",
         f"128, 1024, 8192: first token of such a prompt; KL: on {KL_MODEL}, others differ",
     ]

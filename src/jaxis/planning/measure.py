@@ -20,7 +20,7 @@ from jaxis.engine.memory_account import MemoryAccount
 from jaxis.host.cores import usable_cores
 from jaxis.layers.module import named_parameters
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
-from jaxis.planning.machine import MOST_DECODED, ROWS, WIDTHS, Machine, facts
+from jaxis.planning.machine import MOST_DECODED, ROWS, WIDTHS, Machine, doubled, facts
 from jaxis.planning.step_time import Work, work_of
 from jaxis.planning.trial import Trial, run_trial
 from jaxis.planning.widths import widths
@@ -81,7 +81,9 @@ class Engine(NamedTuple):
 
 def measure(on_stage: Callable[[str], object] = lambda _: None) -> Machine:
     """Measures this machine, in about four minutes. Raises EngineError if a process fails."""
-    limits = measure_limits(usable_cores())
+    most = usable_cores()
+    on_stage(f"measuring this machine's memory and arithmetic with 1 to {most} threads")
+    limits = tuple(measure_limits(threads) for threads in sorted({most, *doubled(most)}))
     engines: dict[str, Engine] = {}
     with tempfile.TemporaryDirectory(prefix="jaxis_plan_") as temporary:
         disk = 0.0
@@ -101,7 +103,7 @@ def measure(on_stage: Callable[[str], object] = lambda _: None) -> Machine:
     return solve(engines, limits, disk)
 
 
-def solve(engines: Mapping[str, Engine], limits: Limits, disk_bytes_per_second: float) -> Machine:
+def solve(engines: Mapping[str, Engine], limits: tuple[Limits, ...], disk_bytes_per_second: float) -> Machine:
     """Computes the constants from the engines of `MODELS`."""
     many = engines["many"]
     short, *_, middle, long = many.trial.timings
@@ -143,14 +145,18 @@ def solve(engines: Mapping[str, Engine], limits: Limits, disk_bytes_per_second: 
         [{"base": 1.0, "layer": work.part.num_layers} for work, *_ in engines.values()],
         [trial.peak_bytes - held_bytes for _, trial, held_bytes in engines.values()],
     )
+    barriers = solve_constants(
+        [{"step": 1.0, "layer": work.part.num_layers} for work, *_ in of_floats],
+        [max(1.0, trial.step_barriers) for _, trial, _ in of_floats],
+    )
     return Machine(
         facts=facts(),
-        read_bytes_per_second=limits.memory_bytes_per_second,
-        copy_bytes_per_second=limits.copy_bytes_per_second,
-        flops_per_second=limits.flops_per_second,
+        limits=limits,
         disk_bytes_per_second=disk_bytes_per_second,
         step=tuple(curves["step"]),
         layer=tuple(curves["layer"]),
+        step_barriers=barriers["step"],
+        layer_barriers=barriers["layer"],
         products={name: tuple(curves[name]) for name in WIDTHS},
         state=tuple(curves["state"]),
         context_byte=context_byte,

@@ -41,10 +41,12 @@ class Trial:
     Attributes:
       start_seconds: From the start of the process to the first token, with programs that are compiled already.
       peak_bytes: Resident memory at the first token.
+      step_barriers: Kernels of a step that threads share.
     """
 
     start_seconds: float
     peak_bytes: int
+    step_barriers: float
     timings: tuple[Timing, ...]
 
 
@@ -56,9 +58,8 @@ def run_trial(model: Path, quantization: str | None, loads: Sequence[Load]) -> T
     _child(model, quantization, loads, start_only=True)
     start = _child(model, quantization, loads, start_only=True)["start_seconds"]
     found = _child(model, quantization, loads)
-    return Trial(
-        min(start, found["start_seconds"]), found["peak_bytes"], tuple(Timing(*each) for each in found["timings"])
-    )
+    timings = tuple(Timing(*each) for each in found["timings"])
+    return Trial(min(start, found["start_seconds"]), found["peak_bytes"], found["step_barriers"], timings)
 
 
 def _child(model: Path, quantization: str | None, loads: Sequence[Load], *, start_only: bool = False) -> dict[str, Any]:
@@ -78,10 +79,16 @@ def _measure(model: str, quantization: str | None, loads: Sequence[Load], *, sta
     from jaxis.bench.run import run_batch
     from jaxis.bench.session import longest_sequence, open_session
     from jaxis.host.progress import ProgressDisplay
+    from jaxis.kernels import native
+
+    library = native.library()
+
+    def num_barriers() -> int:
+        return 0 if library is None else library.jaxis_num_barriers()
 
     rng = np.random.default_rng(0)
     arguments = {"quantization": quantization, **_NO_DRAFTS}
-    timings = []
+    timings, step_barriers = [], 0.0
     with open_session(
         model,
         arguments,
@@ -92,12 +99,16 @@ def _measure(model: str, quantization: str | None, loads: Sequence[Load], *, sta
         progress=ProgressDisplay(False),
     ) as session:
         for load in () if start_only else loads:
+            before = num_barriers()
             runs = [run_batch(session.engine, load, rng) for _ in range(_RUNS)]
             steps = [statistics.median(run.step_seconds or [0.0]) for run in runs]
             timings.append((min(run.prefill_seconds for run in runs), min(steps)))
+            if load is loads[0]:  # of one request, whose prompt is one step
+                step_barriers = (num_barriers() - before) / (_RUNS * load.output_len)
     return {
         "start_seconds": session.seconds_to_first_token,
         "peak_bytes": session.start_peak_memory_bytes,
+        "step_barriers": step_barriers,
         "timings": timings,
     }
 
