@@ -200,8 +200,6 @@ def build_engine(
         )
         live = LiveWeights(engine, args, opened, meshes, first, fingerprint, versions)
         _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
-        if is_loaded_here:
-            engine.runner.precompile(1, greedy=default_sampling_params.greedy)
         hosts, reason = followers or NO_OTHER_HOSTS, "" if (out := extra_memory.left_out) is None else out.reason
         return BuiltEngine(engine, default_sampling_params, live, hosts, reason)
 

@@ -282,5 +282,7 @@ def build(
 ) -> tuple[EngineInfo, EngineCore]:
     """Builds an engine that generates, as `EngineKind` says."""
     built = build_engine(args, progress, shared=shared, admit=admit)
+    # Beside the start of the server. Elsewhere a prompt comes at once, and its own program would wait for these.
+    built.engine.runner.precompile(1, greedy=built.default_sampling_params.greedy)
     built.engine.grammar_compiler.prepare()
     return EngineInfo.of(built), GenerationCore(built)
