@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from jax.typing import DTypeLike
@@ -13,6 +13,7 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
 from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout
+from jaxis.layers.module import ByMember
 from jaxis.parallel.equal_shares import check_heads
 
 
@@ -33,32 +34,31 @@ class CacheSpec(Protocol):
         ...
 
 
-@runtime_checkable
-class HasCache(Protocol):
+class HasCache(metaclass=ByMember):
     """A layer that caches something for each token, such as attention."""
 
-    @property
-    def kv_cache_spec(self) -> CacheSpec: ...
+    kv_cache_spec: CacheSpec
 
 
-@runtime_checkable
-class SharesCache(Protocol):
-    """A layer that attends to the cache of an earlier decoder layer instead of one of its own."""
+class SharesCache(metaclass=ByMember):
+    """A layer that attends to the cache of an earlier decoder layer instead of one of its own.
 
-    @property
-    def shares_cache_of(self) -> int | None:
-        """Index of that decoder layer, which has the same span, kv heads and head dimension; None: it has its own."""
-        ...
+    Attributes:
+      shares_cache_of: Index of that decoder layer, which has the same span, kv heads and head dimension; None: it has
+        its own.
+    """
+
+    shares_cache_of: int | None
 
 
-@runtime_checkable
-class HandsOnSelection(Protocol):
-    """Attention to selected tokens, or entries. Other layers may use its selection, and what it is of."""
+class HandsOnSelection(metaclass=ByMember):
+    """Attention to selected tokens, or entries. Other layers may use its selection, and what it is of.
 
-    @property
-    def hands_on_selection(self) -> bool:
-        """True if the layer takes the last selection, and returns one, as the last of its caches."""
-        ...
+    Attributes:
+      hands_on_selection: True if the layer takes the last selection, and returns one, as the last of its caches.
+    """
+
+    hands_on_selection: bool
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,16 @@ class JaxModule(nnx.Module, pytree=False):
         return named_modules(self, prefix)
 
 
+class ByMember(type):
+    """Metaclass of kinds of modules, which are known by having a kind's attributes.
+
+    A start asks some thousand times, and a protocol of Python 3.11 takes 15 microseconds to answer.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return all(hasattr(instance, name) for name in cls.__annotations__)
+
+
 @runtime_checkable
 class HasAfterLoading(Protocol):
     def after_loading(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jax.typing import DTypeLike
+
+from jaxis.layers.module import ByMember
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,7 @@ class StateCacheSpec:
         return sum(math.prod(array.shape) * array.dtype_in(activations).itemsize for array in self)
 
 
-@runtime_checkable
-class HasState(Protocol):
+class HasState(metaclass=ByMember):
     """A layer that keeps a state for each sequence."""
 
-    @property
-    def state_cache_spec(self) -> StateCacheSpec: ...
+    state_cache_spec: StateCacheSpec
