@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP
@@ -28,10 +27,7 @@ class ApertusForCausalLM(CausalLM):
         ("attention_layernorm", "input_layernorm"),
         ("feedforward_layernorm", "post_attention_layernorm"),
     )
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect_all(hidden_act="xielu", mlp_bias=False, qk_norm=True, post_norm=False)
+    supported_values = (("hidden_act", "xielu"), ("mlp_bias", False), ("qk_norm", True), ("post_norm", False))
 
 
 FAMILY = Family(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.leaves import rms_norm
@@ -42,10 +41,7 @@ class AXK1ForCausalLM(DeepseekCausalLM):
     layer_class = AXK1DecoderLayer
     # Files of the makers have the norm in the layer, those of the reference in the block.
     other_names = (("mlp.post_mlp_layernorm", "post_mlp_layernorm"),)
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("moe_layer_freq", 1)
+    supported_values = (("moe_layer_freq", 1),)
 
 
 FAMILY = Family("A.X K1", (AXK1ForCausalLM,), "as DeepSeek V3, with a norm after the experts")

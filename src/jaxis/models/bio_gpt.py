@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.embed import PositionEmbedding
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -51,10 +50,7 @@ class BioGptForCausalLM(CausalLM):
         ("fc2", "mlp.down_proj"),
         ("output_projection", "lm_head"),
     )
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.ignore("layer_norm_eps", because="the reference's norms have PyTorch's, 1e-5")
+    ignored_keys = (("layer_norm_eps", "the reference's norms have PyTorch's, 1e-5"),)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
 from jaxis.models.common.family import Family
@@ -25,10 +24,7 @@ class DeepseekV3DecoderLayer(DeepseekDecoderLayer):
 
 class DeepseekV3ForCausalLM(DeepseekCausalLM):
     layer_class = DeepseekV3DecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("moe_layer_freq", 1)
+    supported_values = (("moe_layer_freq", 1),)
 
 
 class Kimi_K25ForConditionalGeneration(TextPart, DeepseekV3ForCausalLM):

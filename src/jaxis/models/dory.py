@@ -188,12 +188,9 @@ class DoryForCausalLM(CausalLM):
     )
     module_renames = ()
     unadaptable = ("lm_head",)  # PEFT adds after the scale of the logits
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        # With the last loop's keys and values alone, earlier loops see them of past tokens but their own of new ones:
-        # what they see would depend on how the engine cuts prompts into steps.
-        config.expect_all(recurrent_kv_cache_mode="per_loop", attention_bias=False, mlp_bias=False)
+    # With the last loop's keys and values alone, earlier loops see them of past tokens but their own of new ones:
+    # what they see would depend on how the engine cuts prompts into steps.
+    supported_values = (("recurrent_kv_cache_mode", "per_loop"), ("attention_bias", False), ("mlp_bias", False))
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:

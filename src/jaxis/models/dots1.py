@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -33,10 +32,7 @@ class Dots1DecoderLayer(PreNormDecoderLayer):
 
 class Dots1ForCausalLM(CausalLM):
     layer_class = Dots1DecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("moe_layer_freq", 1)
+    supported_values = (("moe_layer_freq", 1),)
 
 
 def _span(scope: LayerScope) -> AttentionSpan:

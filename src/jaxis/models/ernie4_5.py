@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import ClassVar
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -49,12 +48,11 @@ class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
     text_model_types = ("paddleocr_vl_text", "paddleocr_vl")
     other_parts = ("visual", "mlp_AR", "projector")
     other_keys = ("vision_config",)
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect_all(rope_is_neox_style=True, compression_ratio=1.0)
-        config.ignore("use_3d_rope", because="rope_scaling says how rows and columns are counted")
-        config.ignore("weight_share_add_bias", because="it is about training")
+    supported_values = (("rope_is_neox_style", True), ("compression_ratio", 1.0))
+    ignored_keys = (
+        ("use_3d_rope", "rope_scaling says how rows and columns are counted"),
+        ("weight_share_add_bias", "it is about training"),
+    )
 
 
 FAMILY = Family(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PostNormDecoderLayer
 from jaxis.layers.moe import SparseMoE
@@ -28,10 +27,7 @@ class FlexOlmoDecoderLayer(PostNormDecoderLayer):
 class FlexOlmoForCausalLM(CausalLM):
     layer_class = FlexOlmoDecoderLayer
     router_aux_loss_coef = 0.01
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("clip_qkv", None)
+    supported_values = (("clip_qkv", None),)
 
 
 FAMILY = Family("FlexOLMo", (FlexOlmoForCausalLM,), "as OLMo 2, with experts")

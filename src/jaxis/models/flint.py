@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -57,10 +56,7 @@ class FlintForCausalLM(CausalLM):
     layer_class = FlintDecoderLayer
     router_aux_loss_coef = 0.0005
     renames = (("mlp.shared_expert", "mlp.shared_experts"), ("self_attn.softmax_offset", "self_attn.sinks"))
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("decoder_sparse_step", 1)
+    supported_values = (("decoder_sparse_step", 1),)
 
 
 FAMILY = Family(

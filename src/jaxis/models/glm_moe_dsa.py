@@ -32,12 +32,8 @@ class GlmMoeDsaPredictionLayer(SparseLatentDecoderLayer):
 
 class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
     layer_class = GlmMoeDsaDecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        super().check_config(config)
-        config.expect("moe_router_dtype", "float32")
-        config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")
+    supported_values = (("moe_router_dtype", "float32"),)
+    ignored_keys = (("index_share_for_mtp_iteration", "the prediction layer selects for each draft anew"),)
 
     @classmethod
     def prediction_names(cls, config: HFConfig) -> PredictionNames | None:

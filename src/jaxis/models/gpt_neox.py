@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import ParallelDecoderLayer, PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -44,10 +43,7 @@ class GPTNeoXForCausalLM(CausalLM):
         ("embed_out", "lm_head"),
     )
     buffers = (".attention.rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("is_decoder", True, False)
+    supported_values = (("is_decoder", True, False),)
 
 
 FAMILY = Family(

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.mlp import GatedMLP
@@ -61,10 +60,7 @@ class GraniteMoeForCausalLM(GraniteCausalLM):
     layer_class = GraniteMoeDecoderLayer
     router_aux_loss_coef = 0.001
     renames = GRANITE_MOE_RENAMES
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("norm_topk_prob", True)
+    supported_values = (("norm_topk_prob", True),)
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):

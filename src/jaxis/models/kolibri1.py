@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.moe import SparseMoE
@@ -56,10 +55,7 @@ class Kolibri1ForCausalLM(CausalLM):
         ("post_ffn_norm", "post_mlp_layernorm"),
     )
     module_renames = ()
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("hidden_act", "silu")
+    supported_values = (("hidden_act", "silu"),)
 
 
 FAMILY = Family(

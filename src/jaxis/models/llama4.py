@@ -36,14 +36,13 @@ class Llama4ForCausalLM(CausalLM):
         ("mlp.router", "mlp.gate"),
         ("mlp.shared_expert", "mlp.shared_experts"),
     )
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.ignore("attention_chunk_size", because="layers without chunks see everything")
-        config.ignore("floor_scale", "attn_scale", because="only layers without a rope have a temperature")
-        config.ignore("interleave_moe_layer_step", because="moe_layers, where there is one, names the sparse layers")
-        config.ignore("intermediate_size", because="dense layers do not have it")
-        config.ignore("intermediate_size_mlp", because="sparse layers do not have it")
+    ignored_keys = (
+        ("attention_chunk_size", "layers without chunks see everything"),
+        (("floor_scale", "attn_scale"), "only layers without a rope have a temperature"),
+        ("interleave_moe_layer_step", "moe_layers, where there is one, names the sparse layers"),
+        ("intermediate_size", "dense layers do not have it"),
+        ("intermediate_size_mlp", "sparse layers do not have it"),
+    )
 
 
 class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):

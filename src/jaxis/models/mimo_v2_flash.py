@@ -55,11 +55,8 @@ class MiMoV2FlashForCausalLM(CausalLM):
     renames = (("self_attn.attention_sink_bias", "self_attn.sinks"),)
     # A name in layers that predict later tokens.
     other_names = (("pre_mlp_layernorm", "post_attention_layernorm"),)
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("n_shared_experts", None, 0)
-        config.ignore("attention_chunk_size", because="windows slide: sliding_window_size says how far they reach")
+    supported_values = (("n_shared_experts", None, 0),)
+    ignored_keys = (("attention_chunk_size", "windows slide: sliding_window_size says how far they reach"),)
 
     @classmethod
     def prediction_names(cls, config: HFConfig) -> PredictionNames | None:

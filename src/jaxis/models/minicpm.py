@@ -54,11 +54,8 @@ class MiniCPM3DecoderLayer(PreNormDecoderLayer):
 class MiniCPMForCausalLM(CausalLM):
     layer_class = MiniCPMDecoderLayer
     tied_by_default = True
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect_all(num_experts=0, attention_bias=False)
-        config.ignore("mup_denominator", because="only training computes with it")
+    supported_values = (("num_experts", 0), ("attention_bias", False))
+    ignored_keys = (("mup_denominator", "only training computes with it"),)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -30,10 +29,7 @@ class MixtralForCausalLM(CausalLM):
     layer_class = MixtralDecoderLayer
     router_aux_loss_coef = 0.001
     renames = (("block_sparse_moe", "mlp"),)
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("norm_topk_prob", True)
+    supported_values = (("norm_topk_prob", True),)
 
 
 FAMILY = Family("Mixtral", (MixtralForCausalLM,), "8 experts, 2 per token", gguf=("llama",))

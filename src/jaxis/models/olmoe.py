@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
@@ -26,10 +25,7 @@ class OlmoeDecoderLayer(PreNormDecoderLayer):
 class OlmoeForCausalLM(CausalLM):
     layer_class = OlmoeDecoderLayer
     router_aux_loss_coef = 0.01
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("clip_qkv", None)
+    supported_values = (("clip_qkv", None),)
 
 
 FAMILY = Family(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -40,10 +39,7 @@ class PhiForCausalLM(CausalLM):
         ("mlp.fc1", "mlp.up_proj"),
         ("mlp.fc2", "mlp.down_proj"),
     )
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("qk_layernorm", False)
+    supported_values = (("qk_layernorm", False),)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

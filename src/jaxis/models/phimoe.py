@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import rope_config
 from jaxis.kernels.gates import softmax
@@ -76,11 +75,8 @@ class PhimoeForCausalLM(CausalLM):
     make_norm = _norm
     router_aux_loss_coef = 0.001
     renames = (("block_sparse_moe", "mlp"),)
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("num_experts_per_tok", 2)  # the reference always chooses two
-        config.ignore("input_jitter_noise", because="it is added in training only")
+    supported_values = (("num_experts_per_tok", 2),)  # the reference always chooses two
+    ignored_keys = (("input_jitter_noise", "it is added in training only"),)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

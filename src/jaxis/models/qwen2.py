@@ -13,11 +13,9 @@ from jaxis.models.common.towers.qwen import Qwen2_5VLVision, Qwen2VLVision
 
 class Qwen2ForCausalLM(CausalLM):
     layer_class = Qwen2DecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        for key in ("attention_bias", "qkv_bias"):
-            config.ignore(key, because="there are always biases: a checkpoint without them lacks tensors")
+    ignored_keys = (
+        (("attention_bias", "qkv_bias"), "there are always biases: a checkpoint without them lacks tensors"),
+    )
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -32,12 +31,11 @@ class Qwen2MoeForCausalLM(CausalLM):
     layer_class = Qwen2MoeDecoderLayer
     router_aux_loss_coef = 0.001
     renames = QWEN_MOE_RENAMES
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_sliding_window", False)
-        config.ignore("sliding_window", because="only use_sliding_window turns it on")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
+    supported_values = (("use_sliding_window", False),)
+    ignored_keys = (
+        ("sliding_window", "only use_sliding_window turns it on"),
+        ("intermediate_size", "sparse layers do not have it"),
+    )
 
 
 FAMILY = Family(

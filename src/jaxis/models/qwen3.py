@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
@@ -16,10 +15,7 @@ from jaxis.models.common.towers.qwen import Qwen3VLVision
 
 class Qwen3ForCausalLM(CausalLM):
     layer_class = Qwen3DecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_qk_norm", True)
+    supported_values = (("use_qk_norm", True),)
 
 
 class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.scope import LayerScope
@@ -21,11 +20,7 @@ class Qwen3_5MoeDecoderLayer(QwenHybridLayer):
 class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
     layer_class = Qwen3_5MoeDecoderLayer
     router_aux_loss_coef = 0.001
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        super().check_config(config)
-        config.ignore("intermediate_size", because="every layer has experts")
+    ignored_keys = (("intermediate_size", "every layer has experts"),)
 
 
 class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):

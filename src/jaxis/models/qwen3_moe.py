@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -42,14 +41,13 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
 class Qwen3MoeForCausalLM(CausalLM):
     layer_class = Qwen3MoeDecoderLayer
     router_aux_loss_coef = 0.001
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_qk_norm", True)
-        config.ignore("max_window_layers", because="the reference has the window in all layers or in none")
-        config.ignore("sliding_window", because="only use_sliding_window turns it on")
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        config.ignore("moe_intermediate_size", because="dense layers do not have it")
+    supported_values = (("use_qk_norm", True),)
+    ignored_keys = (
+        ("max_window_layers", "the reference has the window in all layers or in none"),
+        ("sliding_window", "only use_sliding_window turns it on"),
+        ("intermediate_size", "sparse layers do not have it"),
+        ("moe_intermediate_size", "dense layers do not have it"),
+    )
 
 
 class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
@@ -60,11 +58,7 @@ class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
     text_model_types = ("qwen3_vl_moe_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        super().check_config(config)
-        config.expect("norm_topk_prob", True)
+    supported_values = (("norm_topk_prob", True), *Qwen3MoeForCausalLM.supported_values)
 
 
 FAMILY = Family(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -32,11 +31,8 @@ class SmolLM3DecoderLayer(PreNormDecoderLayer):
 class SmolLM3ForCausalLM(CausalLM):
     layer_class = SmolLM3DecoderLayer
     tied_by_default = True
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_sliding_window", False)
-        config.ignore("sliding_window", "max_window_layers", because="only use_sliding_window turns windows on")
+    supported_values = (("use_sliding_window", False),)
+    ignored_keys = ((("sliding_window", "max_window_layers"), "only use_sliding_window turns windows on"),)
 
 
 FAMILY = Family("SmolLM3", (SmolLM3ForCausalLM,), "no RoPE in every fourth layer", gguf=("smollm3",))

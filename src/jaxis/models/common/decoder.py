@@ -328,6 +328,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
       layer_class: Factory of the decoder layers.
       model_class: Class of the decoder below the head.
       renames, other_names, transposed, module_renames, unadaptable: Fields of the family's `CheckpointNames`.
+      supported_values: Keys of config.json, each with the values that are supported; it may be absent.
+      ignored_keys: A key of config.json or several, without effect, and the reason.
       make_norm: Creates the final norm; None for an RMS norm with config.json's `rms_norm_eps`.
       tied_by_default: True if the head is tied to the embeddings when config.json does not say.
       default_prediction_layers: Number of layers that predict later tokens if config.json does not say; in checkpoints,
@@ -351,6 +353,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
     transposed: ClassVar[tuple[str, ...]] = ()
     module_renames: ClassVar[Sequence[Rename] | None] = None
     unadaptable: ClassVar[tuple[str, ...]] = ()
+    supported_values: ClassVar[Sequence[tuple[Any, ...]]] = ()
+    ignored_keys: ClassVar[Sequence[tuple[str | tuple[str, ...], str]]] = ()
     make_norm: ClassVar[Callable[[LayerScope], Norm] | None] = None
     tied_by_default: ClassVar[bool] = False
     default_prediction_layers: ClassVar[int] = 0
@@ -391,9 +395,13 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def check_config(cls, config: HFConfig) -> None:
         """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
 
-        Raises ConfigError if a key has another value.
+        Families whose rules are more than `supported_values` and `ignored_keys` override it. Raises ConfigError if a
+        key has another value.
         """
-        del config
+        for key, *values in cls.supported_values:
+            config.expect(key, *values)
+        for keys, because in cls.ignored_keys:
+            config.ignore(*([keys] if isinstance(keys, str) else keys), because=because)
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:

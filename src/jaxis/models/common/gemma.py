@@ -58,10 +58,7 @@ class GemmaCausalLM(CausalLM):
     """Base of Gemma's models; each sets its layer class, and its default soft cap of logits."""
 
     default_logits_soft_cap: ClassVar[float | None] = None
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_bidirectional_attention", False)
+    supported_values = (("use_bidirectional_attention", False),)
 
     tied_by_default = True
     make_norm = gemma_norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.layers.alibi import Alibi
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.embed import PositionEmbedding
@@ -73,11 +72,12 @@ class Gpt2CausalLM(CausalLM):
         ("mlp.c_proj", "mlp.down_proj"),
     )
     buffers = (".attn.bias", ".attn.masked_bias")
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        config.expect_all(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-        config.ignore("reorder_and_upcast_attn", because="scores are in float32 anyway")
+    supported_values = (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    )
+    ignored_keys = (("reorder_and_upcast_attn", "scores are in float32 anyway"),)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

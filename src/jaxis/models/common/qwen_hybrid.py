@@ -77,6 +77,7 @@ class QwenHybridCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
         config.expect("attn_output_gate", True)
         config.expect("output_gate_type", *cls.gate_types)
         config.ignore("mamba_ssm_dtype", because="states are float32")

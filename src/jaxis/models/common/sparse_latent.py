@@ -103,6 +103,7 @@ def layers_with_indexer(config: HFConfig) -> list[bool]:
 class SparseLatentCausalLM(DeepseekCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
         config.expect_all(moe_layer_freq=1, rope_interleave=True)
         config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
         config.ignore("mlp_bias", because="the reference's blocks have none, whatever it says")
