@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from tests.support.attention_steps import quantize
+from jaxis.kernels.batch import Batch
+from tests.support.attention_steps import alone, quantize
 from tests.support.latent_steps import Operands, make_latent_step
 
 NUM_HEADS = 6
@@ -45,14 +48,14 @@ class SelectionStep:
         return cls(q, weights, dataclasses.replace(operands, kv_cache=before), [x[:, 0] for x in keys])
 
     @property
-    def all(self) -> tuple[np.ndarray, ...]:
+    def all(self) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Batch]:
         """The operands of `select_tokens`, in its order."""
-        o = self.operands
-        return (self.q, self.weights, o.entries, o.kv_cache, o.positions, *o.rest)
+        _, keys, cache, batch = self.operands.all
+        return jnp.asarray(self.q), jnp.asarray(self.weights), keys, cache, batch
 
     def expected(self, num_selected: int) -> np.ndarray:
         """i32 [T, K], by a stable sort of the scores in float64."""
-        seq_lens, _, query_start_loc, _ = self.operands.rest
+        seq_lens, _, query_start_loc = self.operands.batch[:3]
         selected = np.full((len(self.q), num_selected), -1, np.int32)
         for r, keys in enumerate(self.keys):
             begin, end = query_start_loc[r], query_start_loc[r + 1]
@@ -65,23 +68,18 @@ class SelectionStep:
 
     def part(self, request: int, begin: int, end: int, kv_cache: np.ndarray) -> SelectionStep:
         """Tokens `begin` to `end` of those of one request, alone."""
-        seq_lens, block_tables, query_start_loc, _ = self.operands.rest
+        seq_lens, block_tables, query_start_loc = self.operands.batch[:3]
         first, last = query_start_loc[request], query_start_loc[request + 1]
         rows = slice(first + begin, first + end)
-        alone = dataclasses.replace(
+        length = seq_lens[request] - (last - first - end)
+        part = dataclasses.replace(
             self.operands,
             q=self.operands.q[rows],
             entries=self.operands.entries[rows],
-            positions=self.operands.positions[rows],
             kv_cache=kv_cache,
-            rest=(
-                seq_lens[request : request + 1] - (last - first - end),
-                block_tables[request : request + 1],
-                np.array([0, end - begin], np.int32),
-                np.array([int(end - begin == 1), 1, 1], np.int32),
-            ),
+            batch=alone(length, end - begin, block_tables[request], is_decode=end - begin == 1),
         )
-        return SelectionStep(self.q[rows], self.weights[rows], alone, [self.keys[request]])
+        return SelectionStep(self.q[rows], self.weights[rows], part, [self.keys[request]])
 
 
 def _cached(keys: np.ndarray, dtype: type) -> np.ndarray:

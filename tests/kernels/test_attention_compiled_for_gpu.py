@@ -18,6 +18,7 @@ from jaxis.compilation.compiled_program import CompiledProgram, read_program
 from jaxis.compilation.step_costs import bytes_per_device
 from jaxis.compilation.targets import parse_target
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.index_selection import index_cache_layout, select_tokens
 from jaxis.kernels.latent_attention import gpu as latent_gpu
 from jaxis.kernels.latent_attention import latent_attention
@@ -82,10 +83,9 @@ def cache_of(cache_layout: CacheLayout) -> PagedCache:
     return cache_layout.cache(array(cache_layout.dtype, NUM_BLOCKS, *cache_layout.shape))
 
 
-def step() -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Lengths, block tables, rows and distribution."""
-    shapes = ((NUM_REQUESTS,), (NUM_REQUESTS, MAX_BLOCKS), (NUM_REQUESTS + 1,), (3,))
-    return tuple(array(jnp.int32, *shape) for shape in shapes)
+def step(num_tokens: int) -> Batch:
+    shapes = ((NUM_REQUESTS,), (NUM_REQUESTS, MAX_BLOCKS), (NUM_REQUESTS + 1,), (3,), (num_tokens,))
+    return Batch(*(array(jnp.int32, *shape) for shape in shapes))
 
 
 def assert_kernels_do_not_spill(kernels: list[AssembledKernel]) -> None:
@@ -110,7 +110,7 @@ def test_no_kernel_spills(name, mesh, tmp_path):
         sinks,
         array(dtype, 64, num_heads, head_dim),
         cache,
-        layout.Batch(*step()),
+        step(64),
     )
     assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path))
 
@@ -122,7 +122,7 @@ def test_no_kernel_of_latent_attention_spills(name, mesh, tmp_path):
     head_dim = value_dim + rope_dim
     attend = functools.partial(latent_gpu.latent_attention, value_dim=value_dim, scale=0.1)
     cache = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, head_dim, cache_dtype)).array
-    lowered = lower(mesh, attend, array(dtype, 64, num_heads, head_dim), cache, layout.Batch(*step()))
+    lowered = lower(mesh, attend, array(dtype, 64, num_heads, head_dim), cache, step(64))
     assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path))
 
 
@@ -130,7 +130,7 @@ def test_no_kernel_of_latent_attention_spills(name, mesh, tmp_path):
 def test_the_cache_is_written_and_read_in_place_without_loops(num_tokens, mesh):
     cache = cache_of(layout.kv_cache_layout(BLOCK_SIZE, 8, 128, BF16))
     kv = array(BF16, num_tokens, 8, 128)
-    operands = (array(BF16, num_tokens, 16, 128), kv, kv, cache, array(jnp.int32, num_tokens), *step())
+    operands = (array(BF16, num_tokens, 16, 128), kv, kv, cache, step(num_tokens))
     attend = functools.partial(ragged_paged_attention, scale=0.1)
     program = read_program(lower(mesh, attend, *operands, donated=(3,)).compile())
     check_in_place(program, cache.array)
@@ -139,7 +139,7 @@ def test_the_cache_is_written_and_read_in_place_without_loops(num_tokens, mesh):
 @pytest.mark.slow
 def test_the_latent_cache_is_written_and_read_in_place_without_loops(mesh):
     cache = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, 576, BF16))
-    operands = (array(BF16, 64, 16, 576), array(BF16, 64, 576), cache, array(jnp.int32, 64), *step())
+    operands = (array(BF16, 64, 16, 576), array(BF16, 64, 576), cache, step(64))
     attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
     program = read_program(lower(mesh, attend, *operands, donated=(2,)).compile())
     check_in_place(program, cache.array)
@@ -151,13 +151,13 @@ def test_attention_to_selected_tokens_writes_its_caches_in_place(mesh):
     keys = cache_of(index_cache_layout(BLOCK_SIZE, 128, BF16))
     queries = (array(BF16, 64, 16, 576), array(BF16, 64, 576), array(BF16, 64, 64, 128))
 
-    def attend(latents: PagedCache, keys: PagedCache, *arrays: jax.Array) -> Any:
-        q, entries, index_q, weights, new_keys, *rest = arrays
-        keys, selection = select_tokens(index_q, weights, new_keys, keys, *rest, num_selected=2048)
-        latents, out = latent_attention(q, entries, latents, *rest, selection, value_dim=512, scale=0.1)
+    def attend(latents: PagedCache, keys: PagedCache, *arrays: Any) -> Any:
+        q, entries, index_q, weights, new_keys, batch = arrays
+        keys, selection = select_tokens(index_q, weights, new_keys, keys, batch, num_selected=2048)
+        latents, out = latent_attention(q, entries, latents, batch, selection, value_dim=512, scale=0.1)
         return latents, keys, out
 
-    arrays = (latents, keys, *queries, array(F32, 64, 64), array(BF16, 64, 128), array(jnp.int32, 64), *step())
+    arrays = (latents, keys, *queries, array(F32, 64, 64), array(BF16, 64, 128), step(64))
     memory = lower(mesh, attend, *arrays, donated=(0, 1)).compile().memory_analysis()
     assert memory.alias_size_in_bytes == 2 * NUM_BLOCKS * BLOCK_SIZE * (576 + 128)
     assert memory.temp_size_in_bytes < 64 << 20

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxis.compilation.compiled_program import read_program
 from jaxis.compilation.targets import parse_target
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.index_selection import index_cache_layout, select_blocks, select_tokens
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
@@ -42,11 +43,10 @@ def mesh_of(target: str, num_devices: int) -> Mesh:
     return Mesh(np.asarray(devices[:num_devices]).reshape(1, -1), MESH_AXES)
 
 
-def operands(mesh: Mesh, num_tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Positions, lengths, block tables, rows and distribution of a step of this many tokens."""
+def batch_of(mesh: Mesh, num_tokens: int) -> Batch:
     num_requests = min(num_tokens, 64)
-    shapes = [(num_tokens,), (num_requests,), (num_requests, MAX_BLOCKS), (num_requests + 1,), (3,)]
-    return tuple(array(mesh, shape, jnp.int32) for shape in shapes)
+    shapes = [(num_requests,), (num_requests, MAX_BLOCKS), (num_requests + 1,), (3,), (num_tokens,)]
+    return Batch(*(array(mesh, shape, jnp.int32) for shape in shapes))
 
 
 def array(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | None) -> jax.ShapeDtypeStruct:
@@ -102,7 +102,7 @@ def test_paged_attention(target, num_tokens, case):
         q, k, v = (array(mesh, (num_tokens, heads, head_dim), dtype) for heads in (num_heads, *[num_kv_heads] * 2))
         attend = functools.partial(ragged_paged_attention, scale=0.1, **options)
         step = jax.jit(lambda sinks, *operands: attend(*operands, sinks=sinks), donate_argnums=4)
-        compiled = step.lower(sinks, q, k, v, cache, *operands(mesh, num_tokens)).compile()
+        compiled = step.lower(sinks, q, k, v, cache, batch_of(mesh, num_tokens)).compile()
     check_leaves_the_cache_in_place(compiled, cache, q)
     kernels = [kernel.name for kernel in read_program(compiled).text.kernels]
     assert any("ragged_paged_attention" in name for name in kernels) == (case in OF_JAXS_KERNEL), kernels
@@ -119,7 +119,7 @@ def test_latent_attention(target, num_tokens, cache_type, num_heads):
         cache = cache_of(mesh, latent_cache_layout(BLOCK_SIZE, 512, 64, cache_type))
         q, entries = (array(mesh, shape, jnp.bfloat16) for shape in ((num_tokens, num_heads, 576), (num_tokens, 576)))
         attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
-        compiled = jax.jit(attend, donate_argnums=2).lower(q, entries, cache, *operands(mesh, num_tokens)).compile()
+        compiled = jax.jit(attend, donate_argnums=2).lower(q, entries, cache, batch_of(mesh, num_tokens)).compile()
     check_leaves_the_cache_in_place(compiled, cache, q)
 
 
@@ -135,14 +135,14 @@ def test_attention_to_selected_tokens(target, num_tokens):
             array(mesh, (num_tokens, *shape), dtype) for shape in ((16, 576), (576,), (64, 128), (128,))
         )
 
-        def step(latents: PagedCache, keys: PagedCache, *arrays: jax.Array) -> Any:
-            q, entries, index_q, weights, new_keys, *rest = arrays
-            keys, selection = select_tokens(index_q, weights, new_keys, keys, *rest, num_selected=2048)
-            latents, out = latent_attention(q, entries, latents, *rest, selection, value_dim=512, scale=0.1)
+        def step(latents: PagedCache, keys: PagedCache, *arrays: Any) -> Any:
+            q, entries, index_q, weights, new_keys, batch = arrays
+            keys, selection = select_tokens(index_q, weights, new_keys, keys, batch, num_selected=2048)
+            latents, out = latent_attention(q, entries, latents, batch, selection, value_dim=512, scale=0.1)
             return latents, keys, out
 
         weights = array(mesh, (num_tokens, 64), jnp.float32)
-        arrays = (latents, keys, q, entries, index_q, weights, new_keys, *operands(mesh, num_tokens))
+        arrays = (latents, keys, q, entries, index_q, weights, new_keys, batch_of(mesh, num_tokens))
         memory = jax.jit(step, donate_argnums=(0, 1)).lower(*arrays).compile().memory_analysis()
     # The latents' rows are padded to whole lanes.
     assert memory.alias_size_in_bytes >= 2 * NUM_BLOCKS * BLOCK_SIZE * (576 + 128)
@@ -163,13 +163,13 @@ def test_attention_to_blocks_that_heads_select(target, num_tokens):
         q, k, v, index_q = (array(mesh, (num_tokens, number, 128), dtype) for number in heads)
         new_keys = array(mesh, (num_tokens, 128), dtype)
 
-        def step(cache: PagedCache, keys: PagedCache, *arrays: jax.Array) -> Any:
-            q, k, v, index_q, new_keys, *rest = arrays
-            keys, selection = select_blocks(index_q, new_keys, keys, *rest, num_blocks=16, group_size=128)
-            cache, out = selected_attention(q, k, v, cache, *rest, selection, scale=0.1)
+        def step(cache: PagedCache, keys: PagedCache, *arrays: Any) -> Any:
+            q, k, v, index_q, new_keys, batch = arrays
+            keys, selection = select_blocks(index_q, new_keys, keys, batch, num_blocks=16, group_size=128)
+            cache, out = selected_attention(q, k, v, cache, batch, selection, scale=0.1)
             return cache, keys, out
 
-        arrays = (cache, keys, q, k, v, index_q, new_keys, *operands(mesh, num_tokens))
+        arrays = (cache, keys, q, k, v, index_q, new_keys, batch_of(mesh, num_tokens))
         compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*arrays).compile()
     key_bytes = NUM_BLOCKS * BLOCK_SIZE * 128 * 2
     assert compiled.memory_analysis().alias_size_in_bytes == (4 * 2 + 1) * key_bytes
@@ -191,10 +191,10 @@ def test_each_device_has_its_own_heads(num_kv_heads):
             for heads in (16, num_kv_heads, num_kv_heads)
         )
 
-        def step(cache: PagedCache, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> Any:
-            positions, seq_lens, block_tables, query_start_loc, distribution = rest
+        def step(cache: PagedCache, q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch) -> Any:
+            seq_lens, block_tables, query_start_loc, distribution, positions = batch
             metadata = AttentionMetadata(positions, block_tables, seq_lens, query_start_loc, distribution)
             return attention(cache, q, k, v, metadata, rope=None, scale=0.1, span=FULL_CONTEXT)
 
-        compiled = jax.jit(step, donate_argnums=0).lower(cache, q, k, v, *operands(mesh, num_tokens)).compile()
+        compiled = jax.jit(step, donate_argnums=0).lower(cache, q, k, v, batch_of(mesh, num_tokens)).compile()
     check_leaves_the_cache_in_place(compiled, cache, q)

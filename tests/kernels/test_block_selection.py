@@ -6,7 +6,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,16 +29,16 @@ def jitted(name, group_size):
 
 
 def run(step, kernels, group_size):
-    q, _, keys, cache, *rest = map(jnp.asarray, step.all)
+    q, _, keys, cache, batch = step.all
     cache, selected = jitted(native.isa() if kernels == "native" else "", group_size)(
-        q, keys, paged(cache, kernels), *rest
+        q, keys, paged(cache, kernels), batch
     )
     return np.asarray(cache.array), np.asarray(selected)
 
 
 def expected(step, group_size):
     """i32 [T, H, K], by a stable sort of the blocks' largest products in float64."""
-    seq_lens, _, starts, _ = step.operands.rest
+    seq_lens, _, starts = step.operands.batch[:3]
     selected = np.full((*step.q.shape[:2], NUM_BLOCKS * group_size), -1, np.int32)
     for r, keys in enumerate(step.keys):
         for row in range(starts[r], starts[r + 1]):
@@ -88,7 +87,7 @@ def test_real_products_select_the_best_regardless_of_the_batch(isa):  # noqa: F8
     real = dataclasses.replace(step, q=rng.standard_normal(step.q.shape).astype(np.float32))
     _, together = run(real, "native", 4)
     np.testing.assert_array_equal(together, expected(real, 4))
-    starts = real.operands.rest[2]
+    starts = real.operands.batch.query_start_loc
     for r, chunks in ((0, [1]), (1, [16, 8])):
         cache, begin, parts = real.operands.kv_cache, 0, []
         for size in chunks:

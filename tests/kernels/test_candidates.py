@@ -14,6 +14,7 @@ from jaxis.kernels.index_selection.candidates import (
     select_in_stages_of_whole_sequences,
 )
 from jaxis.kernels.token_groups import ClosedGroups
+from jaxis.layers.attention_metadata import AttentionMetadata
 from tests.kernels.test_group_selection import CACHE_TYPES, MIX, Step
 
 NUM_BLOCKS, BLOCK_KEYS, NUM_GROUPS = 4, 5, 7
@@ -55,10 +56,10 @@ def program(group_size, blocks):
 
 def selected(source, later, dtype=np.float32):
     """The blocks that one indexer chooses, and what another selects of them."""
-    q, weights, cache, *batch = source.arguments(dtype)
-    _, blocks = program(source.group_size, FIRST)(q, weights, cache, None, *batch)
+    q, weights, cache, batch = source.arguments(dtype)
+    _, blocks = program(source.group_size, FIRST)(q, weights, cache, None, batch)
     q, weights, *_ = later.arguments(dtype)
-    groups, _ = program(source.group_size, SECOND)(q, weights, cache, blocks, *batch)
+    groups, _ = program(source.group_size, SECOND)(q, weights, cache, blocks, batch)
     return np.asarray(blocks), np.asarray(groups)
 
 
@@ -75,9 +76,8 @@ def test_groups_are_selected_in_the_blocks_that_another_layer_chose(group_size, 
 
 def test_whole_sequences_have_the_same_candidates():
     source = Step.make([(0, 83), (0, 1), (0, 40)], 2)
-    lengths = np.array([83, 1, 40], np.int32)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    closed = ClosedGroups.of(lengths, starts, np.int32(3), 124, 2)
+    lengths = [83, 1, 40]
+    closed = ClosedGroups.of(AttentionMetadata.for_whole_sequences(lengths).batch, 2)
     request, token = np.repeat(np.arange(3), lengths), np.arange(124)
     sees = (request[:, None] == closed.request) & (token[:, None] >= closed.row) & closed.valid
     keys = np.zeros((len(closed.group), 32), np.float32)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.index_selection import (
     group_cache_layout,
     num_selected_tokens,
@@ -19,6 +20,7 @@ from jaxis.kernels.index_selection import (
     select_groups_of_whole_sequences,
 )
 from jaxis.kernels.token_groups import ClosedGroups
+from jaxis.layers.attention_metadata import AttentionMetadata
 from tests.support.attention_steps import BFLOAT16, quantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
@@ -84,17 +86,14 @@ class Step:
             cache = np.concatenate([codes, scales.view(np.int8)], axis=-1)
         counts = [tokens for _, tokens in self.requests]
         starts = np.concatenate([[0], np.cumsum(counts), [sum(counts)] * 2]).astype(np.int32)
-        positions = np.concatenate([np.arange(h, h + t) for h, t in self.requests] + [np.zeros(padding)])
+        positions = [np.arange(h, h + t, dtype=np.int32) for h, t in self.requests]
+        positions = np.pad(np.concatenate(positions), (0, padding))
         rows = [(0, padding), *[(0, 0)] * 2]
         return (
             np.pad(self.q, rows, constant_values=np.nan),
             np.pad(self.weights, rows[:2], constant_values=np.nan),
             layout.cache(jnp.asarray(cache.astype(dtype).view(layout.dtype))),
-            positions.astype(np.int32),
-            np.pad(lengths, (0, 2)),
-            tables,
-            starts,
-            np.array([0, 0, len(counts)], np.int32),
+            Batch(np.pad(lengths, (0, 2)), tables, starts, np.array([0, 0, len(counts)], np.int32), positions),
         )
 
 
@@ -148,22 +147,19 @@ def test_real_scores_select_the_same_regardless_of_the_batch(is_native):
 @pytest.mark.parametrize("delay", [0, 1])
 def test_whole_sequences_select_as_the_cache_does(delay):
     step = Step.make([(0, 40), (0, 3), (0, 23)], 4, delay)
-    lengths, starts = np.array([40, 3, 23]), np.array([0, 40, 43, 66])
-    closed = ClosedGroups.of(jnp.asarray(lengths), jnp.asarray(starts), jnp.int32(3), 66, 4)
+    batch = AttentionMetadata.for_whole_sequences([40, 3, 23]).batch
+    closed = ClosedGroups.of(batch, 4)
     keys = np.full((len(closed.group), DIM), np.nan, np.float32)
     keys[: int(closed.count)] = np.concatenate(step.keys)
-    positions = np.concatenate([np.arange(n) for n in lengths])
     chosen = select_groups_of_whole_sequences(
         jnp.asarray(step.q),
         jnp.asarray(step.weights),
         jnp.asarray(keys),
         closed,
-        jnp.asarray(positions),
-        jnp.asarray(starts),
-        jnp.int32(3),
+        batch,
         num_groups=NUM_GROUPS,
         group_size=4,
         delay=delay,
     )
     for row, expected in enumerate(step.expected()):
-        np.testing.assert_array_equal(np.flatnonzero(chosen[row]), row - positions[row] + np.array(expected))
+        np.testing.assert_array_equal(np.flatnonzero(chosen[row]), row - int(batch.positions[row]) + np.array(expected))

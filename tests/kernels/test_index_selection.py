@@ -30,12 +30,12 @@ def jitted(select, name, num_selected):
 
 
 def run(step, select, num_selected=NUM_SELECTED):
-    q, weights, keys, cache, *rest = map(jnp.asarray, step.all)
+    q, weights, keys, cache, batch = step.all
     chosen = jitted(select, native.isa(), num_selected)
     if select is tiled.select_tokens:
-        cache, selected = chosen(q, weights, keys, cache, *rest)
+        cache, selected = chosen(q, weights, keys, cache, batch)
     else:
-        paged_cache, selected = chosen(q, weights, keys, paged(cache, "native" if native.usable() else "any"), *rest)
+        paged_cache, selected = chosen(q, weights, keys, paged(cache, "native" if native.usable() else "any"), batch)
         cache = paged_cache.array
     return np.asarray(cache), np.asarray(selected)
 
@@ -79,7 +79,7 @@ def test_real_scores_select_the_same_regardless_of_the_batch(select):
     step = SelectionStep.make([(90, 1), (50, 24), (0, 5)])
     real = dataclasses.replace(step, q=rng.standard_normal(step.q.shape).astype(np.float32))
     _, together = run(real, select)
-    starts = real.operands.rest[2]
+    starts = real.operands.batch.query_start_loc
     for r, chunks in ((0, [1]), (1, [16, 8])):
         cache, begin, parts = real.operands.kv_cache, 0, []
         for size in chunks:
@@ -91,7 +91,7 @@ def test_real_scores_select_the_same_regardless_of_the_batch(select):
 
 def test_whole_sequences_select_as_the_cache_does():
     step = SelectionStep.make([(0, 40), (0, 23)])
-    starts, num_tokens = step.operands.rest[2], len(step.q)
+    starts, num_tokens = step.operands.batch.query_start_loc, len(step.q)
     request = np.searchsorted(starts[1:3], np.arange(num_tokens), side="right")
     token = np.arange(num_tokens)
     visible = (request[:, None] == request) & (token[:, None] >= token)

@@ -19,9 +19,9 @@ cache_types = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int8], 
 
 def run(step: Step, dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
     """The updated cache and the output, by the implementation for the layout of any platform."""
-    q, entries, kv_cache, *rest = map(jnp.asarray, Operands.of(step, VALUE_DIM, dtype).all)
+    q, entries, kv_cache, batch = Operands.of(step, VALUE_DIM, dtype).all
     attend = jax.jit(functools.partial(latent_attention, value_dim=VALUE_DIM, scale=SCALE))
-    cache, out = attend(q, entries, paged(kv_cache), *rest)
+    cache, out = attend(q, entries, paged(kv_cache), batch)
     return np.asarray(cache.array), np.asarray(out)
 
 
@@ -52,9 +52,9 @@ def test_lanes_behind_an_entry_are_not_read(monkeypatch, dtype):
     assert shape == (16, 1, 128)
     garbage = np.full((len(operands.kv_cache), *shape), np.nan if dtype == np.float32 else 77, dtype)
     garbage[..., : operands.kv_cache.shape[-1]] = operands.kv_cache
-    q, entries, _, *rest = map(jnp.asarray, operands.all)
+    q, entries, _, batch = operands.all
     attend = jax.jit(functools.partial(latent_attention, value_dim=VALUE_DIM, scale=SCALE))
-    _, out = attend(q, entries, paged(garbage), *rest)
+    _, out = attend(q, entries, paged(garbage), batch)
     np.testing.assert_allclose(out, expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
 
 

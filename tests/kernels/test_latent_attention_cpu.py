@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
-from tests.support.attention_steps import BFLOAT16, MIX, Step, paged
+from tests.support.attention_steps import BFLOAT16, MIX, Step, alone, paged
 from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 from tests.support.latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
@@ -31,9 +31,9 @@ def jitted(isa: str, value_dim: int) -> jax.stages.Wrapped:  # noqa: F811
 
 def run(operands: Operands, value_dim: int) -> tuple[np.ndarray, np.ndarray]:
     """The updated cache, in the layout of four axes, and the output."""
-    q, entries, kv_cache, *rest = operands.all
+    q, entries, kv_cache, batch = operands.all
     blocked = paged(kv_cache.reshape(len(kv_cache), 1, -1), "native")
-    cache, out = jitted(native.isa(), value_dim)(q, entries, blocked, *rest)
+    cache, out = jitted(native.isa(), value_dim)(q, entries, blocked, batch)
     return np.asarray(cache.array).reshape(kv_cache.shape), np.asarray(out)
 
 
@@ -137,19 +137,13 @@ class TestOneRequestsResultDependsOnNothingElse:
         _, expected_rows = run(together, 32)
         for r in range(len(requests)):
             rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
-            alone = dataclasses.replace(
+            part = dataclasses.replace(
                 together,
                 q=together.q[rows],
                 entries=together.entries[rows],
-                positions=together.positions[rows],
-                rest=(
-                    step.seq_lens[r : r + 1],
-                    step.block_tables[r : r + 1],
-                    np.array([0, rows.stop - rows.start], np.int32),
-                    np.array([0, 1, 1], np.int32),
-                ),
+                batch=alone(step.seq_lens[r], rows.stop - rows.start, step.block_tables[r]),
             )
-            np.testing.assert_array_equal(run(alone, 32)[1], expected_rows[rows])
+            np.testing.assert_array_equal(run(part, 32)[1], expected_rows[rows])
 
     @pytest.mark.sampled(3)
     @each_isa
@@ -167,14 +161,8 @@ class TestOneRequestsResultDependsOnNothingElse:
                 whole,
                 q=whole.q[own],
                 entries=whole.entries[own],
-                positions=whole.positions[own],
                 kv_cache=cache,
-                rest=(
-                    np.array([own.stop], np.int32),
-                    whole.rest[1],
-                    np.array([0, size], np.int32),
-                    np.array([size == 1, 1, 1], np.int32),
-                ),
+                batch=alone(own.stop, size, whole.batch.block_tables[0], is_decode=size == 1),
             )
             cache, out = run(part, 32)
             rows.append(out)

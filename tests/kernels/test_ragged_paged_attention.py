@@ -166,19 +166,13 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
         for row in range(step.query_start_loc[r], step.query_start_loc[r + 1]):
             slot = expected[step.block_tables[r, positions[row] // 16], positions[row] % 16]
             slot[0::2], slot[1::2] = k[row], v[row]
-    written = jax.jit(write_kv_cache)(
-        jnp.asarray(step.kv_cache), jnp.asarray(k), jnp.asarray(v), jnp.asarray(positions), step.operands[2]
-    )
+    q, cache, batch = step.operands
+    np.testing.assert_array_equal(batch.positions, positions)
+    written = jax.jit(write_kv_cache)(cache, jnp.asarray(k), jnp.asarray(v), batch)
     np.testing.assert_array_equal(written, expected)
 
-    cache, out = jax.jit(functools.partial(write_and_attend, scale=0.125))(
-        step.operands[0],
-        jnp.asarray(k),
-        jnp.asarray(v),
-        paged(step.kv_cache),
-        jnp.asarray(positions),
-        *step.operands[2],
-    )
+    attend = jax.jit(functools.partial(write_and_attend, scale=0.125))
+    cache, out = attend(q, jnp.asarray(k), jnp.asarray(v), paged(step.kv_cache), batch)
     np.testing.assert_array_equal(cache.array, expected)
     for r, (history, queries) in enumerate(requests):
         rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels import native
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
-from tests.support.attention_steps import BFLOAT16, MIX, Step, make_step, paged, with_cache_type
+from tests.support.attention_steps import BFLOAT16, MIX, Step, alone, make_step, paged, with_cache_type
 from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
@@ -47,8 +48,7 @@ class Operands:
     k: np.ndarray | None
     v: np.ndarray | None
     kv_cache: np.ndarray
-    positions: np.ndarray
-    rest: tuple[np.ndarray, ...]
+    batch: Batch
 
     @classmethod
     def of(cls, step: Step, dtype: type) -> Operands:
@@ -56,22 +56,20 @@ class Operands:
         num_tokens, num_kv_heads, head_dim = len(step.q), step.keys[0].shape[1], step.q.shape[2]
         block_size = step.kv_cache.shape[1]
         k, v = np.zeros((2, num_tokens, num_kv_heads, head_dim), np.float32)
-        positions = np.zeros(num_tokens, np.int32)
         before = step.kv_cache.copy()
         for r, (keys, values) in enumerate(zip(step.keys, step.values, strict=True)):
             rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
             own = np.arange(step.seq_lens[r] - (rows.stop - rows.start), step.seq_lens[r])
-            k[rows], v[rows], positions[rows] = keys[own], values[own], own
+            k[rows], v[rows] = keys[own], values[own]
             before[step.block_tables[r, own // block_size], own % block_size] = np.nan
         before = with_cache_type(dataclasses.replace(step, kv_cache=before), dtype).kv_cache
-        rest = (step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
-        return cls(step.q, k, v, blocked(before, head_dim), positions, rest)
+        return cls(step.q, k, v, blocked(before, head_dim), step.batch)
 
     def run(self, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """The updated cache, and the output."""
         terms = {name: options.pop(name, None) for name in ("sinks", "bias")}
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
-        operands = (self.q, self.k, self.v, paged(self.kv_cache, "native"), self.positions, *self.rest)
+        operands = (self.q, self.k, self.v, paged(self.kv_cache, "native"), self.batch)
         attend = jitted(native.isa(), tuple(options.items()))
         cache, out = attend(*operands, **terms)
         return np.asarray(cache.array), np.asarray(out)
@@ -254,21 +252,14 @@ class TestOneRequestsResultDependsOnNothingElse:
         _, expected = together.run(**options)
         for r in range(len(requests)):
             rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
-            size = rows.stop - rows.start
-            alone = dataclasses.replace(
+            part = dataclasses.replace(
                 together,
                 q=together.q[rows],
                 k=together.k[rows],
                 v=together.v[rows],
-                positions=together.positions[rows],
-                rest=(
-                    step.seq_lens[r : r + 1],
-                    step.block_tables[r : r + 1],
-                    np.array([0, size], np.int32),
-                    np.array([0, 1, 1], np.int32),
-                ),
+                batch=alone(step.seq_lens[r], rows.stop - rows.start, step.block_tables[r]),
             )
-            np.testing.assert_array_equal(alone.run(**options)[1], expected[rows])
+            np.testing.assert_array_equal(part.run(**options)[1], expected[rows])
 
     @pytest.mark.sampled(4)
     @each_isa
@@ -287,14 +278,8 @@ class TestOneRequestsResultDependsOnNothingElse:
                 q=whole.q[own],
                 k=whole.k[own],
                 v=whole.v[own],
-                positions=whole.positions[own],
                 kv_cache=cache,
-                rest=(
-                    np.array([own.stop], np.int32),
-                    whole.rest[1],
-                    np.array([0, size], np.int32),
-                    np.array([size == 1, 1, 1], np.int32),
-                ),
+                batch=alone(own.stop, size, whole.batch.block_tables[0], is_decode=size == 1),
             )
             cache, out = part.run(**self.OPTIONS)
             rows.append(out)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention import gpu, gpu_decode, gpu_prefill
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 from tests.support.attention_steps import BFLOAT16, MIX, Step, make_step, with_cache_type
 
 
@@ -113,7 +113,7 @@ def test_a_step_without_requests_is_finite():
 def test_each_query_of_a_prefill_is_in_one_tile(tile_queries):
     query_lens = np.array([1, 5, 0, 64, 1, 2, 129, 7], np.int32)  # the last is padding
     starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-    batch = Batch(np.zeros(8), None, starts, np.array([0, 0, 7], np.int32))
+    batch = Batch(np.zeros(8), None, starts, np.array([0, 0, 7], np.int32), None)
     batch = jax.tree.map(jax.numpy.asarray, batch)
     request, first = np.asarray(gpu_prefill.prefill_tiles(batch, int(starts[-1]), tile_queries))
     rows = [

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 from tests.kernels.tpu_attention import make_interpretable, strict_interpreter
 from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
 
@@ -28,7 +28,7 @@ def jitted(options: tuple[tuple[str, Any], ...]) -> jax.stages.Wrapped:
     return jax.jit(functools.partial(tpu.ragged_paged_attention, **dict(options)))
 
 
-def part_of(step: Step, first: np.ndarray, stop: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, ...]:
+def part_of(step: Step, first: np.ndarray, stop: np.ndarray, q: np.ndarray) -> tuple[Any, ...]:
     """The operands of a step that computes these tokens of each request, all of them as prefills."""
     counts = np.subtract(stop, first)
     starts = np.cumsum(np.pad(counts, (1, len(step.seq_lens) - len(counts))), dtype=np.int32)
@@ -41,7 +41,7 @@ def part_of(step: Step, first: np.ndarray, stop: np.ndarray, q: np.ndarray) -> t
     seq_lens = np.zeros_like(step.seq_lens)
     seq_lens[: len(stop)] = stop
     distribution = np.array([0, 0, len(stop)], np.int32)
-    return q, *kv, positions, seq_lens, step.block_tables, starts, distribution
+    return q, *kv, Batch(seq_lens, step.block_tables, starts, distribution, positions)
 
 
 def run(step: Step, cache_type: type, sinks: np.ndarray | None = None, **options: Any) -> tuple[jax.Array, np.ndarray]:
@@ -56,10 +56,9 @@ def run(step: Step, cache_type: type, sinks: np.ndarray | None = None, **options
     begins = ends - np.diff(step.query_start_loc)[: len(ends)]
     no_queries = np.zeros((max(1, begins.sum()), *step.q.shape[1:]), step.q.dtype)
     parts = [part_of(step, 0 * begins, begins, no_queries), part_of(step, begins, ends, step.q)]
-    parts[1][-1][:] = step.request_distribution
-    for q, k, v, positions, *batch in parts:
-        operands = jax.tree.map(jnp.asarray, (q, k, v, cache, positions, Batch(*batch)))
-        cache, out = attend(*operands, sinks=sinks)
+    parts[1][-1].request_distribution[:] = step.request_distribution
+    for q, k, v, batch in parts:
+        cache, out = attend(*jax.tree.map(jnp.asarray, (q, k, v, cache, batch)), sinks=sinks)
     return cache, np.asarray(out)
 
 
@@ -115,9 +114,8 @@ def test_without_keys_and_values_the_cache_is_read_as_it_is():
     """As by a layer that attends to what another one cached in this step."""
     step = make_step([(50, 1), (3, 9), (20, 30)])
     written, expected = run(step, np.float32)
-    rest = (step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
     attend = jitted((("scale", step.q.shape[-1] ** -0.5), ("block_size", 16)))
-    cache, out = attend(step.q, None, None, written, np.zeros(len(step.q), np.int32), *rest)
+    cache, out = attend(step.q, None, None, written, step.batch)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(cache, written)
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import latent_attention
-from tests.support.attention_steps import BFLOAT16, paged
+from tests.support.attention_steps import BFLOAT16, alone, paged
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.latent_steps import SCALE, Operands, expected, make_latent_step
 
@@ -30,10 +30,10 @@ def jitted(name):
 
 def run(operands, selection, *, is_native, sinks=None):
     """The output; with the layout of the native kernel's cache or the standard one."""
-    q, entries, kv_cache, *rest = map(jnp.asarray, operands.all)
+    q, entries, kv_cache, batch = operands.all
     cache = paged(kv_cache.reshape(len(kv_cache), 1, -1), "native") if is_native else paged(kv_cache)
     selection = None if selection is None else jnp.asarray(selection)
-    return np.asarray(jitted(native.isa())(q, entries, cache, *rest, selection, sinks=sinks)[1])
+    return np.asarray(jitted(native.isa())(q, entries, cache, batch, selection, sinks=sinks)[1])
 
 
 def select_at_random(step, num_selected):
@@ -107,16 +107,10 @@ def test_a_requests_bits_do_not_depend_on_the_rest_of_the_batch(is_native):
     for r in (0, 3):
         rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
         size = rows.stop - rows.start
-        alone = dataclasses.replace(
+        part = dataclasses.replace(
             together,
             q=together.q[rows],
             entries=together.entries[rows],
-            positions=together.positions[rows],
-            rest=(
-                step.seq_lens[r : r + 1],
-                step.block_tables[r : r + 1],
-                np.array([0, size], np.int32),
-                np.array([int(size == 1), 1, 1], np.int32),
-            ),
+            batch=alone(step.seq_lens[r], size, step.block_tables[r], is_decode=size == 1),
         )
-        np.testing.assert_array_equal(run(alone, selection[rows], is_native=is_native), out[rows])
+        np.testing.assert_array_equal(run(part, selection[rows], is_native=is_native), out[rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 # (history, query tokens) of each request: decodes first, then prefills, chunks with history, and empty requests.
 MIX = [(0, 1), (130, 1), (7, 1), (0, 13), (200, 71), (5, 0), (31, 1), (16, 16)]
@@ -23,6 +24,13 @@ def paged(array: jax.Array | np.ndarray, kernels: Literal["native", "any"] = "an
     shape = array.shape[1:]
     layout = CacheLayout(kernels, shape[0], 1, shape, np.dtype(array.dtype), (None,) * len(shape))
     return layout.cache(jax.device_put(array))
+
+
+def alone(length: int, size: int, block_table: np.ndarray, *, is_decode: bool = False) -> Batch:
+    """The batch of the last `size` of a request's `length` tokens."""
+    lengths, starts = np.array([length], np.int32), np.array([0, size], np.int32)
+    distribution = np.array([int(is_decode), 1, 1], np.int32)
+    return Batch(lengths, block_table[None], starts, distribution, np.arange(length - size, length, dtype=np.int32))
 
 
 @dataclass
@@ -40,7 +48,10 @@ class Step:
 
     @property
     def batch(self) -> Batch:
-        return Batch(self.seq_lens, self.block_tables, self.query_start_loc, self.request_distribution)
+        positions = np.zeros(len(self.q), np.int32)
+        for length, (begin, end) in zip(self.seq_lens, itertools.pairwise(self.query_start_loc), strict=True):
+            positions[begin:end] = np.arange(length - (end - begin), length)
+        return Batch(self.seq_lens, self.block_tables, self.query_start_loc, self.request_distribution, positions)
 
     @property
     def operands(self) -> tuple[jax.Array, jax.Array, Batch]:

@@ -6,8 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxis.kernels.batch import Batch
 from tests.support.attention_steps import Step, as_cached, make_step, quantize
 
 SCALE = 0.2
@@ -45,24 +48,21 @@ class Operands:
     q: np.ndarray
     entries: np.ndarray
     kv_cache: np.ndarray
-    positions: np.ndarray
-    rest: tuple[np.ndarray, ...]
+    batch: Batch
 
     @classmethod
     def of(cls, step: Step, value_dim: int, dtype: type = np.float32) -> Operands:
         """From a step with a float32 cache, in which its own tokens stand already: they are taken out."""
         block_size = step.kv_cache.shape[1]
         entries = np.zeros((len(step.q), step.q.shape[-1]), np.float32)
-        positions = np.zeros(len(step.q), np.int32)
         before = step.kv_cache.copy()
         for r, keys in enumerate(step.keys):
             rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
             own = np.arange(step.seq_lens[r] - (rows.stop - rows.start), step.seq_lens[r])
-            entries[rows], positions[rows] = keys[own, 0], own
+            entries[rows] = keys[own, 0]
             before[step.block_tables[r, own // block_size], own % block_size] = np.nan
-        rest = (step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
-        return cls(step.q, entries, cached(before, value_dim, dtype), positions, rest)
+        return cls(step.q, entries, cached(before, value_dim, dtype), step.batch)
 
     @property
-    def all(self) -> tuple[np.ndarray, ...]:
-        return (self.q, self.entries, self.kv_cache, self.positions, *self.rest)
+    def all(self) -> tuple[jax.Array, jax.Array, jax.Array, Batch]:
+        return jax.tree.map(jnp.asarray, (self.q, self.entries, self.kv_cache, self.batch))

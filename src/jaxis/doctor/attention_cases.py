@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.doctor.check import Case, compare
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
@@ -65,9 +66,9 @@ def _check_paged(kind: _Attention, dtype: DTypeLike, tolerance: float) -> str:
     sinks = jnp.asarray(rng.standard_normal(kind.num_heads), dtype) if kind.has_sinks else None
     cache = _make_cache(kv_cache_layout(_BLOCK_SIZE, kind.num_kv_heads, kind.head_dim, kind.cache_dtype))
 
-    def attend(cache: PagedCache, q: jax.Array, k: jax.Array, v: jax.Array, *operands: jax.Array) -> tuple:
+    def attend(cache: PagedCache, q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch) -> tuple:
         return ragged_paged_attention(
-            q, k, v, cache, *operands, scale=scale, span=kind.span, soft_cap=kind.soft_cap, sinks=sinks
+            q, k, v, cache, batch, scale=scale, span=kind.span, soft_cap=kind.soft_cap, sinks=sinks
         )
 
     def draw(num_heads: int) -> jax.Array:
@@ -88,8 +89,8 @@ def _check_latent(cache_dtype: DTypeLike, dtype: DTypeLike, tolerance: float) ->
     cache = _make_cache(latent_cache_layout(_BLOCK_SIZE, latent, rope, cache_dtype))
     dense = _Attention(num_heads, 1, latent + rope, cache_dtype)
 
-    def attend(cache: PagedCache, q: jax.Array, k: jax.Array, _: jax.Array, *operands: jax.Array) -> tuple:
-        return latent_attention(q, k[:, 0], cache, *operands, value_dim=latent, scale=scale)
+    def attend(cache: PagedCache, q: jax.Array, k: jax.Array, _: jax.Array, batch: Batch) -> tuple:
+        return latent_attention(q, k[:, 0], cache, batch, value_dim=latent, scale=scale)
 
     def draw(num_heads: int) -> jax.Array:
         return jnp.asarray(rng.standard_normal((_STEP_TOKENS, num_heads, latent + rope)), dtype)
@@ -119,7 +120,7 @@ def _run_steps(
 ) -> str:
     """Writes and attends in each step; compares every request's rows with those expected of its tokens so far.
 
-    `attend` maps (cache, q [T, H, D], k, v [T, K, D], operands) to the cache and [T, H, D], in one program for all
+    `attend` maps (cache, q [T, H, D], k, v [T, K, D], batch) to the cache and [T, H, D], in one program for all
     steps. `expect` maps (q [n, H, D], keys, values [S, K, D], position of the first query) to [n, H, D].
     """
     program = jax.jit(attend, donate_argnums=0)
@@ -144,7 +145,8 @@ def _run_steps(
         locations = np.full(_STEP_REQUESTS + 1, starts[-1], np.int32)
         locations[: len(starts)] = starts
         distribution = np.array([num_decodes, num_decodes, num_requests], np.int32)
-        cache, out = program(cache, q, k, v, *map(jnp.asarray, (positions, lengths, tables, locations, distribution)))
+        batch = Batch(*map(jnp.asarray, (lengths, tables, locations, distribution, positions)))
+        cache, out = program(cache, q, k, v, batch)
         for r, (start, end) in enumerate(itertools.pairwise(starts)):
             found.append(np.asarray(out, np.float64)[start:end])
             rows = np.asarray(q, np.float64)[start:end]

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, product
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.token_groups import read_groups, read_rows
 
 TILE_ENTRIES = 128
@@ -45,28 +45,25 @@ def compressed_attention(
     q: jax.Array,
     sinks: jax.Array,
     window_cache: PagedCache,
-    window_tables: jax.Array,
     groups: GroupEntries | None,
-    positions: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     window: int,
     scale: float,
 ) -> jax.Array:
     """Returns [T, H, D] for q [T, H, D] and sinks float32 [H]; zeros for padding.
 
-    The caches have this step's entries, too. `window_tables` i32 [R, max_blocks] are those of the cache of the window.
+    The caches have this step's entries, too. The batch has the tables of the cache of the window.
     """
     num_tokens = q.shape[0]
-    request, _ = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    request, _ = batch.request_of_token()
 
     def one_query(t: jax.Array) -> jax.Array:
-        query, position, own = q[t].astype(jnp.float32) * scale, positions[t], request[t][None]
+        query, position, own = q[t].astype(jnp.float32) * scale, batch.positions[t], request[t][None]
         first = jnp.maximum(position - window + 1, 0)
 
         def of_window(index: jax.Array) -> jax.Array:
-            return read_rows(window_cache, window_tables[own], jnp.minimum(first + index, position)[None])[0]
+            return read_rows(window_cache, batch.block_tables[own], jnp.minimum(first + index, position)[None])[0]
 
         carry = _attend(query, of_window, position - first + 1, OnlineSoftmax.empty(query.shape[:1], query.shape[1]))
         if groups is not None:
@@ -74,14 +71,13 @@ def compressed_attention(
         return carry.output(sinks).astype(q.dtype)
 
     at_once = 1 if target_platform() == "cpu" else _PARALLEL_QUERIES
-    rows = query_start_loc[request_distribution[2]]
     out = jnp.zeros((-(-num_tokens // at_once) * at_once, *q.shape[1:]), q.dtype)
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         tile = jax.vmap(one_query)(jnp.minimum(i * at_once + jnp.arange(at_once), num_tokens - 1))
         return lax.dynamic_update_slice_in_dim(out, tile, i * at_once, axis=0)
 
-    return lax.fori_loop(0, (rows + at_once - 1) // at_once, body, out)[:num_tokens]
+    return lax.fori_loop(0, (batch.num_tokens + at_once - 1) // at_once, body, out)[:num_tokens]
 
 
 def _group_reader(groups: GroupEntries, t: jax.Array, position: jax.Array, own: jax.Array) -> tuple[Reader, jax.Array]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 
@@ -33,11 +34,7 @@ def selected_attention(
     k: jax.Array,
     v: jax.Array,
     kv_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     selection: jax.Array,
     *,
     scale: float,
@@ -60,11 +57,7 @@ def selected_attention(
             queries[:, head],
             entries[:, head],
             cache,
-            positions,
-            seq_lens,
-            block_tables * num_kv_heads + head,
-            query_start_loc,
-            request_distribution,
+            batch._replace(block_tables=batch.block_tables * num_kv_heads + head),
             selection if selection.ndim == 2 else selection[:, head],
             value_dim=head_dim,
             scale=scale,

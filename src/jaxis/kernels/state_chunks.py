@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.batch import request_of_token
 from jaxis.kernels.state_slots import RecurrentStates, load_slots, store_slots
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.batch import request_of_token
 
 
 @jax.tree_util.register_dataclass

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache, from_stored, stored_dtype, to_stored
-from jaxis.kernels.ragged_paged_attention.layout import decode, encode, places_of_tokens
+from jaxis.kernels.ragged_paged_attention.layout import decode, encode
 
 Combine = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """Maps float32 [N, W, D], the rows of the last W tokens up to the end of each of N groups, to the groups' rows [N, E].
@@ -52,17 +53,14 @@ class ClosedGroups(NamedTuple):
     @classmethod
     def of(
         cls,
-        seq_lens: jax.Array,
-        query_start_loc: jax.Array,
-        num_requests: jax.Array,
-        num_tokens: int,
+        batch: Batch,
         group_size: int,
     ) -> ClosedGroups:
-        """Returns the groups that a step of T = `num_tokens` rows closes. C is a multiple of `TILE_GROUPS`."""
+        """Returns the groups that a step closes. C is a multiple of `TILE_GROUPS`."""
+        seq_lens, num_tokens = batch.seq_lens, len(batch.positions)
         most = min(num_tokens, num_tokens // group_size + seq_lens.shape[0])
         size = -(-most // TILE_GROUPS) * TILE_GROUPS
-        starts, lengths = query_start_loc[:-1], query_start_loc[1:] - query_start_loc[:-1]
-        lengths = jnp.where(jnp.arange(lengths.shape[0]) < num_requests, lengths, 0)
+        lengths = batch.query_lens
         begins = seq_lens - lengths
         before = begins // group_size
         counts = jnp.where(lengths > 0, seq_lens // group_size - before, 0)
@@ -71,7 +69,7 @@ class ClosedGroups(NamedTuple):
         request = jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32)
         request = jnp.minimum(request, seq_lens.shape[0] - 1)
         group = before[request] + index - (ends - counts)[request]
-        row = starts[request] + (group + 1) * group_size - 1 - begins[request]
+        row = batch.query_start_loc[request] + (group + 1) * group_size - 1 - begins[request]
         return cls(request, group, row, ends[-1])
 
 
@@ -81,19 +79,10 @@ def row_cache_layout(block_size: int, size: int, dtype: DTypeLike) -> CacheLayou
     return CacheLayout("any", block_size, 1, (block_size, size), own, (None, None))
 
 
-def write_rows(
-    rows: jax.Array,
-    row_cache: PagedCache,
-    positions: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
-) -> PagedCache:
+def write_rows(rows: jax.Array, row_cache: PagedCache, batch: Batch) -> PagedCache:
     """Writes rows [T, D] of a step's tokens into a cache of `row_cache_layout`; padding writes nothing."""
     array = row_cache.array
-    places = places_of_tokens(
-        positions, block_tables, query_start_loc, request_distribution, array.shape[1], array.shape[0]
-    )
+    places = batch.places(array.shape[1], array.shape[0])
     written = array.at[places.block, places.offset].set(to_stored(rows, array.dtype), mode="drop")
     return row_cache.layout.cache(written)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.batch import request_of_token
 from jaxis.kernels.state_slots import StateSlots, store_slots
 
 

@@ -16,10 +16,9 @@ from jaxis.kernels.norms import rms_norm
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.context_chunks import biases
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.kernels.sequence_attention import sequence_attention, visible_tokens
-from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache, consecutive_blocks
+from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache, in_consecutive_blocks
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.uncached import KVCache, UncachedKeysAndValues, is_cache
 from jaxis.parallel.mesh import on_each_device
@@ -106,7 +105,7 @@ def apply_rope(
         )
     if is_paged or metadata.scratch is not None:
         return rope(q, k, metadata.positions_for_rope, norms=norms)
-    request, _ = _requests(metadata)
+    request, _ = metadata.batch.request_of_token()
     return rope(q, k, metadata.input_positions, metadata.seq_lens[request], norms)
 
 
@@ -119,13 +118,6 @@ class _Options(NamedTuple):
 class _Terms(NamedTuple):
     sinks: jax.Array | None
     bias: jax.Array | None
-
-
-def _requests(metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
-    """Returns each token's request, i32 [T], and bool [T]: False for padding."""
-    return request_of_token(
-        metadata.query_start_loc, metadata.request_distribution[2], metadata.input_positions.shape[0]
-    )
 
 
 def _of_whole_sequences(
@@ -155,7 +147,7 @@ def _whole_sequence_attention(
 
 def _visible_ranges(metadata: AttentionMetadata, span: AttentionSpan) -> tuple[jax.Array, jax.Array]:
     """Returns the first and the last row of the flat batch that each token sees, i32 [T] each, for whole sequences."""
-    request, valid = _requests(metadata)
+    request, valid = metadata.batch.request_of_token()
     position, row = metadata.input_positions, jnp.arange(metadata.input_positions.shape[0], dtype=jnp.int32)
     start = row - position
     first = start + span.first_visible(position)
@@ -178,20 +170,9 @@ def _attention_through_scratch(
 
     def paged(q: jax.Array, k: jax.Array, v: jax.Array, terms: _Terms, metadata: AttentionMetadata) -> jax.Array:
         layout = kv_cache_layout(scratch.block_size, k.shape[1], k.shape[2], scratch.dtype)
-        block_tables, num_blocks = consecutive_blocks(metadata, scratch.block_size)
-        return ragged_paged_attention(
-            q,
-            k,
-            v,
-            layout.cache(jnp.zeros((num_blocks, *layout.shape), layout.dtype)),
-            metadata.input_positions,
-            metadata.seq_lens,
-            block_tables,
-            metadata.query_start_loc,
-            metadata.request_distribution,
-            **terms._asdict(),
-            **options._asdict(),
-        )[1]
+        batch, num_blocks = in_consecutive_blocks(metadata, scratch.block_size)
+        cache = layout.cache(jnp.zeros((num_blocks, *layout.shape), layout.dtype))
+        return ragged_paged_attention(q, k, v, cache, batch, **terms._asdict(), **options._asdict())[1]
 
     def definition(q: jax.Array, k: jax.Array, v: jax.Array, terms: _Terms, metadata: AttentionMetadata) -> jax.Array:
         k, v = (each.astype(scratch.dtype).astype(each.dtype) for each in (k, v))
@@ -233,16 +214,10 @@ def _sharded_paged_attention(
 ) -> tuple[PagedCache, jax.Array]:
     """Runs the paged kernel on each device's own heads; with fewer kv heads than devices, the cache repeats heads."""
     kernel = functools.partial(ragged_paged_attention, **options._asdict())
-    operands = (
-        metadata.input_positions,
-        metadata.seq_lens,
-        metadata.block_tables_for(options.span),
-        metadata.query_start_loc,
-        metadata.request_distribution,
-    )
+    batch = metadata.batch_for(options.span)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1:
-        return kernel(q, k, v, kv_cache, *operands, **terms._asdict())
+        return kernel(q, k, v, kv_cache, batch, **terms._asdict())
 
     copies = 1 if k is None else kv_cache.layout.num_heads // k.shape[1]
     if k is not None and v is not None and copies > 1:
@@ -253,6 +228,6 @@ def _sharded_paged_attention(
     cache_heads = PartitionSpec(*("model" if axis == head_axis else None for axis in range(kv_cache.array.ndim)))
     return on_each_device(
         lambda sinks, bias, *operands: kernel(*operands, sinks=sinks, bias=bias),
-        (of_sinks, heads, heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),
+        (of_sinks, heads, heads, heads, heads, cache_heads, PartitionSpec()),
         (cache_heads, heads),
-    )(*terms, q, k, v, kv_cache, *operands)
+    )(*terms, q, k, v, kv_cache, batch)

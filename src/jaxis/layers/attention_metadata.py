@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.state_slots import RecurrentStates, StateSlots
 
 
@@ -86,9 +87,19 @@ class AttentionMetadata:
     scratch: ScratchCache | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
+    def batch(self) -> Batch:
+        """The tokens and requests as kernels take them, with `block_tables`."""
+        tables = self.block_tables
+        return Batch(self.seq_lens, tables, self.query_start_loc, self.request_distribution, self.input_positions)
+
+    def batch_for(self, span: AttentionSpan) -> Batch:
+        """Returns `batch` with the block tables for this span. Raises ValueError if there are none."""
+        return self.batch._replace(block_tables=self.block_tables_for(span))
+
+    @property
     def num_tokens(self) -> jax.Array:
         """Number of tokens of the requests, i32 scalar; later rows are padding."""
-        return self.query_start_loc[self.request_distribution[2]]
+        return self.batch.num_tokens
 
     @property
     def positions_for_rope(self) -> jax.Array:
@@ -139,11 +150,12 @@ class AttentionMetadata:
         )
 
 
-def consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[jax.Array, int]:
-    """Returns block tables of whole sequences, in a row in a cache of their own, and its number of blocks."""
+def in_consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[Batch, int]:
+    """Returns the batch of whole sequences, in a row in a cache of their own, and its number of blocks."""
     num_tokens, num_requests = len(metadata.input_positions), len(metadata.seq_lens)
     needed = -(-metadata.seq_lens // block_size)
     first = jnp.cumsum(needed) - needed
     num_blocks = -(-num_tokens // block_size) + num_requests
     tables = first[:, None] + jnp.arange(-(-num_tokens // block_size), dtype=jnp.int32)
-    return jnp.minimum(tables, num_blocks - 1).astype(jnp.int32), num_blocks
+    tables = jnp.minimum(tables, num_blocks - 1).astype(jnp.int32)
+    return metadata.batch._replace(block_tables=tables), num_blocks

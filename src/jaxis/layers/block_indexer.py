@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxis.config.attention_span import FULL_CONTEXT
 from jaxis.kernels.index_selection import select_blocks, select_blocks_of_whole_sequences
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.group_indexer import GroupIndexerSizes
 from jaxis.layers.indexer import IndexCaches, IndexCacheSpec, IndexKeyCache
@@ -49,23 +48,13 @@ class BlockIndexer(JaxModule):
         q = self.q_norm(self.q_proj(x).reshape(num_tokens, sizes.num_heads, sizes.head_dim))
         keys = self.k_norm(self.k_proj(x))[:, None]
         groups = {"num_blocks": sizes.num_groups, "group_size": sizes.group_size}
-        positions, starts = metadata.input_positions, metadata.query_start_loc
+        positions = metadata.input_positions
         if not caches:
-            num_requests = metadata.request_distribution[2]
-            request, _ = request_of_token(starts, num_requests, num_tokens)
+            request, _ = metadata.batch.request_of_token()
             q, keys = self.rope(q, keys, positions, metadata.seq_lens[request])
-            selection = select_blocks_of_whole_sequences(q, keys[:, 0], positions, starts, num_requests, **groups)
+            selection = select_blocks_of_whole_sequences(q, keys[:, 0], metadata.batch, **groups)
             return (), jnp.moveaxis(selection, 0, 1)
         q, keys = self.rope(q, keys, positions)
         select = alike_on_each_device(functools.partial(select_blocks, **groups))
-        key_cache, selection = select(
-            q,
-            keys[:, 0],
-            caches[0],
-            positions,
-            metadata.seq_lens,
-            metadata.block_tables_for(FULL_CONTEXT),
-            starts,
-            metadata.request_distribution,
-        )
+        key_cache, selection = select(q, keys[:, 0], caches[0], metadata.batch_for(FULL_CONTEXT))
         return (key_cache,), selection

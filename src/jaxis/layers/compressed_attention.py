@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import sees_in_request
 from jaxis.kernels.compressed_attention import (
     GroupEntries,
     attention_within_sequences,
@@ -18,7 +19,6 @@ from jaxis.kernels.compressed_attention import (
 )
 from jaxis.kernels.index_selection import best_groups, select_from_whole_sequences
 from jaxis.kernels.paged_cache import PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.kernels.token_groups import ClosedGroups, ordered_softmax_sum, write_rows
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.indexer import IndexCacheSpec, IndexerSizes, IndexKeyCache, head_weights
@@ -162,15 +162,7 @@ class EntryIndexer(JaxModule):
         """Returns the selected groups i32 [T, K], ascending, then -1."""
         of_groups = {"num_groups": self.sizes.num_selected, "group_size": self.group_size}
         select = alike_on_each_device(functools.partial(best_groups, **of_groups))
-        return select(
-            *self.queries(x, latent, metadata.input_positions),
-            key_cache,
-            metadata.input_positions,
-            metadata.seq_lens,
-            metadata.block_tables_for(FULL_CONTEXT),
-            metadata.query_start_loc,
-            metadata.request_distribution,
-        )
+        return select(*self.queries(x, latent, metadata.input_positions), key_cache, metadata.batch_for(FULL_CONTEXT))
 
 
 class CompressedIndexer(EntryIndexer):
@@ -270,16 +262,14 @@ class CompressedAttention(JaxModule):
         metadata: AttentionMetadata,
     ) -> jax.Array:
         """Returns [T, H, D]; updates the caches in their list."""
-        tables = metadata.block_tables_for(self.span)
-        batch = metadata.input_positions, metadata.query_start_loc, metadata.request_distribution
-        caches[0] = write_rows(entries, caches[0], batch[0], tables, *batch[1:])
+        batch = metadata.batch_for(self.span)
+        caches[0] = write_rows(entries, caches[0], batch)
         return compressed_attention(
             q,
             self.sinks[...],
             caches[0],
-            tables,
             self.groups_from_caches(caches, x, latent, metadata),
-            *batch,
+            batch,
             window=self.sizes.window,
             scale=self.sizes.head_dim**-0.5,
         )
@@ -309,7 +299,7 @@ class CompressedAttention(JaxModule):
     ) -> jax.Array:
         """Returns [T, H, D] for whole sequences, without caches."""
         num_tokens = x.shape[0]
-        request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+        request, valid = metadata.batch.request_of_token()
         token = jnp.arange(num_tokens)
         distance = token[:, None] - token
         sees = sees_in_request(request, valid) & (distance < self.sizes.window)
@@ -342,7 +332,7 @@ class CompressedAttention(JaxModule):
 
 def groups_seen(closed: ClosedGroups, metadata: AttentionMetadata, num_tokens: int) -> jax.Array:
     """Returns bool [T, C]: True where a token of whole sequences sees a closed group."""
-    request, _ = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+    request, _ = metadata.batch.request_of_token()
     return (request[:, None] == closed.request) & (jnp.arange(num_tokens)[:, None] >= closed.row) & closed.valid
 
 

@@ -89,23 +89,16 @@ class GroupIndexer(JaxModule):
         Takes q [T, H, D], weights float32 [T, H], and the rows [T, row_size] of the step's tokens.
         """
         sizes = {name: getattr(self.sizes, name) for name in ("num_groups", "group_size", "delay")}
-        of_tokens = (metadata.input_positions, metadata.seq_lens)
         parts = [jnp.split(each, self.sizes.num_selections, axis=1) for each in (q, weights)]
         if not caches:
             closed, keys = self.groups.combine_whole_sequences(self.combine, rows, metadata)
-            rest = (keys, closed, metadata.input_positions, metadata.query_start_loc, metadata.request_distribution[2])
             select_whole = functools.partial(select_groups_of_whole_sequences, **sizes)
-            return (), _stacked([select_whole(*heads, *rest) for heads in zip(*parts, strict=True)])
+            of_heads = zip(*parts, strict=True)
+            return (), _stacked([select_whole(*heads, keys, closed, metadata.batch) for heads in of_heads])
         key_cache, row_cache = caches
         row_cache, key_cache = self.groups.update(self.combine, rows, row_cache, key_cache, metadata)
         select = alike_on_each_device(functools.partial(select_groups, **sizes))
-        rest = (
-            key_cache,
-            *of_tokens,
-            metadata.block_tables_for(FULL_CONTEXT),
-            metadata.query_start_loc,
-            metadata.request_distribution,
-        )
+        rest = (key_cache, metadata.batch_for(FULL_CONTEXT))
         return (key_cache, row_cache), _stacked([select(*heads, *rest) for heads in zip(*parts, strict=True)])
 
 

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.quantization import without_quantization
+from jaxis.kernels.batch import sees_in_request
 from jaxis.kernels.index_selection import (
     group_cache_layout,
     index_cache_layout,
@@ -17,7 +18,6 @@ from jaxis.kernels.index_selection import (
     select_tokens,
 )
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import JaxLinear
@@ -170,15 +170,14 @@ class Indexer(JaxModule):
         rope: RotaryEmbedding | None = None,
     ) -> tuple[IndexCaches, jax.Array]:
         """Computes `TokenIndexer`; `rope` is that of the step where it has learned parts, instead of the indexer's."""
-        num_tokens, sizes = x.shape[0], self.sizes
-        rope = rope or self.rope
+        sizes, rope = self.sizes, rope or self.rope
         q = self.queries(query_input, metadata)
         keys = self.k_norm(self.wk(x))[:, None]
         if self.rotates_last and rope is not None:  # Products do not depend on the order of the elements.
             q, keys = (jnp.roll(each, rope.rotary_dim, axis=-1) for each in (q, keys))
         weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
         if not caches:
-            request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+            request, valid = metadata.batch.request_of_token()
             if rope is not None:
                 q, keys = rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
             visible = sees_in_request(request, valid)
@@ -186,15 +185,5 @@ class Indexer(JaxModule):
         if rope is not None:
             q, keys = rope(q, keys, metadata.input_positions)
         select = alike_on_each_device(functools.partial(select_tokens, num_selected=sizes.num_selected))
-        key_cache, selection = select(
-            q,
-            weights,
-            keys[:, 0],
-            caches[0],
-            metadata.input_positions,
-            metadata.seq_lens,
-            metadata.block_tables_for(FULL_CONTEXT),
-            metadata.query_start_loc,
-            metadata.request_distribution,
-        )
+        key_cache, selection = select(q, weights, keys[:, 0], caches[0], metadata.batch_for(FULL_CONTEXT))
         return (key_cache,), selection

@@ -17,11 +17,11 @@ from jax.typing import DTypeLike
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
 from jaxis.kernels import native
+from jaxis.kernels.batch import sees_in_request
 from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_layout, layout
 from jaxis.kernels.latent_attention.reference import softmax_with_sinks
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
-from jaxis.layers.attention_metadata import AttentionMetadata, consecutive_blocks
+from jaxis.layers.attention_metadata import AttentionMetadata, in_consecutive_blocks
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
@@ -237,11 +237,7 @@ class LatentAttention(JaxModule):
             q,
             entries,
             kv_cache,
-            metadata.input_positions,
-            metadata.seq_lens,
-            metadata.block_tables_for(FULL_CONTEXT),
-            metadata.query_start_loc,
-            metadata.request_distribution,
+            metadata.batch_for(FULL_CONTEXT),
             *([] if selection is None else [selection]),
         )
         if self.context_devices > 1:
@@ -262,7 +258,7 @@ class LatentAttention(JaxModule):
         selection: jax.Array | None,
     ) -> jax.Array:
         num_tokens = q_nope.shape[0]
-        request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+        request, valid = metadata.batch.request_of_token()
         if self.rope is not None:
             q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions, metadata.seq_lens[request])
         k_nope, v = self.kv_b_proj.keys_and_values(latents)
@@ -312,24 +308,13 @@ def _attention_through_scratch(
 
     def paged(q: jax.Array, entries: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata) -> jax.Array:
         cache_layout = latent_cache_layout(scratch.block_size, value_dim, entries.shape[1] - value_dim, scratch.dtype)
-        block_tables, num_blocks = consecutive_blocks(metadata, scratch.block_size)
-        return latent_attention(
-            q,
-            entries,
-            cache_layout.cache(jnp.zeros((num_blocks, *cache_layout.shape), cache_layout.dtype)),
-            metadata.input_positions,
-            metadata.seq_lens,
-            block_tables,
-            metadata.query_start_loc,
-            metadata.request_distribution,
-            value_dim=value_dim,
-            scale=scale,
-            sinks=sinks,
-        )[1]
+        batch, num_blocks = in_consecutive_blocks(metadata, scratch.block_size)
+        cache = cache_layout.cache(jnp.zeros((num_blocks, *cache_layout.shape), cache_layout.dtype))
+        return latent_attention(q, entries, cache, batch, value_dim=value_dim, scale=scale, sinks=sinks)[1]
 
     def definition(q: jax.Array, entries: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata) -> jax.Array:
         entries = entries.astype(scratch.dtype).astype(jnp.float32)
-        request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], len(q))
+        request, valid = metadata.batch.request_of_token()
         visible = sees_in_request(request, valid) | (jnp.eye(len(q), dtype=bool) & ~valid)
         scores = jnp.where(visible, jnp.einsum("thd,sd->hts", q.astype(jnp.float32), entries) * scale, -jnp.inf)
         weights = softmax_with_sinks(scores, None if sinks is None else sinks[:, None, None])

@@ -82,21 +82,14 @@ class SelectedAttention(GroupedQueryAttention):
             _, visible = self.indexer((), x, x, metadata)
             return kv_cache, self.output(self._whole_sequences(q, k, v, visible, metadata), gate)
         of_indexer, selection = self.indexer(tuple(of_indexer), x, x, metadata)
-        operands = (
-            metadata.input_positions,
-            metadata.seq_lens,
-            metadata.block_tables_for(FULL_CONTEXT),
-            metadata.query_start_loc,
-            metadata.request_distribution,
-            selection,
-        )
+        operands = (metadata.batch_for(FULL_CONTEXT), selection)
         kernel = functools.partial(selected_attention, scale=self.scale)
         if devices_of_layer() > 1:
             copies = of_keys.layout.num_heads // k.shape[1]
             k, v = jnp.repeat(k, copies, axis=1), jnp.repeat(v, copies, axis=1)
             whole, heads = PartitionSpec(), PartitionSpec(None, "model", None)
             in_cache = PartitionSpec(None, "model", *(None,) * (of_keys.array.ndim - 2))
-            own = [*[whole] * 5, heads if selection.ndim == 3 else whole]
+            own = (whole, heads if selection.ndim == 3 else whole)
             kernel = on_each_device(kernel, (heads, heads, heads, in_cache, *own), (in_cache, heads))
         of_keys, out = kernel(q, k, v, of_keys, *operands)
         return (of_keys, *of_indexer), self.output(out, gate)

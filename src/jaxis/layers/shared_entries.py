@@ -86,14 +86,7 @@ class SharedEntryIndexer(EntryIndexer):
         options = {"num_groups": self.sizes.num_selected, "blocks": self.blocks}
         if has_caches:
             select = alike_on_each_device(functools.partial(select_in_stages, group_size=self.group_size, **options))
-            found = select(
-                *operands,
-                metadata.input_positions,
-                metadata.seq_lens,
-                metadata.block_tables_for(FULL_CONTEXT),
-                metadata.query_start_loc,
-                metadata.request_distribution,
-            )
+            found = select(*operands, metadata.batch_for(FULL_CONTEXT))
         else:
             closed = TokenGroups(self.group_size, self.group_size).closed_in(metadata)
             sees = groups_seen(closed, metadata, x.shape[0])

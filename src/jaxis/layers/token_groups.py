@@ -65,13 +65,7 @@ class TokenGroups:
 
     def closed_in(self, metadata: AttentionMetadata) -> ClosedGroups:
         """Returns the groups whose last tokens are in the step."""
-        return ClosedGroups.of(
-            metadata.seq_lens,
-            metadata.query_start_loc,
-            metadata.request_distribution[2],
-            metadata.input_positions.shape[0],
-            self.size,
-        )
+        return ClosedGroups.of(metadata.batch, self.size)
 
     def combine_whole_sequences(
         self, combine: Combine, rows: jax.Array, metadata: AttentionMetadata
@@ -107,17 +101,10 @@ class TokenGroups:
         row_span: AttentionSpan | None = None,
     ) -> tuple[PagedCache, ClosedGroups, jax.Array]:
         """Writes the rows of a step's tokens, and returns their cache, the groups that they close, and these' rows."""
-        tables = metadata.block_tables_for(self.span if row_span is None else row_span)
-        row_cache = write_rows(
-            rows,
-            row_cache,
-            metadata.input_positions,
-            tables,
-            metadata.query_start_loc,
-            metadata.request_distribution,
-        )
-        closed = self.closed_in(metadata)
-        values = combine_cached(combine, row_cache, tables, closed, group_size=self.size, window=self.window)
+        batch = metadata.batch_for(self.span if row_span is None else row_span)
+        row_cache = write_rows(rows, row_cache, batch)
+        closed, sizes = self.closed_in(metadata), {"group_size": self.size, "window": self.window}
+        values = combine_cached(combine, row_cache, batch.block_tables, closed, **sizes)
         return row_cache, closed, values
 
     def write(

@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.index_selection import cpu, tiled
 from jaxis.kernels.index_selection.blocks import select_blocks, select_blocks_of_whole_sequences
 from jaxis.kernels.index_selection.groups import (
@@ -72,11 +73,7 @@ def select_tokens(
     weights: jax.Array,
     keys: jax.Array,
     key_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_selected: int,
 ) -> tuple[PagedCache, jax.Array]:
@@ -87,18 +84,13 @@ def select_tokens(
       weights: float32 [T, H].
       keys: [T, D].
       key_cache: Cache with a layout of `index_cache_layout`. It is updated in place if donated.
-      positions: i32 [T], the position of each token in its sequence.
-      seq_lens: i32 [R], the length of each request after this step.
-      block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
-      query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
-      request_distribution: i32 [3]; the third is the number of requests. Rows past the last request's are padding.
+      batch: The step's tokens and requests.
       num_selected: K, the largest number of tokens that a token attends to.
 
     Returns:
       The updated cache, and i32 [T, K]: the selected positions, ascending, then -1. Tokens at positions below K select
       all tokens up to themselves; padding selects none.
     """
-    rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
     chosen = cpu if key_cache.layout.kernels == "native" else tiled
-    array, selected = chosen.select_tokens(q, weights, keys, key_cache.array, *rest, num_selected=num_selected)
+    array, selected = chosen.select_tokens(q, weights, keys, key_cache.array, batch, num_selected=num_selected)
     return key_cache.layout.cache(array), selected

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.batch import Batch, sees_in_request
 from jaxis.kernels.index_selection import cpu
 from jaxis.kernels.index_selection.tiled import TILE_QUERIES, write_keys
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention.context_chunks import blocks_of_chunk, product, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, sees_in_request
+from jaxis.kernels.ragged_paged_attention.layout import decode
 
 CHUNK_TOKENS = 1024
 
@@ -26,11 +27,7 @@ def select_blocks(
     q: jax.Array,
     keys: jax.Array,
     key_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_blocks: int,
     group_size: int,
@@ -40,15 +37,13 @@ def select_blocks(
     Takes the other arguments of `select_tokens`. Positions are ascending, then -1; padding selects none.
     """
     num_tokens, sizes = q.shape[0], {"num_blocks": num_blocks, "group_size": group_size}
-    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
-    last = jnp.where(valid, positions, -1)
+    request, valid = batch.request_of_token()
+    last = jnp.where(valid, batch.positions, -1)
     if key_cache.layout.kernels == "native":
-        rest = (seq_lens, block_tables, query_start_loc, request_distribution)
-        array, blocks = cpu.select_blocks(q, keys, key_cache.array, *rest, **sizes)
+        array, blocks = cpu.select_blocks(q, keys, key_cache.array, batch, **sizes)
     else:
-        array = write_keys(key_cache.array, keys, positions, block_tables[request], valid)
-        rows = query_start_loc[request_distribution[2]]
-        blocks = _best_blocks(q, array, last, block_tables[request], rows, **sizes)
+        array = write_keys(key_cache.array, keys, batch)
+        blocks = _best_blocks(q, array, last, batch.block_tables[request], batch.num_tokens, **sizes)
     blocks = blocks[..., None]
     tokens = blocks * group_size + jnp.arange(group_size, dtype=jnp.int32)
     tokens = jnp.where((blocks >= 0) & (tokens <= last[:, None, None, None]), tokens, -1)
@@ -133,22 +128,18 @@ def best_blocks(scores: jax.Array, own: jax.Array, num_blocks: int) -> jax.Array
 def select_blocks_of_whole_sequences(
     q: jax.Array,
     keys: jax.Array,
-    positions: jax.Array,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
+    batch: Batch,
     *,
     num_blocks: int,
     group_size: int,
 ) -> jax.Array:
     """Returns bool [H, T, T], True where a head of a token of a batch of whole sequences attends to another token."""
-    num_tokens = q.shape[0]
-    request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
-    token = jnp.arange(num_tokens)
+    request, valid = batch.request_of_token()
     visible = sees_in_request(request, valid)
     products = product("thd,sd->sht", q.astype(jnp.float32), keys.astype(jnp.float32))
     products = jnp.where(visible.T[:, None], products, -jnp.inf)
     # A block has the number of its first token's row.
-    block = token - positions % group_size
+    block = jnp.arange(q.shape[0]) - batch.positions % group_size
     return visible & best_blocks_of_whole_sequences(products, block, block, num_blocks)
 
 

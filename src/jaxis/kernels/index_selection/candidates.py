@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.index_selection.blocks import best_blocks, best_blocks_of_whole_sequences
 from jaxis.kernels.index_selection.groups import best_groups, groups_up_to
 from jaxis.kernels.index_selection.reference import scores_of_keys, select_from_whole_sequences
@@ -43,7 +44,8 @@ def select_in_stages(
     weights: jax.Array,
     key_cache: PagedCache,
     candidates: jax.Array | None,
-    *batch: jax.Array,
+    batch: Batch,
+    *,
     num_groups: int,
     group_size: int,
     blocks: CandidateBlocks | None,
@@ -54,11 +56,11 @@ def select_in_stages(
     """
     selection = None
     if blocks is None or blocks.are_chosen:
-        selection = best_groups(q, weights, key_cache, *batch, num_groups=num_groups, group_size=group_size)
+        selection = best_groups(q, weights, key_cache, batch, num_groups=num_groups, group_size=group_size)
         if blocks is None:
             return selection, candidates
-    positions, _, block_tables, *starts = batch
-    request, last, num_rows = groups_up_to(group_size, positions, *starts)
+    request, last = groups_up_to(group_size, batch)
+    block_tables, num_rows = batch.block_tables, batch.num_tokens
     operands, size, at_once = (q, weights, request, last), blocks.size, -(-CHUNK_TOKENS // blocks.size)
 
     def blocks_of_tile(*rows: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels import native
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.native_constants import ATTENTION_TILE
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
@@ -21,15 +22,10 @@ def select_tokens(
     weights: jax.Array,
     keys: jax.Array,
     key_cache: jax.Array,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_selected: int,
 ) -> tuple[jax.Array, jax.Array]:
-    del positions
     key_cache, selected = native.call(
         "index_selection",
         (
@@ -40,10 +36,7 @@ def select_tokens(
         weights.astype(jnp.float32),
         keys.astype(jnp.float32),
         key_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution,
+        *batch.of_requests,
         aliases={3: 0},
     )
     return key_cache, selected
@@ -53,10 +46,7 @@ def best_groups(
     q: jax.Array,
     weights: jax.Array,
     key_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_groups: int,
     group_size: int,
@@ -68,10 +58,7 @@ def best_groups(
         q.astype(jnp.float32),
         weights.astype(jnp.float32),
         key_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution,
+        *batch.of_requests,
         group_size=np.int64(group_size),
         delay=np.int64(delay),
     )
@@ -81,10 +68,7 @@ def select_blocks(
     q: jax.Array,
     keys: jax.Array,
     key_cache: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_blocks: int,
     group_size: int,
@@ -98,10 +82,7 @@ def select_blocks(
         q.astype(jnp.float32),
         keys.astype(jnp.float32),
         key_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution,
+        *batch.of_requests,
         aliases={2: 0},
         group_size=np.int64(group_size),
     )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.batch import Batch, sees_in_request
 from jaxis.kernels.index_selection import cpu, tiled
 from jaxis.kernels.index_selection.reference import select_from_whole_sequences
 from jaxis.kernels.paged_cache import PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token, sees_in_request
 from jaxis.kernels.token_groups import ClosedGroups
 
 
@@ -26,11 +26,7 @@ def best_groups(
     q: jax.Array,
     weights: jax.Array,
     key_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_groups: int,
     group_size: int,
@@ -42,38 +38,27 @@ def best_groups(
     equal scores, earlier groups come first.
     """
     if (blocks := group_size // key_cache.layout.block_size) > 1:
-        block_tables = block_tables[:, blocks - 1 :: blocks]  # a group's key is in the block of its last token
+        # A group's key is in the block of its last token.
+        batch = batch._replace(block_tables=batch.block_tables[:, blocks - 1 :: blocks])
     if key_cache.layout.kernels == "native":
-        rest = (seq_lens, block_tables, query_start_loc, request_distribution)
         options = {"num_groups": num_groups, "group_size": group_size, "delay": delay}
-        return cpu.best_groups(q, weights, key_cache.array, *rest, **options)
-    request, last, rows = groups_up_to(group_size, positions, query_start_loc, request_distribution, delay=delay)
-    return tiled.best_keys(q, weights, key_cache.array, last, request, block_tables, rows, num_selected=num_groups)
+        return cpu.best_groups(q, weights, key_cache.array, batch, **options)
+    request, last = groups_up_to(group_size, batch, delay=delay)
+    of_batch = (request, batch.block_tables, batch.num_tokens)
+    return tiled.best_keys(q, weights, key_cache.array, last, *of_batch, num_selected=num_groups)
 
 
-def groups_up_to(
-    group_size: int,
-    positions: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
-    *,
-    delay: int = 0,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns each token's request i32 [T], the last group that it sees (-1 for none), and the number of rows."""
-    request, valid = request_of_token(query_start_loc, request_distribution[2], positions.shape[0])
-    last = jnp.where(valid, (positions + 1 - delay) // group_size - 1, -1)
-    return request, last, query_start_loc[request_distribution[2]]
+def groups_up_to(group_size: int, batch: Batch, *, delay: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Returns each token's request i32 [T], and the last group that it sees, -1 for none."""
+    request, valid = batch.request_of_token()
+    return request, jnp.where(valid, (batch.positions + 1 - delay) // group_size - 1, -1)
 
 
 def select_groups(
     q: jax.Array,
     weights: jax.Array,
     key_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_groups: int,
     group_size: int,
@@ -83,10 +68,9 @@ def select_groups(
 
     K is `num_selected_tokens`.
     """
-    rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
-    groups = best_groups(q, weights, key_cache, *rest, num_groups=num_groups, group_size=group_size, delay=delay)
-    _, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
-    return _tokens_of(groups, jnp.where(valid, positions, -1), group_size, delay)
+    groups = best_groups(q, weights, key_cache, batch, num_groups=num_groups, group_size=group_size, delay=delay)
+    _, valid = batch.request_of_token()
+    return _tokens_of(groups, jnp.where(valid, batch.positions, -1), group_size, delay)
 
 
 def _tokens_of(groups: jax.Array, positions: jax.Array, group_size: int, delay: int) -> jax.Array:
@@ -105,9 +89,7 @@ def select_groups_of_whole_sequences(
     weights: jax.Array,
     keys: jax.Array,
     closed: ClosedGroups,
-    positions: jax.Array,
-    query_start_loc: jax.Array,
-    num_requests: jax.Array,
+    batch: Batch,
     *,
     num_groups: int,
     group_size: int,
@@ -117,9 +99,8 @@ def select_groups_of_whole_sequences(
 
     Takes the keys [C, D] of the closed groups.
     """
-    num_tokens = q.shape[0]
-    request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
-    token = jnp.arange(num_tokens)
+    positions, token = batch.positions, jnp.arange(q.shape[0])
+    request, valid = batch.request_of_token()
     is_own = sees_in_request(request, valid)
     sees = (request[:, None] == closed.request) & (token[:, None] >= closed.row + delay) & closed.valid
     sees = select_from_whole_sequences(q, weights, keys, sees, num_selected=num_groups)

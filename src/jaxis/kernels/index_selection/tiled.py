@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.index_selection.reference import scores_of_keys
 from jaxis.kernels.ragged_paged_attention.context_chunks import blocks_of_chunk, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import decode, encode, request_of_token
+from jaxis.kernels.ragged_paged_attention.layout import decode, encode
 
 TILE_QUERIES = 8
 CHUNK_TOKENS = 256
@@ -25,20 +26,15 @@ def select_tokens(
     weights: jax.Array,
     keys: jax.Array,
     key_cache: jax.Array,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     num_selected: int,
 ) -> tuple[jax.Array, jax.Array]:
-    del seq_lens
-    request, valid = request_of_token(query_start_loc, request_distribution[2], q.shape[0])
-    key_cache = write_keys(key_cache, keys, positions, block_tables[request], valid)
-    last = jnp.where(valid, positions, -1)
-    rows = query_start_loc[request_distribution[2]]
-    return key_cache, best_keys(q, weights, key_cache, last, request, block_tables, rows, num_selected=num_selected)
+    request, valid = batch.request_of_token()
+    key_cache = write_keys(key_cache, keys, batch)
+    last = jnp.where(valid, batch.positions, -1)
+    of_batch = (request, batch.block_tables, batch.num_tokens)
+    return key_cache, best_keys(q, weights, key_cache, last, *of_batch, num_selected=num_selected)
 
 
 def best_keys(
@@ -91,15 +87,11 @@ def by_tiles(
     return lax.fori_loop(0, num_tiles, one_tile, padded)[: given.shape[0]]
 
 
-def write_keys(
-    key_cache: jax.Array, keys: jax.Array, positions: jax.Array, block_tables: jax.Array, valid: jax.Array
-) -> jax.Array:
-    """Writes keys [T, D] at positions [T] of each token's own table [T, max_blocks]; padding writes nothing."""
+def write_keys(key_cache: jax.Array, keys: jax.Array, batch: Batch) -> jax.Array:
+    """Writes keys [T, D] at their positions; padding writes nothing."""
     num_blocks, block_size, _ = key_cache.shape
-    index = jnp.minimum(positions // block_size, block_tables.shape[1] - 1)
-    block = jnp.take_along_axis(block_tables, index[:, None], axis=1)[:, 0]
-    block = jnp.where(valid, block, num_blocks)
-    return key_cache.at[block, positions % block_size].set(encode(keys, key_cache.dtype), mode="drop")
+    places = batch.places(block_size, num_blocks)
+    return key_cache.at[places.block, places.offset].set(encode(keys, key_cache.dtype), mode="drop")
 
 
 def _all_up_to(last: jax.Array, num_selected: int) -> jax.Array:

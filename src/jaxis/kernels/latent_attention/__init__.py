@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention import blockwise, cpu, layout, selected
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.platform import supports_triton
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 __all__ = ["latent_attention", "latent_cache_layout"]
 
@@ -35,11 +35,7 @@ def latent_attention(
     q: jax.Array,
     entries: jax.Array,
     kv_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     selection: jax.Array | None = None,
     *,
     value_dim: int,
@@ -54,12 +50,7 @@ def latent_attention(
       q: [T, H, D].
       entries: [T, D].
       kv_cache: Cache with a layout of `latent_cache_layout`. It is updated in place if donated.
-      positions: i32 [T], the position of each token in its sequence.
-      seq_lens: i32 [R], the length of each request after this step.
-      block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
-      query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
-      request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
-        up to the third either; the third is the number of requests. Rows and requests past it are padding.
+      batch: The step's tokens and requests.
       selection: i32 [T, K], the positions that each token attends to, ascending, then -1: all up to itself for tokens
         at positions below K. None: each token attends to all tokens up to itself.
       value_dim: Elements of a latent, at most D.
@@ -69,13 +60,12 @@ def latent_attention(
     Returns:
       The updated cache, and [T, H, value_dim] in q's type (padding rows are finite and meaningless).
     """
-    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     options: Any = {"value_dim": value_dim, "scale": scale, "sinks": sinks}
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
         array, out = cpu.latent_attention(q, entries, array, batch, selection, **options)
         return cache_layout.cache(array), out
-    array = layout.write_latent_cache(array, entries, value_dim, positions, batch)
+    array = layout.write_latent_cache(array, entries, value_dim, batch)
     kv_cache = cache_layout.cache(array)
     if selection is not None:
         return kv_cache, selected.latent_attention(q, array, batch, selection, **options)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention.layout import ContextPart, decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, product, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import Batch, request_of_token
 
 # Context tokens read at a time, and queries per prefill tile, each with all its heads.
 CHUNK_TOKENS = 128
@@ -36,7 +36,7 @@ def latent_attention(
     attention = _Attention(q, kv_cache, batch.block_tables, value_dim, scale, part, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
-        request, valid = request_of_token(batch.query_start_loc, batch.request_distribution[2], 1)
+        request, valid = batch.request_of_token()
         attention = dataclasses.replace(attention, block_tables=batch.block_tables[request])
         return attention.decode(batch.seq_lens[request], valid[0].astype(jnp.int32))
     return attention.prefill(attention.decode(batch.seq_lens, batch.request_distribution[0]), batch)
@@ -62,12 +62,10 @@ class _Attention:
 
     def prefill(self, out: jax.Array, batch: Batch) -> jax.Array:
         """Fills the rows of `out` [T, H, results] that belong to requests which are no decodes."""
-        seq_lens, _, query_start_loc, distribution = batch
-        num_decodes, num_requests = distribution[0], distribution[2]
+        seq_lens, query_start_loc = batch.seq_lens, batch.query_start_loc
         num_tokens, tile = self.q.shape[0], min(TILE_QUERIES, self.q.shape[0])
         index = jnp.arange(seq_lens.shape[0])
-        is_prefill = (index >= num_decodes) & (index < num_requests)
-        query_lens = jnp.where(is_prefill, query_start_loc[1:] - query_start_loc[:-1], 0)
+        query_lens = jnp.where(index >= batch.request_distribution[0], batch.query_lens, 0)
         num_tiles = (query_lens + tile - 1) // tile
         tile_ends = jnp.cumsum(num_tiles)
         # Padded, because a tile that starts near the end of the batch must still be sliced whole.

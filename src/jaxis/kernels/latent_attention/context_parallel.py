@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention import blockwise, layout
 from jaxis.kernels.latent_attention.layout import ContextPart
 from jaxis.kernels.paged_cache import PagedCache
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 from jaxis.parallel.mesh import MODEL_AXIS, devices_of_layer, on_each_device
 
 
@@ -25,11 +25,7 @@ def latent_attention(
     q: jax.Array,
     entries: jax.Array,
     kv_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     value_dim: int,
     scale: float,
@@ -46,9 +42,8 @@ def latent_attention(
         _on_device, block_size=kv_cache.layout.block_size, value_dim=value_dim, scale=scale, heads_are_split=is_split
     )
     everywhere = PartitionSpec()
-    in_specs = (heads, everywhere, cache_spec, everywhere, everywhere)
-    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
-    array, out = on_each_device(kernel, in_specs, (cache_spec, heads))(q, entries, kv_cache.array, positions, batch)
+    in_specs = (heads, everywhere, cache_spec, everywhere)
+    array, out = on_each_device(kernel, in_specs, (cache_spec, heads))(q, entries, kv_cache.array, batch)
     return kv_cache.layout.cache(array), out
 
 
@@ -56,7 +51,6 @@ def _on_device(
     q: jax.Array,
     entries: jax.Array,
     kv_cache: jax.Array,
-    positions: jax.Array,
     batch: Batch,
     *,
     block_size: int,
@@ -67,7 +61,7 @@ def _on_device(
     """Returns one device's updated part of the cache, and the outputs of its heads."""
     size, num_heads, dtype = kv_cache.shape[1], q.shape[1], q.dtype
     part = ContextPart(block_size, size, lax.axis_index(MODEL_AXIS) * size)
-    kv_cache = layout.write_latent_cache(kv_cache, entries, value_dim, positions, batch, part)
+    kv_cache = layout.write_latent_cache(kv_cache, entries, value_dim, batch, part)
     if heads_are_split:
         q = lax.all_gather(q, MODEL_AXIS, axis=1, tiled=True)
     sums = blockwise.latent_attention(q, kv_cache, batch, value_dim=value_dim, scale=scale, part=part)

@@ -8,10 +8,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels import native
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention import layout
 from jaxis.kernels.native_constants import ATTENTION_TILE
 from jaxis.kernels.paged_cache import CacheLayout
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
@@ -48,7 +48,7 @@ def latent_attention(
         q.astype(jnp.float32),
         entries.astype(jnp.float32),
         kv_cache,
-        *batch,
+        *batch.of_requests,
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         *([] if selection is None else [selection]),
         aliases={2: 0},

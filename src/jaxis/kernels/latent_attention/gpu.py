@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.gpu import MAX_INT8_ELEMENTS, product_type, read_scale
 from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
 from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
 from jaxis.kernels.ragged_paged_attention.gpu_rows import read_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import Chunk, PagedAttention, TileSize
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, Batch
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
 
 MAX_VALUE_DIM = 512
 

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, Batch, places_of_tokens
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
 from jaxis.kernels.ragged_paged_attention.tpu_layout import whole_lanes
 
 
@@ -78,14 +79,13 @@ def write_latent_cache(
     kv_cache: jax.Array,
     entries: jax.Array,
     value_dim: int,
-    positions: jax.Array,
     batch: Batch,
     part: ContextPart | None = None,
 ) -> jax.Array:
-    """Writes this step's entries [T, D] at their positions [T]; padding and tokens outside `part` write nothing."""
+    """Writes this step's entries [T, D] at their positions; padding and tokens outside `part` write nothing."""
     num_blocks, num_slots, _, size = kv_cache.shape
     block_size = num_slots if part is None else part.block_size
-    block, slot = places_of_tokens(positions, *batch[1:], block_size, num_blocks)
+    block, slot = batch.places(block_size, num_blocks)
     if part is not None:
         slot -= part.first
         block = jnp.where((slot >= 0) & (slot < part.size), block, num_blocks)

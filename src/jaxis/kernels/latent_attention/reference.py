@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention.layout import decode
-from jaxis.kernels.ragged_paged_attention.layout import Batch, request_of_token
 
 
 def latent_attention(
@@ -21,14 +21,11 @@ def latent_attention(
     scale: float,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    seq_lens, block_tables, query_start_loc, request_distribution = batch
     num_tokens = q.shape[0]
-    context_len = block_tables.shape[1] * kv_cache.shape[1]
-    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
-    context = decode(kv_cache[block_tables[request]], value_dim, q.shape[-1]).reshape(num_tokens, context_len, -1)
-    # A request's last query is at the end of its sequence.
-    position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
-    visible = (jnp.arange(context_len) <= position[:, None]) & valid[:, None]
+    context_len = batch.block_tables.shape[1] * kv_cache.shape[1]
+    request, valid = batch.request_of_token()
+    context = decode(kv_cache[batch.block_tables[request]], value_dim, q.shape[-1]).reshape(num_tokens, context_len, -1)
+    visible = (jnp.arange(context_len) <= batch.positions[:, None]) & valid[:, None]
     # Unwritten entries are undefined: a NaN there must not spread.
     context = jnp.where(visible[..., None], context, 0)
     scores = jnp.einsum("thd,tsd->ths", q, context, preferred_element_type=jnp.float32) * scale

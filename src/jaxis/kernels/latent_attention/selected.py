@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.latent_attention.layout import decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax
-from jaxis.kernels.ragged_paged_attention.layout import Batch, request_of_token
 
 TILE_QUERIES = 8
 CHUNK_TOKENS = 128
@@ -28,21 +28,21 @@ def latent_attention(
     sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attends with each query to its request's cached entries at the positions in `selection`; padding rows are 0."""
-    _, block_tables, query_start_loc, request_distribution = batch
     num_tokens = q.shape[0]
-    request, _ = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    request, _ = batch.request_of_token()
+    tables = batch.block_tables
     rows = ((0, -num_tokens % TILE_QUERIES), (0, 0))
     q, request = jnp.pad(q, (*rows, (0, 0))), jnp.pad(request, rows[:1])
     selection = jnp.pad(selection, (rows[0], (0, -selection.shape[1] % CHUNK_TOKENS)), constant_values=-1)
 
     def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
-        q_tile, tables, positions = (
-            lax.dynamic_slice_in_dim(x, i * TILE_QUERIES, TILE_QUERIES) for x in (q, block_tables[request], selection)
+        q_tile, own, positions = (
+            lax.dynamic_slice_in_dim(x, i * TILE_QUERIES, TILE_QUERIES) for x in (q, tables[request], selection)
         )
-        attended = _attend(q_tile, kv_cache, tables, positions, value_dim, scale, sinks)
+        attended = _attend(q_tile, kv_cache, own, positions, value_dim, scale, sinks)
         return lax.dynamic_update_slice_in_dim(out, attended.astype(out.dtype), i * TILE_QUERIES, axis=0)
 
-    num_tiles = (query_start_loc[request_distribution[2]] + TILE_QUERIES - 1) // TILE_QUERIES
+    num_tiles = (batch.num_tokens + TILE_QUERIES - 1) // TILE_QUERIES
     out = jnp.zeros((*q.shape[:2], value_dim), q.dtype)
     return lax.fori_loop(0, num_tiles, one_tile, out)[:num_tokens]
 

@@ -12,6 +12,7 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.platform import supports_triton, target_platform
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout, tpu_layout
@@ -36,11 +37,7 @@ def ragged_paged_attention(
     k: jax.Array | None,
     v: jax.Array | None,
     kv_cache: PagedCache,
-    positions: jax.Array,
-    seq_lens: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
+    batch: Batch,
     *,
     scale: float,
     span: AttentionSpan = FULL_CONTEXT,
@@ -56,12 +53,7 @@ def ragged_paged_attention(
         them. Then nothing is written.
       v: [T, K, D] or None.
       kv_cache: Cache with a layout of `kv_cache_layout`. It is updated in place if donated.
-      positions: i32 [T], the position of each token in its sequence.
-      seq_lens: i32 [R], the length of each request after this step.
-      block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
-      query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
-      request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
-        up to the third either; the third is the number of requests. Rows and requests past it are padding.
+      batch: The step's tokens and requests.
       scale: Multiplies the scores.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
@@ -72,7 +64,6 @@ def ragged_paged_attention(
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
     """
-    batch = layout.Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks, "bias": bias}
     array, cache_layout = kv_cache.array, kv_cache.layout
     if cache_layout.kernels == "native":
@@ -82,10 +73,10 @@ def ragged_paged_attention(
         from jaxis.kernels.ragged_paged_attention import tpu
 
         block_size = cache_layout.block_size
-        array, out = tpu.ragged_paged_attention(q, k, v, array, positions, batch, block_size=block_size, **options)
+        array, out = tpu.ragged_paged_attention(q, k, v, array, batch, block_size=block_size, **options)
         return cache_layout.cache(array), out
     if k is not None and v is not None:
-        array = layout.write_kv_cache(array, k, v, positions, batch)
+        array = layout.write_kv_cache(array, k, v, batch)
     kernel = blockwise
     if supports_triton():
         from jaxis.kernels.ragged_paged_attention import gpu

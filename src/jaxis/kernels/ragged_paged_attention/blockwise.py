@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.context_chunks import (
     OnlineSoftmax,
     biases,
@@ -24,7 +25,7 @@ from jaxis.kernels.ragged_paged_attention.context_chunks import (
     product,
     whole_chunks,
 )
-from jaxis.kernels.ragged_paged_attention.layout import Batch, read_blocks, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import read_blocks, split_kv
 
 # Context tokens read at a time, and queries per prefill tile: large enough for efficient matrix products, small enough
 # to stay in cache. Decodes read less at a time, because every request reads as many chunks as the longest; and no more
@@ -54,7 +55,7 @@ def ragged_paged_attention(
     attention = _Attention(q, kv_cache, batch.block_tables, scale, span, soft_cap, sinks, bias, read_blocks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
-        request, valid = request_of_token(batch.query_start_loc, batch.request_distribution[2], 1)
+        request, valid = batch.request_of_token()
         attention = dataclasses.replace(attention, block_tables=batch.block_tables[request])
         return attention.decode(jnp.zeros_like(q), batch.seq_lens[request], valid[0].astype(jnp.int32))
     out = attention.decode(jnp.zeros_like(q), batch.seq_lens, batch.request_distribution[0])
@@ -150,12 +151,10 @@ class _Attention:
 
     def prefill(self, out: jax.Array, batch: Batch) -> jax.Array:
         """Fills the rows of `out` [T, H, D] that belong to requests which are no decodes."""
-        seq_lens, _, query_start_loc, distribution = batch
-        num_decodes, num_requests = distribution[0], distribution[2]
+        seq_lens, query_start_loc = batch.seq_lens, batch.query_start_loc
         num_tokens, tile = self.q.shape[0], min(TILE_QUERIES, self.q.shape[0])
         index = jnp.arange(seq_lens.shape[0])
-        is_prefill = (index >= num_decodes) & (index < num_requests)
-        query_lens = jnp.where(is_prefill, query_start_loc[1:] - query_start_loc[:-1], 0)
+        query_lens = jnp.where(index >= batch.request_distribution[0], batch.query_lens, 0)
         tile_ends = jnp.cumsum((query_lens + tile - 1) // tile)
         # Padded, because a tile that starts near the end of the batch must still be sliced whole.
         padded = self._of_rows(lambda x: jnp.pad(x, ((0, tile), *((0, 0),) * (x.ndim - 1))))

@@ -15,10 +15,10 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels import native
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.head_tiles import padded, whole_tiles
 from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
 from jaxis.kernels.paged_cache import CacheLayout
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
@@ -63,7 +63,7 @@ def ragged_paged_attention(
         keys,
         values,
         kv_cache,
-        *batch,
+        *batch.of_requests,
         *(jnp.zeros(0, jnp.float32) if x is None else x.astype(jnp.float32) for x in (sinks, bias)),
         aliases={3: 0},
         block_size=np.int64(block_size),

@@ -15,11 +15,12 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
 from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
 from jaxis.kernels.ragged_paged_attention.gpu_rows import MIN_DOT_SIZE, read_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import Chunk, PagedAttention, TileSize
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, Batch
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
 
 MAX_HEAD_DIM = 256
 MAX_INT8_ELEMENTS = 1 << 31

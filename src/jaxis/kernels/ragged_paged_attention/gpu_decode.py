@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.gpu_rows import load, padded_size, read_rows, store, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
@@ -25,7 +26,6 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     attend,
     empty_sums,
 )
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 # The fewest tokens that a program attends to: fewer are not worth the cost of combining.
 MIN_PARTITION_TOKENS = 128

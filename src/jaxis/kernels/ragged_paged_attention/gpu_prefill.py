@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.gpu_rows import read_rows, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
@@ -19,7 +20,6 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     attend,
     empty_sums,
 )
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 NO_TILE = -1
 
@@ -63,7 +63,7 @@ def prefill_tiles(batch: Batch, num_tokens: int, tile_queries: int) -> jax.Array
     max_requests = batch.seq_lens.shape[0]
     # A request needs its tokens' share of full tiles, and at most one that is not full.
     num_tiles = num_tokens // tile_queries + min(max_requests, num_tokens // 2)
-    queries = batch.query_len(jnp.arange(max_requests, dtype=jnp.int32))
+    queries = batch.query_lens
     count = jnp.where(queries > 1, (queries + tile_queries - 1) // tile_queries, 0)
     ends = jnp.cumsum(count, dtype=jnp.int32)
     tile = jnp.arange(num_tiles, dtype=jnp.int32)

@@ -18,8 +18,8 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.gpu_rows import load, padded_size
-from jaxis.kernels.ragged_paged_attention.layout import Batch
 
 LOG2_E = math.log2(math.e)
 # The score of a token that a query does not see. Finite, because -inf - -inf is NaN: a query that has seen nothing yet

@@ -1,4 +1,4 @@
-"""Layout of the paged KV cache and of a flat batch, for the implementations that share it.
+"""Layout of the paged KV cache, for the implementations that share it.
 
 A layer's cache is `[num_blocks, block_size, 2 * K, D]`. Along the third axis each kv head's key precedes its value,
 which keeps a head's keys and values on one device when kv heads are sharded. In an int8 cache, each key and value is
@@ -8,13 +8,12 @@ followed by the four bytes of its float32 scale: `[num_blocks, block_size, 2 * K
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.paged_cache import CacheLayout, from_stored, to_stored
 
 SCALE_BYTES = 4
@@ -66,64 +65,10 @@ def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
     return pairs[..., 0, :], pairs[..., 1, :]
 
 
-def request_of_token(
-    query_start_loc: jax.Array, num_requests: jax.Array, num_tokens: int
-) -> tuple[jax.Array, jax.Array]:
-    """Returns each of T tokens' request i32 [T], the last request's for padding, and bool [T]: False for padding."""
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    # Compares with all rather than searches: one fusion, where a search is a loop.
-    request = jnp.searchsorted(query_start_loc[1:], token, side="right", method="compare_all").astype(jnp.int32)
-    valid = token < query_start_loc[num_requests]
-    return jnp.minimum(request, query_start_loc.shape[0] - 2), valid
-
-
-def sees_in_request(request: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns bool [T, T], True where a token sees another: of its own request, up to itself, and no padding.
-
-    Takes the results of `request_of_token`, for a step that has all tokens of its requests.
-    """
-    token = jnp.arange(request.shape[0])
-    return (request[:, None] == request) & (token[:, None] >= token) & valid
-
-
-class Batch(NamedTuple):
-    """Requests of a step, in the arguments of the public functions: arrays, or references to them inside a kernel."""
-
-    seq_lens: Any
-    block_tables: Any
-    query_start_loc: Any
-    request_distribution: Any
-
-    def query_len(self, request: jax.Array) -> jax.Array:
-        """Returns the number of a request's tokens in this step; 0 for padding."""
-        queries = self.query_start_loc[request + 1] - self.query_start_loc[request]
-        return jnp.where(request < self.request_distribution[2], queries, 0)
-
-
-class CachePlaces(NamedTuple):
-    """Places of T tokens in a cache: blocks i32 [T], num_blocks for padding, and offsets in them i32 [T]."""
-
-    block: jax.Array
-    offset: jax.Array
-
-
-def places_of_tokens(
-    positions: jax.Array,
-    block_tables: jax.Array,
-    query_start_loc: jax.Array,
-    request_distribution: jax.Array,
-    block_size: int,
-    num_blocks: int,
-) -> CachePlaces:
-    request, valid = request_of_token(query_start_loc, request_distribution[2], len(positions))
-    block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
-    return CachePlaces(jnp.where(valid, block, num_blocks), positions % block_size)
-
-
-def write_kv_cache(kv_cache: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, batch: Batch) -> jax.Array:
-    """Writes this step's keys and values [T, K, D] at their positions [T]; padding tokens write nothing."""
+def write_kv_cache(kv_cache: jax.Array, k: jax.Array, v: jax.Array, batch: Batch) -> jax.Array:
+    """Writes this step's keys and values [T, K, D] at their positions; padding tokens write nothing."""
     num_blocks, block_size, combined, entry_size = kv_cache.shape
-    places = places_of_tokens(positions, *batch[1:], block_size, num_blocks)
+    places = batch.places(block_size, num_blocks)
     entries = jnp.stack([encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)], axis=2)
     entries = entries.reshape(-1, combined, entry_size)
     flat = kv_cache.reshape(-1, combined, entry_size)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.ragged_paged_attention.context_chunks import biases
-from jaxis.kernels.ragged_paged_attention.layout import Batch, decode, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import decode, split_kv
 
 
 def ragged_paged_attention(
@@ -24,19 +25,17 @@ def ragged_paged_attention(
     sinks: jax.Array | None = None,
     bias: jax.Array | None = None,
 ) -> jax.Array:
-    seq_lens, block_tables, query_start_loc, request_distribution = batch
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, combined_heads, _ = kv_cache.shape
     num_kv_heads = combined_heads // 2
-    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
-    context_len = block_tables.shape[1] * block_size
+    request, valid = batch.request_of_token()
+    context_len = batch.block_tables.shape[1] * block_size
 
-    context = decode(kv_cache[block_tables[request]]).reshape(num_tokens, context_len, combined_heads, head_dim)
+    context = decode(kv_cache[batch.block_tables[request]]).reshape(num_tokens, context_len, combined_heads, head_dim)
     k, v = split_kv(context)
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = jnp.einsum("tkgd,tskd->tkgs", grouped, k, preferred_element_type=jnp.float32) * scale
-    # A request's last query is at the end of its sequence.
-    position: jax.Array = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
+    position: jax.Array = batch.positions
     context_position = jnp.arange(context_len)
     if bias is not None:
         scores += biases(bias, position[:, None] - context_position).reshape(scores.shape)
@@ -44,7 +43,7 @@ def ragged_paged_attention(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
     first = span.first_visible(position)
-    last = span.last_visible(position, seq_lens[request])
+    last = span.last_visible(position, batch.seq_lens[request])
     visible = (context_position >= first[:, None]) & (context_position <= last[:, None]) & valid[:, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     peak = jnp.max(scores, axis=-1, keepdims=True)

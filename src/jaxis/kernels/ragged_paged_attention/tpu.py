@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention as pallas
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.batch import Batch
 from jaxis.kernels.hbm import in_hbm
 from jaxis.kernels.ragged_paged_attention import blockwise
-from jaxis.kernels.ragged_paged_attention.layout import Batch, places_of_tokens, request_of_token
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, padded_size, read_heads, write_heads
 
 # Of pages, their tokens, and queries that are computed at a time, as in most entries of the kernel's table of measured
@@ -31,7 +31,6 @@ def ragged_paged_attention(
     k: jax.Array | None,
     v: jax.Array | None,
     kv_cache: jax.Array,
-    positions: jax.Array,
     batch: Batch,
     *,
     block_size: int,
@@ -43,7 +42,7 @@ def ragged_paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     head_dim = q.shape[-1]
     if k is not None and v is not None:
-        places = places_of_tokens(positions, *batch[1:], block_size, len(kv_cache))
+        places = batch.places(block_size, len(kv_cache))
         kv_cache = write_heads(kv_cache, k, v, places, block_size)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, padded_size(head_dim) - head_dim)))
     is_plain = span == FULL_CONTEXT and sinks is None and bias is None
@@ -78,8 +77,8 @@ def _by_kernel(
     soft_cap: float | None,
 ) -> jax.Array:
     """Returns [T, H, 128]; padding rows are 0."""
-    seq_lens, block_tables, query_start_loc, request_distribution = batch
-    _, valid = request_of_token(query_start_loc, request_distribution[2], len(q))
+    seq_lens, block_tables, query_start_loc = batch[:3]
+    _, valid = batch.request_of_token()
     # The kernel reads ahead, and waits only for requests with tokens: there must be one, and none without at the end.
     rows = jnp.where(valid[0], query_start_loc, jnp.minimum(jnp.arange(len(query_start_loc)), 1))
     num_requests = jnp.sum(rows[:-1] < jnp.maximum(jnp.sum(valid), 1), dtype=jnp.int32)

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxis.kernels.batch import CachePlaces
 from jaxis.kernels.paged_cache import CacheLayout
-from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, CachePlaces, quantize
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, quantize
 
 LANES = 128
 
