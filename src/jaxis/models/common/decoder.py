@@ -33,6 +33,7 @@ from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import HasState
 from jaxis.layers.uncached import UncachedKeysAndValues
+from jaxis.models.common.config_rules import ConfigRules
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAdditions, LoadableWithIterator
 from jaxis.models.common.prediction_layers import (
     PredictionLayer,
@@ -318,7 +319,7 @@ def layers_are_inlined() -> bool:
     return 0 < len(automatic_axes()) < len(MESH_AXES)
 
 
-class CausalLM(JaxModule, LoadableWithIterator):
+class CausalLM(JaxModule, LoadableWithIterator, ConfigRules):
     """A decoder with an output head, which may be tied to the embeddings.
 
     A family sets `layer_class`, and overrides `check_config`, `options` and `prediction_names` as needed. It does not
@@ -328,8 +329,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
       layer_class: Factory of the decoder layers.
       model_class: Class of the decoder below the head.
       renames, other_names, transposed, module_renames, unadaptable: Fields of the family's `CheckpointNames`.
-      supported_values: Keys of config.json, each with the values that are supported; it may be absent.
-      ignored_keys: A key of config.json or several, without effect, and the reason.
+      supported_values, ignored_keys: Keys of config.json, as in `ConfigRules`.
       make_norm: Creates the final norm; None for an RMS norm with config.json's `rms_norm_eps`.
       tied_by_default: True if the head is tied to the embeddings when config.json does not say.
       default_prediction_layers: Number of layers that predict later tokens if config.json does not say; in checkpoints,
@@ -353,8 +353,6 @@ class CausalLM(JaxModule, LoadableWithIterator):
     transposed: ClassVar[tuple[str, ...]] = ()
     module_renames: ClassVar[Sequence[Rename] | None] = None
     unadaptable: ClassVar[tuple[str, ...]] = ()
-    supported_values: ClassVar[Sequence[tuple[Any, ...]]] = ()
-    ignored_keys: ClassVar[Sequence[tuple[str | tuple[str, ...], str]]] = ()
     make_norm: ClassVar[Callable[[LayerScope], Norm] | None] = None
     tied_by_default: ClassVar[bool] = False
     default_prediction_layers: ClassVar[int] = 0
@@ -390,18 +388,6 @@ class CausalLM(JaxModule, LoadableWithIterator):
                 f"{scope.config.source} is of a model without layers that predict later tokens, or of one whose layers "
                 "jaxis cannot use: draft tokens with another method than mtp"
             )
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
-
-        Families whose rules are more than `supported_values` and `ignored_keys` override it. Raises ConfigError if a
-        key has another value.
-        """
-        for key, *values in cls.supported_values:
-            config.expect(key, *values)
-        for keys, because in cls.ignored_keys:
-            config.ignore(*([keys] if isinstance(keys, str) else keys), because=because)
 
     @classmethod
     def names_of(cls, config: HFConfig) -> CheckpointNames:

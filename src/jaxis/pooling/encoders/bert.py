@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jaxis.config.attention_span import WHOLE_SEQUENCE
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
-from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import Caches, DecoderOptions
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
-from jaxis.pooling.encoders.text_encoder import PostNormLayer, TextEncoder, Unchanged, embedding_table, post_norm
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.quantization import QuantizationConfig
+from jaxis.pooling.encoders.text_encoder import BertEncoder, PostNormLayer, embedding_table
 
 
 class BertLayer(PostNormLayer):
@@ -35,18 +27,16 @@ class BertLayer(PostNormLayer):
         super().__init__(scope)
 
 
-class BertModel(TextEncoder):
-    """Embeddings of words, positions and token types, then layers.
+def _other_names(prefix: str) -> tuple[Rename, ...]:
+    """Returns names in checkpoints of whole models, which have a prefix, and another framework's in very old ones."""
+    prefixed = tuple((f"{prefix}.{name}", name) for name in ("embeddings", "encoder", "pooler"))
+    return (*prefixed, ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
-    Args:
-      vllm_config: The configuration.
-      rng: For the initial weights.
-      quant_config: Decides how weights are stored and applied; None leaves them as they are.
 
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
+class BertModel(BertEncoder):
+    """Embeddings of words, positions and token types, then layers."""
 
+    layer_class = BertLayer
     renames = (
         ("embeddings.word_embeddings", "embed_tokens"),
         ("embeddings.position_embeddings.weight", "position_embeddings"),
@@ -62,47 +52,16 @@ class BertModel(TextEncoder):
         ("output.dense", "mlp.down_proj"),
         ("output.LayerNorm", "post_feedforward_layernorm"),
     )
-    # Checkpoints of whole models have a prefix, and very old ones use another framework's names.
-    prefix: ClassVar[str] = "bert"
-    other_names = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+    other_names = _other_names("bert")
     unused = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
+    supported_values = (("position_embedding_type", "absolute"), ("is_decoder", False), ("add_cross_attention", False))
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        self.check_config(vllm_config.model_config.hf_config)
-        prefixed = tuple((f"{self.prefix}.{name}", name) for name in ("embeddings", "encoder", "pooler"))
-        self.other_names = (*prefixed, *self.other_names)
-        scope = self.make_scope(vllm_config, rng, quant_config)
-        super().__init__(scope, BertLayer, DecoderOptions(norm=Unchanged()))
-        self.embeddings_norm = post_norm(scope)
+    def add_parts(self, scope: LayerScope) -> None:
+        super().add_parts(scope)
         self.position_embeddings = embedding_table(scope, scope.config.get("max_position_embeddings", 512))
-        self.token_type_embeddings = embedding_table(scope, scope.config.get("type_vocab_size", 2))
 
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
-
-        Raises:
-          ConfigError: A key has another value.
-        """
-        config.expect("position_embedding_type", "absolute")
-        config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
-        config.expect_all(is_decoder=False, add_cross_attention=False)
-
-    def __call__(
-        self,
-        kv_caches: Caches,
-        input_ids: jax.Array,
-        attention_metadata: AttentionMetadata,
-        *,
-        token_types: jax.Array | None = None,
-    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
-        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]; see `TakesTokenTypes`."""
-        rows = self.position_rows(input_ids, attention_metadata)
-        embeddings = self.embed_types(input_ids, token_types)
-        embeddings = materialize(embeddings + self.position_embeddings[...][rows])
-        return super().__call__(
-            kv_caches, input_ids, attention_metadata, inputs_embeds=self.embeddings_norm(embeddings)
-        )
+    def with_positions(self, embeddings: jax.Array, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+        return embeddings + self.position_embeddings[...][self.position_rows(input_ids, metadata)]
 
     def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
         """i32 [T]: row of each token in the table of positions."""
@@ -113,11 +72,11 @@ class BertModel(TextEncoder):
 class RobertaModel(BertModel):
     """BERT with positions that start after the padding token's id and count only tokens that are not padding."""
 
-    prefix = "roberta"
+    other_names = _other_names("roberta")
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        super().__init__(vllm_config, rng, quant_config)
-        self._padding_id = self.first_position(vllm_config.model_config.hf_config) - 1
+    def add_parts(self, scope: LayerScope) -> None:
+        super().add_parts(scope)
+        self._padding_id = self.first_position(scope.config) - 1
 
     def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
         """i32 [T]: row of each token. Padding within a prompt gets the padding row and is not counted."""

@@ -8,15 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from jaxis.config.attention_span import WHOLE_SEQUENCE
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
-from jaxis.pooling.encoders.nomic_bert import NomicBertModel, RotaryBertLayer
-from jaxis.pooling.encoders.text_encoder import PostNormLayer
+from jaxis.pooling.encoders.nomic_bert import RotaryBertLayer
+from jaxis.pooling.encoders.text_encoder import BertEncoder, PostNormLayer
 
 _PACKED = "mlp.up_gate_proj.weight"
 
@@ -39,7 +38,7 @@ class GteLayer(RotaryBertLayer):
         PostNormLayer.__init__(self, scope)
 
 
-class GteModel(NomicBertModel):
+class GteModel(BertEncoder):
     """gte-multilingual and gte-v1.5 in transformers' format, and snowflake-arctic-embed-m-v2.0."""
 
     renames = (
@@ -57,18 +56,15 @@ class GteModel(NomicBertModel):
     default_token_types = 1
     layer_class = GteLayer
 
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        for key, expected in (
-            ("position_embedding_type", "rope"),
-            ("layer_norm_type", "layer_norm"),
-            ("pack_qkv", True),
-            ("logn_attention_scale", False),
-        ):
-            config.expect(key, expected)
-        config.ignore("logn_attention_clip1", because="scores are not scaled by the length")
-        config.ignore("unpad_inputs", "use_memory_efficient_attention", because="it chooses how the same is computed")
-        config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
+    supported_values = (
+        *(("position_embedding_type", "rope"), ("layer_norm_type", "layer_norm")),
+        *(("pack_qkv", True), ("logn_attention_scale", False)),
+    )
+    ignored_keys = (
+        ("logn_attention_clip1", "scores are not scaled by the length"),
+        (("unpad_inputs", "use_memory_efficient_attention"), "it chooses how the same is computed"),
+        *BertEncoder.ignored_keys,
+    )
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         return super().load_weights(_unpacked(weights))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
-from flax import nnx
 
 from jaxis.config.attention_span import WHOLE_SEQUENCE, AttentionSpan
 from jaxis.config.hf_config import HFConfig
@@ -26,10 +23,6 @@ from jaxis.pooling.classifier_settings import num_labels
 from jaxis.pooling.encoders.text_encoder import TextEncoder
 from jaxis.pooling.pooling_config import Mode
 from jaxis.pooling.score_head import ScoreHead
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.quantization import QuantizationConfig
 
 
 class ModernBertLayer(JaxModule):
@@ -62,17 +55,9 @@ class ModernBertLayer(JaxModule):
 
 
 class ModernBertModel(TextEncoder):
-    """Encoder of gte-modernbert, modernbert-embed and others.
+    """Encoder of gte-modernbert, modernbert-embed and others."""
 
-    Args:
-      vllm_config: The configuration.
-      rng: For the initial weights.
-      quant_config: Decides how weights are stored and applied; None leaves them as they are.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
-
+    layer_class = ModernBertLayer
     renames = (
         ("embeddings.tok_embeddings", "embed_tokens"),
         ("embeddings.norm", "embed_norm"),
@@ -84,24 +69,22 @@ class ModernBertModel(TextEncoder):
     )
     prefixes = ("model.",)
     unused = ("head.", "decoder.", "classifier.")
-
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        config = vllm_config.model_config.hf_config
-        for key in ("tie_word_embeddings", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index"):
-            config.ignore(key, because="a head that predicts words is not loaded")
-        self.read_head_config(config)
-        for key in ("reference_compile", "repad_logits_with_grad", "deterministic_flash_attn", "layer_norm_eps"):
-            config.ignore(key, because="the reference does not compute with it, or uses norm_eps")
-        config.expect("position_embedding_type", "absolute", "sans_pos")  # which nothing reads
-        scope = self.make_scope(vllm_config, rng, quant_config)
-        options = DecoderOptions(norm=_norm(scope), embed_norm=_norm(scope))
-        super().__init__(scope, ModernBertLayer, options)
+    supported_values = (("position_embedding_type", "absolute", "sans_pos"),)  # which nothing reads
+    ignored_keys = (
+        (
+            ("tie_word_embeddings", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index"),
+            "a head that predicts words is not loaded",
+        ),
+        (
+            ("reference_compile", "repad_logits_with_grad", "deterministic_flash_attn", "layer_norm_eps"),
+            "the reference does not compute with it, or uses norm_eps",
+        ),
+        (("classifier_pooling", "classifier_bias", "classifier_activation"), "a classifier's head reads it, if any"),
+    )
 
     @classmethod
-    def read_head_config(cls, config: HFConfig) -> None:
-        """Declares the keys of a classifier's head."""
-        for key in ("classifier_pooling", "classifier_bias", "classifier_activation"):
-            config.ignore(key, because="a classifier's head is not loaded")
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=_norm(scope), embed_norm=_norm(scope))
 
 
 class ModernBertForSequenceClassification(ModernBertModel):
@@ -110,10 +93,8 @@ class ModernBertForSequenceClassification(ModernBertModel):
     renames = (*ModernBertModel.renames, ("head", "score"), ("classifier", "score.out_proj"))
     unused = ("decoder.",)
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        super().__init__(vllm_config, rng, quant_config)
-        config = vllm_config.model_config.hf_config
-        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names) / "score"
+    def add_parts(self, scope: LayerScope) -> None:
+        config, scope = scope.config, scope / "score"
         self.score = ScoreHead(
             scope,
             num_labels(config),
@@ -121,10 +102,6 @@ class ModernBertForSequenceClassification(ModernBertModel):
             norm=_norm(never_quantized(scope)),
             use_bias=config.get("classifier_bias", False),
         )
-
-    @classmethod
-    def read_head_config(cls, config: HFConfig) -> None:
-        """Declares nothing: this class loads the head."""
 
     @classmethod
     def classifier_mode(cls, config: HFConfig) -> Mode:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-import jax
-from flax import nnx
-
 from jaxis.config.attention_span import WHOLE_SEQUENCE
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
-from jaxis.kernels.materialize import materialize
-from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.module import JaxModule
 from jaxis.layers.qkv_packing import PACKED
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import Caches, DecoderOptions
 from jaxis.models.common.family import GPT2_NAMES
 from jaxis.pooling.encoders.first_token_head import with_first_token_head
-from jaxis.pooling.encoders.text_encoder import PostNormLayer, TextEncoder, Unchanged, embedding_table, post_norm
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.quantization import QuantizationConfig
+from jaxis.pooling.encoders.text_encoder import BertEncoder, PostNormLayer
 
 CONFIG_NAMES = {"nomic_bert": {**GPT2_NAMES, "rotary_emb_base": "rope_theta"}}
 """Own names of keys, as in `Family.names`."""
@@ -42,18 +29,10 @@ class RotaryBertLayer(PostNormLayer):
         super().__init__(scope)
 
 
-class NomicBertModel(TextEncoder):
-    """nomic-embed-text v1 and v1.5 (arXiv:2402.01613).
+class NomicBertModel(BertEncoder):
+    """nomic-embed-text v1 and v1.5 (arXiv:2402.01613)."""
 
-    Args:
-      vllm_config: The configuration.
-      rng: For the initial weights.
-      quant_config: Decides how weights are stored and applied; None leaves them as they are.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
-
+    layer_class = RotaryBertLayer
     renames = (
         ("embeddings.word_embeddings", "embed_tokens"),
         ("embeddings.token_type_embeddings.weight", "token_type_embeddings"),
@@ -68,25 +47,11 @@ class NomicBertModel(TextEncoder):
         ("norm2", "post_feedforward_layernorm"),
     )
     prefixes = ("nomic_bert.", "bert.")
-    default_token_types: ClassVar[int] = 2
-    layer_class: ClassVar[type[JaxModule]] = RotaryBertLayer
     unused = ("pooler.", "cls.", "embeddings.position_ids")
-
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        self.check_config(vllm_config.model_config.hf_config)
-        scope = self.make_scope(vllm_config, rng, quant_config)
-        super().__init__(scope, self.layer_class, DecoderOptions(norm=Unchanged()))
-        self.embeddings_norm = post_norm(scope)
-        num_types = scope.config.get("type_vocab_size", self.default_token_types)
-        self.token_type_embeddings = embedding_table(scope, num_types) if num_types else None
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
-
-        Raises:
-          ConfigError: A key has another value.
-        """
+        super().check_config(config)
         config.expect("hidden_act", "silu", "swiglu")
         config.expect_all(prenorm=False, parallel_block=False, causal=False, use_rms_norm=False)
         config.expect_all(rotary_emb_interleaved=False, qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False)
@@ -94,22 +59,9 @@ class NomicBertModel(TextEncoder):
         for key in ("rotary_emb_scale_base", "rotary_scaling_factor", "num_experts", "moe_every_n_layers"):
             config.expect(key, None, 0)
         config.ignore("reorder_and_upcast_attn", because="scores are float32")
-        config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
         config.ignore("dense_seq_output", "use_xentropy", because="a head that predicts words is not loaded")
         config.ignore("pad_vocab_size_multiple", because="vocab_size has the padding")
         config.ignore("max_trained_positions", because="positions are rotary")
-
-    def __call__(
-        self,
-        kv_caches: Caches,
-        input_ids: jax.Array,
-        attention_metadata: AttentionMetadata,
-        *,
-        token_types: jax.Array | None = None,
-    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
-        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]; see `TakesTokenTypes`."""
-        embeddings = self.embeddings_norm(materialize(self.embed_types(input_ids, token_types)))
-        return super().__call__(kv_caches, input_ids, attention_metadata, inputs_embeds=embeddings)
 
 
 class NomicBertForSequenceClassification(with_first_token_head(NomicBertModel)):
