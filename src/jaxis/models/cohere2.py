@@ -45,8 +45,8 @@ class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
     text_model_types = ("cohere2",)
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = (
-        *("vision_config", "vision_feature_select_strategy", "vision_feature_layer", "image_token_index"),
-        *("downsample_factor", "adapter_layer_norm_eps", "alignment_intermediate_size"),
+        *("vision_feature_select_strategy", "vision_feature_layer", "downsample_factor", "adapter_layer_norm_eps"),
+        "alignment_intermediate_size",
     )
 
 
@@ -55,7 +55,7 @@ class Cohere2VisionForConditionalGeneration(InnerTextPart, Cohere2ForCausalLM):
     tower: ClassVar[type[VisionTower] | None] = Cohere2Vision
     text_model_types = ("cohere2",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")
-    other_keys = ("vision_config", "image_token_id", "downsample_factor", "alignment_intermediate_size")
+    other_keys = ("downsample_factor", "alignment_intermediate_size")
 
 
 FAMILY = Family(

@@ -35,9 +35,8 @@ class Kimi_K25ForConditionalGeneration(TextPart, DeepseekV3ForCausalLM):
     text_model_types = ("kimi_k2", "deepseek_v3")
     other_parts = ("vision_tower", "mm_projector")
     other_keys = (
-        *("vision_config", "ignore_index", "media_placeholder_token_id", "video_placeholder"),
-        *("use_unified_vision_chunk", "projection_hidden_size", "projection_layer_norm_eps"),
-        *("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+        *("ignore_index", "video_placeholder", "use_unified_vision_chunk", "projection_hidden_size"),
+        "projection_layer_norm_eps",
     )
 
 

@@ -24,7 +24,6 @@ class DeepseekVLForConditionalGeneration(InnerTextPart, CausalLM):
     layer_class = LlamaDecoderLayer
     text_model_types = ("llama",)
     other_parts = ("model.vision_model", "model.aligner")
-    other_keys = ("vision_config", "image_token_id")
 
 
 FAMILY = Family(

@@ -47,7 +47,6 @@ class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
     text_renames = ()
     text_model_types = ("paddleocr_vl_text", "paddleocr_vl")
     other_parts = ("visual", "mlp_AR", "projector")
-    other_keys = ("vision_config",)
     supported_values = (("rope_is_neox_style", True), ("compression_ratio", 1.0))
     ignored_keys = (
         ("use_3d_rope", "rope_scaling says how rows and columns are counted"),

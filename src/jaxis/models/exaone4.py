@@ -41,8 +41,6 @@ def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
 class Exaone4_5_ForConditionalGeneration(InnerTextPart, Exaone4ForCausalLM):
     tower: ClassVar[type[VisionTower] | None] = Exaone4_5Vision
     text_model_types = ("exaone4", "exaone4_5_text")
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
 
 
 FAMILY = Family(

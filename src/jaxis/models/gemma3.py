@@ -58,7 +58,7 @@ class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
     tower = Gemma3Vision
     text_model_types = ("gemma3_text",)
     other_parts = ("vision_tower", "multi_modal_projector")
-    other_keys = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+    other_keys = ("mm_tokens_per_image",)
 
 
 FAMILY = Family(

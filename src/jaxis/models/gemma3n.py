@@ -199,10 +199,7 @@ class Gemma3nForConditionalGeneration(InnerTextPart, Gemma3nForCausalLM):
     is_tied_outside = True
     text_model_types = ("gemma3n_text",)
     other_parts = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
-    other_keys = (
-        *("vision_config", "audio_config", "image_token_id", "audio_token_id", "boi_token_id", "eoi_token_id"),
-        *("boa_token_id", "eoa_token_id", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image"),
-    )
+    other_keys = ("audio_config", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image")
 
 
 FAMILY = Family(

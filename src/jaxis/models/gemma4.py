@@ -248,11 +248,6 @@ def _num_layer_embeddings(config: HFConfig) -> int:
 
 _PLACEHOLDERS = {"image_token_id": 258_880, "video_token_id": 258_884, "audio_token_id": 258_881}
 
-_OTHER_KEYS = (
-    *("vision_config", "audio_config", "image_token_id", "audio_token_id", "video_token_id", "boi_token_id"),
-    *("eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image"),
-)
-
 
 class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
     """E2B, E4B, 26B-A4B and 31B as published, with their image encoder; video and audio are not supported."""
@@ -261,7 +256,7 @@ class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
     tower = Gemma4Vision
     text_model_types = ("gemma4_text",)
     other_parts = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
-    other_keys = _OTHER_KEYS
+    other_keys = ("audio_config", "vision_soft_tokens_per_image")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         super().__init__(vllm_config, rng, quant_config)
@@ -277,7 +272,7 @@ class Gemma4UnifiedForConditionalGeneration(InnerTextPart, Gemma4UnifiedForCausa
     tower = Gemma4UnifiedVision
     text_model_types = ("gemma4_unified_text",)
     other_parts = ("model.vision_embedder", "model.embed_vision", "model.embed_audio")
-    other_keys = _OTHER_KEYS
+    other_keys = ("audio_config", "vision_soft_tokens_per_image")
 
 
 _ROPES = {

@@ -14,9 +14,6 @@ from jaxis.models.common.glm import GlmSandwichDecoderLayer
 from jaxis.models.common.text_part import InnerTextPart
 from jaxis.models.common.towers.glm import GlmOcrVision, GlmVision
 
-_MARKS = tuple(f"{kind}_{mark}token_id" for kind in ("image", "video") for mark in ("", "start_", "end_"))
-"""Keys of tokens that stand for images or videos."""
-
 
 class Glm4DecoderLayer(GlmSandwichDecoderLayer):
     """A decoder layer; `default_head_dim` D is E / H by default, and `default_bias` is for queries, keys and values."""
@@ -45,8 +42,6 @@ class Glm4vForConditionalGeneration(InnerTextPart, Glm4ForCausalLM):
     tower = GlmVision
     layer_class = functools.partial(Glm4DecoderLayer, default_head_dim=None)
     text_model_types = ("glm4v_text",)
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config", *_MARKS)
 
 
 class Glm46VForConditionalGeneration(Glm4vForConditionalGeneration):

@@ -50,8 +50,6 @@ class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):
     tower = GlmVision
     router_aux_loss_coef = 0.0001
     text_model_types = ("glm4v_moe_text",)
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
 
 
 FAMILY = Family(

@@ -124,11 +124,6 @@ def _final_norm(scope: LayerScope) -> StreamsNorm:
 class Glm5NextForConditionalGeneration(InnerTextPart):
     tower = Glm5NextVision
     text_model_types = ("glm5_next_text", "glm5_next")  # the second in files of the text alone
-    other_parts = ("model.visual",)
-    other_keys = (
-        *("vision_config", "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id"),
-        *("video_start_token_id", "video_end_token_id"),
-    )
     layer_class = Glm5NextDecoderLayer
     model_class = StreamsModel
     make_norm = _final_norm

@@ -35,8 +35,8 @@ class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
     text_model_types = ("lfm2",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")
     other_keys = (
-        *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
-        *("projector_use_layernorm", "downsample_factor"),
+        *("projector_hidden_act", "projector_hidden_size", "projector_bias", "projector_use_layernorm"),
+        "downsample_factor",
     )
 
 

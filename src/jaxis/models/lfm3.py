@@ -65,7 +65,7 @@ class Lfm3VlForConditionalGeneration(InnerTextPart, Lfm3ForCausalLM):
     tower = Lfm3Vision
     text_model_types = ("lfm3",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")
-    other_keys = ("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias")
+    other_keys = ("projector_hidden_act", "projector_hidden_size", "projector_bias")
 
 
 def _attention(scope: LayerScope, kind: str) -> GroupedQueryAttention:

@@ -50,7 +50,6 @@ class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
     text_module_renames = TextPart.text_renames
     text_model_types = ("llama4_text",)
     other_parts = ("vision_model", "multi_modal_projector")
-    other_keys = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index")
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:

@@ -26,7 +26,7 @@ _LAYERS: Mapping[str, Callable[[LayerScope], PreNormDecoderLayer]] = {
     "qwen3": Qwen3DecoderLayer,
     "granite": GraniteDecoderLayer,
 }
-_SEES = ("vision_config", "projector_hidden_act", "vision_feature_select_strategy", "vision_feature_layer")
+_SEES = ("projector_hidden_act", "vision_feature_select_strategy", "vision_feature_layer")
 
 
 def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
@@ -40,7 +40,7 @@ class LlavaForConditionalGeneration(TextPart, CausalLM):
     layer_class = _layer_of_text
     text_model_types = tuple(_LAYERS)
     other_parts = ("vision_tower", "multi_modal_projector")
-    other_keys = (*_SEES, "image_token_index", "image_seq_length", "multimodal_projector_bias")
+    other_keys = (*_SEES, "image_seq_length", "multimodal_projector_bias")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -62,12 +62,12 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
     other_parts = (*LlavaNextForConditionalGeneration.other_parts, "vision_resampler")
     other_keys = (
         *LlavaNextForConditionalGeneration.other_keys,
-        *("video_token_index", "video_seq_length", "spatial_pool_mode", "spatial_pool_stride"),
+        *("video_seq_length", "spatial_pool_mode", "spatial_pool_stride"),
     )
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
-    other_keys = (*LlavaNextForConditionalGeneration.other_keys, "video_token_index", "vision_aspect_ratio")
+    other_keys = (*LlavaNextForConditionalGeneration.other_keys, "vision_aspect_ratio")
 
 
 class VipLlavaForConditionalGeneration(LlavaForConditionalGeneration):
@@ -83,13 +83,13 @@ class VoxtralForConditionalGeneration(LlavaForConditionalGeneration):
 
     tower = None
     other_parts = ("audio_tower", "multi_modal_projector")
-    other_keys = ("audio_config", "audio_token_id", "projector_hidden_act", "hidden_size")
+    other_keys = ("audio_config", "projector_hidden_act", "hidden_size")
 
 
 class Qwen2AudioForConditionalGeneration(VoxtralForConditionalGeneration):
     """Qwen2-Audio; sound is not supported."""
 
-    other_keys = ("audio_config", "audio_token_index")
+    other_keys = ("audio_config",)
 
 
 class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
@@ -97,7 +97,7 @@ class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
 
     is_tied_outside = True
     tower = InternVLVision
-    other_keys = (*_SEES, "image_token_id", "image_seq_length", "downsample_ratio")
+    other_keys = (*_SEES, "image_seq_length", "downsample_ratio")
 
 
 class Idefics3ForConditionalGeneration(TextPart, CausalLM):
@@ -106,7 +106,7 @@ class Idefics3ForConditionalGeneration(TextPart, CausalLM):
     text_renames = text_module_renames = (("model.text_model", "model"),)
     text_model_types = ("llama",)
     other_parts = ("model.vision_model", "model.connector")
-    other_keys = ("vision_config", "image_token_id", "scale_factor")
+    other_keys = ("scale_factor",)
 
 
 class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):

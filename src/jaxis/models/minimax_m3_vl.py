@@ -151,9 +151,8 @@ class MiniMaxM3SparseForConditionalGeneration(TextPart, MiniMaxM3SparseForCausal
     text_model_types = ("minimax_m3_vl_text", "minimax_m3_text", "minimax_m3_vl")
     other_parts = ("vision_tower", "multi_modal_projector", "patch_merge_mlp")
     other_keys = (
-        *("vision_config", "image_token_index", "video_token_index", "projector_hidden_size", "projector_hidden_act"),
-        *("image_seq_length", "process_image_mode", "merged_hidden_size", "multimodal_projector_bias"),
-        *("vision_feature_layer", "img_token_compression_config"),
+        *("projector_hidden_size", "projector_hidden_act", "image_seq_length", "process_image_mode"),
+        *("merged_hidden_size", "multimodal_projector_bias", "vision_feature_layer", "img_token_compression_config"),
     )
 
 

@@ -26,10 +26,7 @@ class Mistral3ForConditionalGeneration(TextPart, CausalLM):
     layer_class = _layer_of_text
     text_model_types = ("mistral", "ministral3", "mistral4")
     other_parts = ("vision_tower", "multi_modal_projector")
-    other_keys = (
-        *("vision_config", "image_token_index", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
-        *("multimodal_projector_bias",),
-    )
+    other_keys = ("projector_hidden_act", "vision_feature_layer", "spatial_merge_size", "multimodal_projector_bias")
 
 
 FAMILY = Family(

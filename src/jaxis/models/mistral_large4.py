@@ -139,10 +139,7 @@ class MistralLarge4ForConditionalGeneration(TextPart, CausalLM):
         *("vision_encoder", "vision_language_adapter", "patch_merger", "pre_mm_projector_norm"),
         "mtp_dspark",  # drafts tokens
     )
-    other_keys = (
-        *("vision_config", "image_token_index", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
-        "multimodal_projector_bias",
-    )
+    other_keys = ("projector_hidden_act", "vision_feature_layer", "spatial_merge_size", "multimodal_projector_bias")
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

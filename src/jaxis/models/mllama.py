@@ -33,7 +33,6 @@ class MllamaForConditionalGeneration(TextPart, CausalLM):
     model_class = MllamaTextModel
     text_model_types = ("mllama_text_model",)
     other_parts = ("vision_model", "multi_modal_projector", "model.layers_of_images")
-    other_keys = ("vision_config", "image_token_index")
 
     @classmethod
     def inner_renames(cls, config: HFConfig) -> Sequence[Rename]:

@@ -55,7 +55,7 @@ class MuseGlimmerForConditionalGeneration(InnerTextPart):
     renames = (("self_attn.qk_norm", "self_attn.k_norm"), ("self_attn.qk_norm", "self_attn.q_norm"))
     text_model_types = ("muse_glimmer_text",)
     other_parts = ("model.vision_tower", "model.vision_adapter", "model.vision_projection")
-    other_keys = ("vision_config", "out_hidden_size", "projector_hidden_size", "projector_hidden_act")
+    other_keys = ("out_hidden_size", "projector_hidden_size", "projector_hidden_act")
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -45,7 +45,6 @@ class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
     text_renames = ()
     text_model_types = ("qwen2_5_vl_text", "qwen2_5_vl")
     other_parts = ("visual",)
-    other_keys = ("vision_config",)
 
 
 class Qwen2VLForConditionalGeneration(Qwen2_5_VLForConditionalGeneration):

@@ -22,8 +22,6 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     tower = Qwen3VLVision
     layer_class = functools.partial(Qwen3DecoderLayer, mrope=QWEN3_VL_MROPE)
     text_model_types = ("qwen3_vl_text",)
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
 
 
 class LightOnOcrVision(PixtralVision):
@@ -43,7 +41,7 @@ class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     tower = LightOnOcrVision
     text_model_types = ("qwen3",)
     other_parts = ("model.vision_encoder", "model.vision_projection")
-    other_keys = ("vision_config", "spatial_merge_size")
+    other_keys = ("spatial_merge_size",)
 
 
 FAMILY = Family(

@@ -24,8 +24,6 @@ class Qwen3_5ForCausalLM(QwenHybridCausalLM):
 class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
     tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_text",)
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
 
 
 class MiniCPMV4_6ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
@@ -35,8 +33,8 @@ class MiniCPMV4_6ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
     text_model_types = ("qwen3_5_text",)
     other_parts = ("model.vision_tower", "model.merger")
     other_keys = (
-        *("vision_config", "insert_layer_id", "image_size", "patch_size", "drop_vision_last_layer"),
-        *("downsample_mode", "merge_kernel_size", "merger_times"),
+        *("insert_layer_id", "image_size", "patch_size", "drop_vision_last_layer", "downsample_mode"),
+        *("merge_kernel_size", "merger_times"),
     )
 
 

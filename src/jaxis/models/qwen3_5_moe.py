@@ -26,8 +26,6 @@ class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
 class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):
     tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_moe_text",)
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
 
 
 FAMILY = Family(

@@ -56,8 +56,6 @@ class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
         Qwen3MoeDecoderLayer, stack_layout=StackLayout(transposed=None), mrope=QWEN3_VL_MROPE
     )
     text_model_types = ("qwen3_vl_moe_text",)
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
     supported_values = (("norm_topk_prob", True), *Qwen3MoeForCausalLM.supported_values)
 
 

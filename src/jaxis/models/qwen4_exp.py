@@ -175,8 +175,6 @@ def _multipliers(config: HFConfig, order: int, number: int) -> tuple[int, ...]:
 class Qwen4ExpForConditionalGeneration(InnerTextPart, Qwen4ExpForCausalLM):
     tower = Qwen3_5Vision
     text_model_types = ("qwen4_exp_text", "qwen3_8_flash_next_text")
-    other_parts = ("model.visual",)
-    other_keys = ("vision_config",)
 
 
 FAMILY = Family(

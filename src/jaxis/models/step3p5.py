@@ -20,9 +20,7 @@ class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
     text_renames = ()
     text_model_types = ("step3p5",)
     other_parts = ("vision_model", "vit_large_projector", "model.vision_model", "model.vit_large_projector")
-    other_keys = (
-        *("vision_config", "projector_bias", "understand_projector_stride", "image_token_len", "patch_token_len"),
-    )
+    other_keys = ("projector_bias", "understand_projector_stride", "image_token_len", "patch_token_len")
 
 
 def _tiny_other_setting(twin: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,7 @@ class Step5ForConditionalGeneration(TextPart, Step5ForCausalLM):
     text_renames = ()
     text_model_types = ("step4", "step5", "step3p5")
     other_parts = ("vision_model", "vit_large_projector", "model.vision_model", "model.vit_large_projector")
-    other_keys = (
-        *("vision_config", "projector_bias", "understand_projector_stride", "image_token_len", "patch_token_len"),
-    )
+    other_keys = ("projector_bias", "understand_projector_stride", "image_token_len", "patch_token_len")
 
 
 FAMILY = Family(

@@ -31,7 +31,7 @@ class TextPart(CausalLM):
       text_module_renames: Names of the two parts in transformers.
       text_model_types: Accepted values of `model_type` in the text's config.
       other_parts: Modules and tensors of the checkpoint that are not loaded.
-      other_keys: Keys of config.json that concern those modules.
+      other_keys: Keys of config.json, besides `vision_config`, that concern those modules.
       is_tied_outside: True if the reference ties the head when config.json does not say so outside of `text_config`.
       tower: Image encoder among those modules, which an engine loads beside the text; None: prompts are text only.
     """
@@ -46,8 +46,8 @@ class TextPart(CausalLM):
     is_tied_outside: ClassVar[bool] = False
     tower: ClassVar[type[VisionTower] | None] = None
     text_model_types: ClassVar[tuple[str, ...]]
-    other_parts: ClassVar[tuple[str, ...]]
-    other_keys: ClassVar[tuple[str, ...]]
+    other_parts: ClassVar[tuple[str, ...]] = ("model.visual",)
+    other_keys: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         config = vllm_config.model_config.hf_config
@@ -58,7 +58,7 @@ class TextPart(CausalLM):
                 f"the text's config in {config.source} has model_type={model_type!r}, expected "
                 f"{' or '.join(map(repr, self.text_model_types))}, the text of {type(self).__name__}: correct the file"
             )
-        config.ignore(*self.other_keys, because="it is about a part that is not loaded")
+        config.ignore("vision_config", *self.other_keys, because="it is about a part that is not loaded")
         self._outside: bool | None = config.get("tie_word_embeddings")
         model_config = dataclasses.replace(vllm_config.model_config, hf_config=text_config)
         super().__init__(dataclasses.replace(vllm_config, model_config=model_config), rng, quant_config)
