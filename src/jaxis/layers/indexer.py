@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.config.quantization import without_quantization
 from jaxis.kernels.batch import sees_in_request
 from jaxis.kernels.index_selection import (
     group_cache_layout,
@@ -19,12 +18,12 @@ from jaxis.kernels.index_selection import (
 )
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.leaves import linear
+from jaxis.layers.leaves import float32_linear, linear
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.rope import RotaryEmbedding
-from jaxis.layers.scope import LayerScope
+from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.token_groups import RowCacheSpec
 from jaxis.parallel.mesh import alike_on_each_device
 
@@ -110,16 +109,7 @@ def key_norm(scope: LayerScope, head_dim: int, *, epsilon: float = _NORM_EPSILON
 
 def head_weights(scope: LayerScope, num_heads: int) -> JaxLinear:
     """Creates the projection to the weights of an indexer's heads: float32 and never quantized, like a router."""
-    return JaxLinear(
-        scope.config["hidden_size"],
-        num_heads,
-        scope.rngs,
-        use_bias=False,
-        dtype=jnp.float32,
-        kernel_axes=(None, "embed"),
-        quant_config=without_quantization(scope.quant_config),
-        prefix=scope.name_in_checkpoint,
-    )
+    return float32_linear(never_quantized(scope), scope.config["hidden_size"], num_heads)
 
 
 class Indexer(JaxModule):

@@ -6,6 +6,8 @@ work.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+
 from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.experts import JaxExperts, StackLayout
@@ -28,13 +30,16 @@ def linear(
     return JaxLinear(
         input_size,
         output_size,
-        scope.rngs,
         use_bias=use_bias,
-        dtype=scope.dtype,
         kernel_axes=axes,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )
+
+
+def float32_linear(scope: LayerScope, input_size: int, output_size: int) -> JaxLinear:
+    """Creates a linear layer without a bias, replicated, whose weight is float32 whatever the model's type."""
+    of_weights = scope.of_weights | {"dtype": jnp.float32}
+    return JaxLinear(input_size, output_size, use_bias=False, kernel_axes=(None, "embed"), **of_weights)
 
 
 def embedding(
@@ -44,11 +49,8 @@ def embedding(
     return JaxEmbed(
         num_embeddings or scope.config["vocab_size"],
         num_features or scope.config["hidden_size"],
-        scope.rngs,
         scale=scale,
-        dtype=scope.dtype,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )
 
 
@@ -57,11 +59,8 @@ def lm_head(scope: LayerScope, *, vocab_size: int | None = None, use_bias: bool 
     return JaxLmHead(
         scope.config["hidden_size"],
         scope.config["vocab_size"] if vocab_size is None else vocab_size,
-        scope.rngs,
         use_bias=use_bias,
-        dtype=scope.dtype,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )
 
 
@@ -102,12 +101,9 @@ def router(
     return (SharedExpertRouter if routing.num_shared else JaxRouter)(
         scope.config["hidden_size"],
         routing,
-        scope.rngs,
         use_bias=use_bias,
         use_selection_bias=use_selection_bias,
-        dtype=scope.dtype,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )
 
 
@@ -117,11 +113,8 @@ def hash_router(scope: LayerScope, routing: Routing) -> HashRouter:
     return HashRouter(
         config["hidden_size"],
         routing,
-        scope.rngs,
         vocab_size=config["vocab_size"],
-        dtype=scope.dtype,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )
 
 
@@ -140,14 +133,11 @@ def experts(
         routing.num_experts - routing.num_identity,
         scope.config["hidden_size"] if hidden_size is None else hidden_size,
         intermediate_size,
-        scope.rngs,
         gated_unit=gated_unit,
         use_bias=use_bias,
         stack_layout=stack_layout,
         are_spread=scope.vllm_config.parallel_config.enable_expert_parallel,
-        dtype=scope.dtype,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )
 
 
@@ -160,8 +150,5 @@ def latent_up_projection(
         latent_dim,
         key_dim,
         value_dim,
-        scope.rngs,
-        dtype=scope.dtype,
-        quant_config=scope.quant_config,
-        prefix=scope.name_in_checkpoint,
+        **scope.of_weights,
     )

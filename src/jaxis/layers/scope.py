@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -49,6 +49,12 @@ class LayerScope:
     def name_in_checkpoint(self) -> str:
         """Dotted name of the layer in the checkpoint, by which quantization knows it."""
         return self.names.name_in_checkpoint(self.prefix)
+
+    @property
+    def of_weights(self) -> dict[str, Any]:
+        """Arguments of leaf layers, whose weights may be quantized."""
+        quantization = {"quant_config": self.quant_config, "prefix": self.name_in_checkpoint}
+        return {"rngs": self.rngs, "dtype": self.dtype, **quantization}
 
     @property
     def config(self) -> HFConfig:

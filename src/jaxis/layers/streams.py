@@ -16,8 +16,7 @@ from flax import nnx
 from jaxis.kernels.gates import softmax
 from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.kernels.norms import rms_norm
-from jaxis.layers.leaves import linear
-from jaxis.layers.linear import JaxLinear
+from jaxis.layers.leaves import float32_linear, linear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.norm import JaxRmsNorm, norm_each_group
 from jaxis.layers.scale import scaled
@@ -73,16 +72,7 @@ class _Coefficients(JaxModule):
         self.num_streams, self.sizes = num_streams, sizes
         self.norm_epsilon: float = scope.config["rms_norm_eps"]
         size: int = num_streams * scope.config["hidden_size"]
-        small = never_quantized(scope)
-        self.fn = JaxLinear(
-            size,
-            sum(sizes),
-            scope.rngs,
-            use_bias=False,
-            kernel_axes=(None, "embed"),
-            quant_config=small.quant_config,
-            prefix=(small / "fn").name_in_checkpoint,
-        )
+        self.fn = float32_linear(never_quantized(scope) / "fn", size, sum(sizes))
         self.base = make_parameter(scope.rngs, nnx.initializers.zeros, (sum(sizes),), jnp.float32, axes=(None,))
         self.scale = make_parameter(scope.rngs, nnx.initializers.ones, (len(sizes),), jnp.float32, axes=(None,))
 

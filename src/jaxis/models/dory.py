@@ -25,7 +25,7 @@ from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions, LayerClass, RunOfLayer
+from jaxis.models.common.decoder import CausalLM, DecoderOptions, RunOfLayer
 from jaxis.models.common.family import Family
 from jaxis.models.common.looped import LoopedModel, caches_of_later_runs
 
@@ -138,14 +138,7 @@ class DoryHead(JaxLmHead):
 
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        super().__init__(
-            config["hidden_size"],
-            config["vocab_size"],
-            scope.rngs,
-            dtype=scope.dtype,
-            quant_config=scope.quant_config,
-            prefix=scope.name_in_checkpoint,
-        )
+        super().__init__(config["hidden_size"], config["vocab_size"], **scope.of_weights)
         self.logit_scale = _gains(scope, config["vocab_size"])
         self.logit_factor = 1 / _initial(config)
 
@@ -155,8 +148,7 @@ class DoryHead(JaxLmHead):
 
 
 class DoryModel(LoopedModel):
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.looped = _looped(scope.config)
 
     def run_layers(self, x: jax.Array, run: RunOfLayer) -> jax.Array:

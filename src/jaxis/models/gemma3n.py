@@ -25,7 +25,7 @@ from jaxis.layers.mlp import activation_function
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.sparse_glu import GaussianTopK, SparseGLU
-from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
@@ -138,15 +138,13 @@ class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
 class Gemma3nModel(LayerEmbeddingsModel):
     """The decoder, whose layers pass on A hidden states per token, [T, A, E]."""
 
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+    @classmethod
+    def layer_table(cls, config: HFConfig) -> tuple[int, int]:
+        return _per_layer_size(config), config.get("vocab_size_per_layer_input", 262_144)
+
+    def add_parts(self, scope: LayerScope) -> None:
+        super().add_parts(scope)
         config = scope.config
-        super().__init__(
-            scope,
-            layer_class,
-            options,
-            layer_size=_per_layer_size(config),
-            num_embeddings=config.get("vocab_size_per_layer_input", 262_144),
-        )
         size: int = config["hidden_size"]
         self.altup_projections, self.altup_unembed_projections = (
             [linear(scope / f"{name}.{i}", size, size, axes=(None, "embed")) for i in range(_num_states(config) - 1)]

@@ -28,7 +28,7 @@ from jaxis.layers.module import make_parameter
 from jaxis.layers.normed_router import NormedRouter
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
@@ -192,15 +192,9 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
 
 
 class Gemma4Model(LayerEmbeddingsModel):
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        config = scope.config
-        super().__init__(
-            scope,
-            layer_class,
-            options,
-            layer_size=_per_layer_size(config),
-            num_embeddings=_num_layer_embeddings(config) if _per_layer_size(config) else 0,
-        )
+    @classmethod
+    def layer_table(cls, config: HFConfig) -> tuple[int, int]:
+        return _per_layer_size(config), _num_layer_embeddings(config) if _per_layer_size(config) else 0
 
 
 class Gemma4ForCausalLM(SharedCacheCausalLM):

@@ -21,7 +21,7 @@ from jaxis.layers.module import make_parameter
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.qkv_packing import QKVPacking
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions, LayerClass, RunOfLayer
+from jaxis.models.common.decoder import CausalLM, DecoderOptions, RunOfLayer
 from jaxis.models.common.family import Family
 from jaxis.models.common.looped import LoopedModel, caches_of_later_runs
 
@@ -72,8 +72,7 @@ class HrmTextModel(LoopedModel):
     `L_bp_cycles` says, and not of the start, which is no trained weight.
     """
 
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.high_cycles, self.low_cycles = _cycles(scope.config)
         trained: list[int] = scope.config.get("L_bp_cycles", [2])
         self.trained_cycles = (*[1] * (self.high_cycles - len(trained)), *trained)

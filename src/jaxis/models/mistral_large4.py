@@ -15,7 +15,7 @@ from jaxis.layers.indexer import IndexerSizes
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.shared_latent_attention import LogScaledIndexer, SharedLatentAttention
-from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions
 from jaxis.models.common.deepseek import LatentAttentionSettings
 from jaxis.models.common.family import Family
 from jaxis.models.common.mistral import mistral_routing
@@ -89,8 +89,7 @@ class LearnedFactors(JaxModule):
 
 
 class MistralLarge4Model(DecoderModel):
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.lerope = LearnedFactors(scope / "lerope", scope.config["qk_rope_head_dim"] // 2)
 
     @property

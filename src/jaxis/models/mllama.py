@@ -8,7 +8,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.leaves import embedding
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.llama import LlamaDecoderLayer
 from jaxis.models.common.text_part import TextPart
@@ -23,8 +23,7 @@ def _layers_of_images(config: HFConfig) -> list[int]:
 class MllamaTextModel(DecoderModel):
     """The decoder, whose embeddings have rows beyond the vocabulary, for tokens of images."""
 
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.embed_tokens = embedding(scope / "embed_tokens", num_embeddings=scope.config["vocab_size"] + _IMAGE_TOKENS)
 
 

@@ -19,7 +19,7 @@ from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import Norm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
@@ -66,22 +66,13 @@ class OutputProjection(JaxLinear):
 class OPTModel(DecoderModel):
     """The decoder; 350M has embeddings of `word_embed_proj_dim`, and no last norm."""
 
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.project_in = self.project_out = None
         if _is_350m(scope.config):
             outer, inner = scope.config["word_embed_proj_dim"], scope.config["hidden_size"]
             self.project_in = linear(scope / "project_in", outer, inner, axes=("embed", None))
-            self.project_out = OutputProjection(
-                inner,
-                outer,
-                scope.rngs,
-                use_bias=False,
-                dtype=scope.dtype,
-                kernel_axes=(None, "embed"),
-                quant_config=scope.quant_config,
-                prefix=(scope / "project_out").name_in_checkpoint,
-            )
+            of_weights = (scope / "project_out").of_weights
+            self.project_out = OutputProjection(inner, outer, use_bias=False, kernel_axes=(None, "embed"), **of_weights)
 
     def embed(self, input_ids: jax.Array) -> jax.Array:
         x = super().embed(input_ids)

@@ -130,6 +130,10 @@ class DecoderModel(JaxModule):
         self.cache_entries, self.has_shared_selection = _cache_entries(self.layers)
         self.hands_on = False
         self.aux_hidden_state_layers: tuple[int, ...] = ()
+        self.add_parts(scope)
+
+    def add_parts(self, scope: LayerScope) -> None:
+        """Creates what a family's decoder has besides embeddings, layers and the final norm."""
 
     def __call__(
         self,

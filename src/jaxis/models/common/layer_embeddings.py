@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.kernels.materialize import materialize
-from jaxis.layers.embed import JaxEmbed
-from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.leaves import embedding, linear, rms_norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderModel
 
 
 class LayerEmbeddingsModel(DecoderModel):
@@ -21,22 +21,15 @@ class LayerEmbeddingsModel(DecoderModel):
     Attributes:
       placeholders: Tokens that stand for something else, such as an image.
       padding_id: Token whose embeddings the placeholders have, unless `inputs_embeds` has others.
-
-    Args:
-      layer_size: P, the size of the embeddings for one layer; 0 without such embeddings.
-      num_embeddings: Number of tokens in the table.
     """
 
-    def __init__(
-        self,
-        scope: LayerScope,
-        layer_class: LayerClass,
-        options: DecoderOptions,
-        *,
-        layer_size: int,
-        num_embeddings: int,
-    ) -> None:
-        super().__init__(scope, layer_class, options)
+    @classmethod
+    def layer_table(cls, config: HFConfig) -> tuple[int, int]:
+        """Returns P, the size of a layer's embeddings, 0 for none, and the number of tokens in the table."""
+        raise NotImplementedError
+
+    def add_parts(self, scope: LayerScope) -> None:
+        layer_size, num_embeddings = self.layer_table(scope.config)
         hidden_size: int = scope.config["hidden_size"]
         self.projection_scale = hidden_size**-0.5
         self.num_layer_embeddings = num_embeddings
@@ -45,15 +38,8 @@ class LayerEmbeddingsModel(DecoderModel):
         self.embed_tokens_per_layer = self.per_layer_model_projection = None
         if layer_size:
             total = len(self.layers) * layer_size
-            self.embed_tokens_per_layer = JaxEmbed(
-                num_embeddings,
-                total,
-                scope.rngs,
-                scale=layer_size**0.5,
-                dtype=scope.dtype,
-                quant_config=scope.quant_config,
-                prefix=(scope / "embed_tokens_per_layer").name_in_checkpoint,
-            )
+            place, scale = scope / "embed_tokens_per_layer", layer_size**0.5
+            self.embed_tokens_per_layer = embedding(place, total, num_embeddings=num_embeddings, scale=scale)
             self.per_layer_model_projection = linear(
                 scope / "per_layer_model_projection", hidden_size, total, axes=(None, "embed")
             )

@@ -12,7 +12,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderModel
 
 
 class MixingDecoderLayer(JaxModule):
@@ -57,8 +57,7 @@ class MixingModel(DecoderModel):
     block_size_key: ClassVar[str]
     make_mixture: ClassVar[Callable[[LayerScope], Callable[[jax.Array], jax.Array]]]
 
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.num_streams = -(-len(self.layers) // scope.config[self.block_size_key]) + 1
         self.output_attn_res = type(self).make_mixture(scope / "output_attn_res")
 

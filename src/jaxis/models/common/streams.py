@@ -12,7 +12,7 @@ from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import StreamsDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.streams import HyperConnection, HyperMixer, StreamsNorm
-from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderModel
 
 CONNECTION_RENAMES: tuple[Rename, ...] = tuple(
     (f"hc_{block}_{part}", f"{block}_hc.{here}")
@@ -27,8 +27,7 @@ class StreamsModel(DecoderModel):
 
     layers: Sequence[StreamsDecoderLayer]
 
-    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
+    def add_parts(self, scope: LayerScope) -> None:
         self.num_streams = num_streams(scope.config)
 
     def first_input(self, x: jax.Array) -> jax.Array:

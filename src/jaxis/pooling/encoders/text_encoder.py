@@ -54,10 +54,6 @@ class TextEncoder(DecoderModel, LoadableWithIterator, ConfigRules):
         self.checkpoint_names = CheckpointNames(self.renames, self.other_names)
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         super().__init__(scope, type(self).layer_class, self.options(scope))
-        self.add_parts(scope)
-
-    def add_parts(self, scope: LayerScope) -> None:
-        """Creates modules besides the embeddings of words and the layers."""
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
