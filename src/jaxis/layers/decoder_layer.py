@@ -41,7 +41,7 @@ class PreNormDecoderLayer(JaxModule):
 
     Args:
       self_attn, mlp: The two blocks.
-      make_norm: Function that creates a norm from a scope; by default an RMS norm with config.json's `rms_norm_eps`.
+      make_norm: Function that creates a norm from a scope; None means the family's, `scope.make_norm`.
       residual_multiplier: Multiplies each block's output before it is added to x.
       mixer_name: Name of the first block if it is not `self_attn`.
     """
@@ -52,10 +52,11 @@ class PreNormDecoderLayer(JaxModule):
         *,
         self_attn: SelfAttention,
         mlp: FeedForward,
-        make_norm: Callable[[LayerScope], Norm] = rms_norm,
+        make_norm: Callable[[LayerScope], Norm] | None = None,
         residual_multiplier: float = 1.0,
         mixer_name: str = "self_attn",
     ) -> None:
+        make_norm = make_norm or scope.make_norm or rms_norm
         self.residual_multiplier = residual_multiplier
         self.input_layernorm = make_norm(scope)
         self._mixer_name = mixer_name
@@ -106,10 +107,11 @@ class SandwichNormDecoderLayer(JaxModule):
         *,
         self_attn: SelfAttention,
         mlp: FeedForward,
-        make_norm: Callable[[LayerScope], Norm] = rms_norm,
+        make_norm: Callable[[LayerScope], Norm] | None = None,
         make_post_norm: Callable[[LayerScope], Norm] | None = None,
         mixer_name: str = "self_attn",
     ) -> None:
+        make_norm = make_norm or scope.make_norm or rms_norm
         make_post_norm = make_post_norm or make_norm
         self._mixer_name = mixer_name
         setattr(self, mixer_name, self_attn)
@@ -143,9 +145,10 @@ class ParallelDecoderLayer(JaxModule):
         *,
         self_attn: SelfAttention,
         mlp: FeedForward,
-        make_norm: Callable[[LayerScope], Norm] = rms_norm,
+        make_norm: Callable[[LayerScope], Norm] | None = None,
         has_mlp_norm: bool = False,
     ) -> None:
+        make_norm = make_norm or scope.make_norm or rms_norm
         self.input_layernorm = make_norm(scope)
         self.self_attn = self_attn
         self.post_attention_layernorm = make_norm(scope) if has_mlp_norm else None

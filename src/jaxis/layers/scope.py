@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
     from jaxis.config.quantization import QuantizationConfig
+    from jaxis.layers.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class LayerScope:
       prefix: Dotted name of the layer in the model.
       layer_index: Index, from 0, of the decoder layer that this is or belongs to; meaningless elsewhere.
       names: Names of modules in the model's checkpoints.
+      make_norm: Creates the family's norms, of decoder layers and before the head; None: RMS norms.
     """
 
     vllm_config: VllmConfig
@@ -38,6 +41,7 @@ class LayerScope:
     prefix: str = ""
     layer_index: int = 0
     names: CheckpointNames = field(default_factory=CheckpointNames)
+    make_norm: Callable[[LayerScope], Norm] | None = None
 
     def __truediv__(self, name: str) -> LayerScope:
         return dataclasses.replace(self, prefix=f"{self.prefix}.{name}" if self.prefix else name)

@@ -32,7 +32,6 @@ class BioGptDecoderLayer(PreNormDecoderLayer):
             mlp=UngatedMLP(
                 scope / "mlp", activation=activation_function(config.get("hidden_act", "gelu")), use_bias=True
             ),
-            make_norm=_norm,
         )
 
 

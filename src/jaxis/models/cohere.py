@@ -30,7 +30,6 @@ class CohereDecoderLayer(ParallelDecoderLayer):
                 qk_norm=head_norm if config.get("use_qk_norm", False) else False,
             ),
             mlp=GatedMLP(scope / "mlp"),
-            make_norm=unbiased_layer_norm,
         )
 
 

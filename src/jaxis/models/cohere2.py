@@ -11,7 +11,6 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import Cohere2CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.layer_norms import unbiased_layer_norm
 from jaxis.models.common.text_part import InnerTextPart, TextPart
 from jaxis.models.common.towers.cohere import AyaVision, Cohere2Vision
 from jaxis.models.common.towers.tower import VisionTower
@@ -31,7 +30,6 @@ class Cohere2DecoderLayer(ParallelDecoderLayer):
                 span=layer_span(config, kind, default_window=4096),
             ),
             mlp=GatedMLP(scope / "mlp"),
-            make_norm=unbiased_layer_norm,
         )
 
 

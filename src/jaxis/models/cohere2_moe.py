@@ -38,7 +38,6 @@ class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
                 span=layer_span(config, kind, default_window=4096),
             ),
             mlp=_experts(scope / "mlp") if is_sparse else _dense(scope / "mlp"),
-            make_norm=_norm,
         )
 
 

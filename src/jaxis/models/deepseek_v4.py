@@ -38,7 +38,7 @@ class DeepseekV4DecoderLayer(StreamsDecoderLayer):
 class DeepseekV4ForCausalLM(CausalLM):
     layer_class = DeepseekV4DecoderLayer
     model_class = StreamsModel
-    make_norm = mixing_norm
+    make_final_norm = mixing_norm
     default_prediction_layers = 1
     prediction_modules = ("mtp.",)
     renames = (

@@ -170,7 +170,7 @@ def _final_norm(scope: LayerScope) -> UnitNorm:
 
 class DoryForCausalLM(CausalLM):
     layer_class = DoryDecoderLayer
-    make_norm = _final_norm
+    make_final_norm = _final_norm
     model_class = DoryModel
     renames = (
         ("backbone", "model"),

@@ -36,11 +36,9 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
         use_bias=use_bias,
     )
     if not is_new and not config.get("parallel_attn", True):
-        return PreNormDecoderLayer(scope, self_attn=self_attn, mlp=mlp, make_norm=biased_layer_norm)
+        return PreNormDecoderLayer(scope, self_attn=self_attn, mlp=mlp)
     has_mlp_norm = is_new and config.get("num_ln_in_parallel_attn", 2) == 2
-    return ParallelDecoderLayer(
-        scope, self_attn=self_attn, mlp=mlp, make_norm=biased_layer_norm, has_mlp_norm=has_mlp_norm
-    )
+    return ParallelDecoderLayer(scope, self_attn=self_attn, mlp=mlp, has_mlp_norm=has_mlp_norm)
 
 
 def _alibi(config: HFConfig) -> Alibi | None:

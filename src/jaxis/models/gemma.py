@@ -8,7 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
-from jaxis.models.common.gemma import GemmaCausalLM, gemma_norm
+from jaxis.models.common.gemma import GemmaCausalLM
 
 
 class GemmaDecoderLayer(PreNormDecoderLayer):
@@ -18,7 +18,6 @@ class GemmaDecoderLayer(PreNormDecoderLayer):
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", head_dim=256, use_bias=use_bias),
             mlp=GatedMLP(scope / "mlp", activation="gelu_pytorch_tanh"),
-            make_norm=gemma_norm,
         )
 
 

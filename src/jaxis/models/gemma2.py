@@ -6,17 +6,12 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
-from jaxis.models.common.gemma import GemmaCausalLM, gemma2_attention, gemma_mlp, gemma_norm
+from jaxis.models.common.gemma import GemmaCausalLM, gemma2_attention, gemma_mlp
 
 
 class Gemma2DecoderLayer(SandwichNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(
-            scope,
-            self_attn=gemma2_attention(scope / "self_attn"),
-            mlp=gemma_mlp(scope / "mlp"),
-            make_norm=gemma_norm,
-        )
+        super().__init__(scope, self_attn=gemma2_attention(scope / "self_attn"), mlp=gemma_mlp(scope / "mlp"))
 
 
 class Gemma2ForCausalLM(GemmaCausalLM):

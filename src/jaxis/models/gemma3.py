@@ -31,7 +31,6 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
                 span=self.span(config, kind),
             ),
             mlp=gemma_mlp(scope / "mlp"),
-            make_norm=gemma_norm,
         )
 
     @classmethod

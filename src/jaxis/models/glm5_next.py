@@ -126,7 +126,7 @@ class Glm5NextForConditionalGeneration(InnerTextPart):
     text_model_types = ("glm5_next_text", "glm5_next")  # the second in files of the text alone
     layer_class = Glm5NextDecoderLayer
     model_class = StreamsModel
-    make_norm = _final_norm
+    make_final_norm = _final_norm
     renames = (
         *CONNECTION_RENAMES,
         ("indexer.index_kpool_compress_gate", "indexer.compress_gate.weight"),

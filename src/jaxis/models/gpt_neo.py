@@ -9,7 +9,6 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.gpt2 import Gpt2CausalLM, ungated_mlp
-from jaxis.models.common.layer_norms import biased_layer_norm
 
 
 class GPTNeoDecoderLayer(PreNormDecoderLayer):
@@ -25,7 +24,6 @@ class GPTNeoDecoderLayer(PreNormDecoderLayer):
                 span=_span(scope),
             ),
             mlp=ungated_mlp(scope / "mlp", "gelu_new"),
-            make_norm=biased_layer_norm,
         )
 
 

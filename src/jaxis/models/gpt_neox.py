@@ -25,8 +25,8 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
     activation = activation_function(config.get("hidden_act", "gelu"))
     mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)
     if not config.get("use_parallel_residual", True):
-        return PreNormDecoderLayer(scope, self_attn=self_attn, mlp=mlp, make_norm=biased_layer_norm)
-    return ParallelDecoderLayer(scope, self_attn=self_attn, mlp=mlp, make_norm=biased_layer_norm, has_mlp_norm=True)
+        return PreNormDecoderLayer(scope, self_attn=self_attn, mlp=mlp)
+    return ParallelDecoderLayer(scope, self_attn=self_attn, mlp=mlp, has_mlp_norm=True)
 
 
 class GPTNeoXForCausalLM(CausalLM):

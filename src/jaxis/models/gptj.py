@@ -30,7 +30,6 @@ class GPTJDecoderLayer(ParallelDecoderLayer):
                 packing=packing,
             ),
             mlp=ungated_mlp(scope / "mlp", "gelu_new"),
-            make_norm=biased_layer_norm,
         )
 
 

@@ -58,7 +58,7 @@ class HrmTextDecoderLayer(PreNormDecoderLayer):
             output_gate=OutputGate(),
         )
         mlp = GatedMLP(scope / "mlp", packed_gate_up=True)
-        super().__init__(scope, self_attn=attention, mlp=mlp, make_norm=_norm)
+        super().__init__(scope, self_attn=attention, mlp=mlp)
         high_cycles, low_cycles = _cycles(config)
         is_upper = scope.layer_index >= _layers_per_stack(config)
         num_runs = high_cycles if is_upper else high_cycles * low_cycles

@@ -99,7 +99,7 @@ _PARTS = (("fn", "fn.weight"), ("base", "base"), ("scale", "scale"))
 class HYV4ForCausalLM(CausalLM):
     layer_class = HYV4DecoderLayer
     model_class = StreamsModel
-    make_norm = mixing_norm
+    make_final_norm = mixing_norm
     default_prediction_layers = 1
     prediction_modules = ("model.mtp_layers.",)
     renames = (

@@ -22,7 +22,6 @@ class Jais2DecoderLayer(PreNormDecoderLayer):
                 activation=activation_function(config.get("hidden_act", "relu2")),
                 use_bias=config.get("mlp_bias", True),
             ),
-            make_norm=biased_layer_norm,
         )
 
 

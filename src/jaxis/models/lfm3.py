@@ -30,7 +30,7 @@ class Lfm3DecoderLayer(SandwichNormDecoderLayer):
             name, mixer = "conv", ShortConv(scope / "conv", default_width=7, use_bias=use_bias)
         else:
             name, mixer = "self_attn", _attention(scope / "self_attn", kind)
-        super().__init__(scope, self_attn=mixer, mlp=lfm_mlp(scope / "mlp"), make_norm=lfm_norm, mixer_name=name)
+        super().__init__(scope, self_attn=mixer, mlp=lfm_mlp(scope / "mlp"), mixer_name=name)
 
 
 class Lfm3ForCausalLM(LfmCausalLM):

@@ -43,7 +43,7 @@ def _final_norm(scope: LayerScope) -> Norm:
 
 
 class MambaForCausalLM(CausalLM):
-    make_norm = _final_norm
+    make_final_norm = _final_norm
     layer_class = MambaDecoderLayer
     tied_by_default = True
     renames = MAMBA_RENAMES

@@ -40,7 +40,7 @@ def _final_norm(scope: LayerScope) -> Norm:
 
 
 class Mamba2ForCausalLM(CausalLM):
-    make_norm = _final_norm
+    make_final_norm = _final_norm
     layer_class = Mamba2DecoderLayer
     renames = MAMBA_RENAMES
     unadaptable = ("out_proj",)

@@ -32,7 +32,6 @@ class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
             scope,
             self_attn=_attention(scope),
             mlp=dense_or_sparse(scope, routing, is_sparse=_is_sparse(scope), num_shared_experts=0),
-            make_norm=_norm,
         )
 
 

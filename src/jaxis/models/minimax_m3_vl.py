@@ -74,7 +74,7 @@ def _indexer_sizes(config: HFConfig) -> GroupIndexerSizes:
 
 class MiniMaxM3DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(scope, self_attn=self._attention(scope), mlp=self._mlp(scope), make_norm=gemma_norm)
+        super().__init__(scope, self_attn=self._attention(scope), mlp=self._mlp(scope))
 
     @classmethod
     def _attention(cls, scope: LayerScope) -> GroupedQueryAttention:

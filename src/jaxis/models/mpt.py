@@ -32,7 +32,6 @@ class MptDecoderLayer(PreNormDecoderLayer):
             mlp=UngatedMLP(
                 scope / "mlp", activation=activation_function("gelu"), intermediate_size=4 * config["hidden_size"]
             ),
-            make_norm=unbiased_layer_norm,
         )
 
 

@@ -29,7 +29,7 @@ class NanoChatDecoderLayer(PreNormDecoderLayer):
         )
         attention.rope = _backwards(attention.rope, config.source)
         mlp = UngatedMLP(scope / "mlp", activation=activation_function(config.get("hidden_act", "relu2")))
-        super().__init__(scope, self_attn=attention, mlp=mlp, make_norm=_norm)
+        super().__init__(scope, self_attn=attention, mlp=mlp)
 
 
 class NanoChatForCausalLM(CausalLM):

@@ -44,7 +44,6 @@ class NemotronDecoderLayer(PreNormDecoderLayer):
                 activation=activation_function(config.get("hidden_act", "relu2")),
                 use_bias=config.get("mlp_bias", False),
             ),
-            make_norm=_norm,
         )
 
 

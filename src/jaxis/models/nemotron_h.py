@@ -52,7 +52,7 @@ def _norm(scope: LayerScope) -> Norm:
 
 class NemotronHForCausalLM(CausalLM):
     layer_class = NemotronHDecoderLayer
-    make_norm = _norm
+    make_final_norm = _norm
     prediction_modules = ("mtp.",)
     renames = MAMBA_RENAMES
     module_renames = MAMBA_RENAMES[1:]  # transformers' model has no backbone

@@ -30,7 +30,6 @@ class OlmoDecoderLayer(PreNormDecoderLayer):
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", use_bias=use_bias, qkv_clip=config.get("clip_qkv")),
             mlp=GatedMLP(scope / "mlp"),
-            make_norm=_UnweightedLayerNorm,
         )
 
 

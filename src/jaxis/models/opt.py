@@ -92,7 +92,7 @@ def _final_norm(scope: LayerScope) -> Norm:
 
 class OPTForCausalLM(CausalLM):
     layer_class = _layer
-    make_norm = _final_norm
+    make_final_norm = _final_norm
     tied_by_default = True
     model_class = OPTModel
     renames = (

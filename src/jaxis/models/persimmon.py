@@ -35,7 +35,6 @@ class PersimmonDecoderLayer(PreNormDecoderLayer):
             mlp=UngatedMLP(
                 scope / "mlp", activation=activation_function(config.get("hidden_act", "relu2")), use_bias=True
             ),
-            make_norm=biased_layer_norm,
         )
 
 

@@ -26,7 +26,6 @@ class PhiDecoderLayer(ParallelDecoderLayer):
                 activation=activation_function(scope.config.get("hidden_act", "gelu_new")),
                 use_bias=True,
             ),
-            make_norm=biased_layer_norm,
         )
 
 

@@ -34,7 +34,6 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
                 span=uniform_span(config, config.get("sliding_window")),
             ),
             mlp=SparseMoE(scope / "mlp", routing, intermediate_size=config["intermediate_size"]),
-            make_norm=_norm,
         )
 
 

@@ -96,7 +96,7 @@ def _mixer(scope: LayerScope) -> GatedMixer:
 class Qwen4ExpForCausalLM(QwenHybridCausalLM):
     layer_class = Qwen4ExpDecoderLayer
     model_class = StreamsModel
-    make_norm = _mixer
+    make_final_norm = _mixer
     renames = (
         *QwenHybridCausalLM.renames,
         ("model.hyper_connection_mixer", "model.norm"),

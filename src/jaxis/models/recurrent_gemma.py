@@ -28,7 +28,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 from jaxis.models.common.decoder import DecoderModel, DecoderOptions
 from jaxis.models.common.family import Family
-from jaxis.models.common.gemma import GemmaCausalLM, gemma_activation, gemma_norm
+from jaxis.models.common.gemma import GemmaCausalLM, gemma_activation
 
 State = tuple[jax.Array, jax.Array] | None
 """Inputs of the convolution and the recurrent state; None without a cache."""
@@ -149,7 +149,6 @@ class RecurrentGemmaDecoderLayer(PreNormDecoderLayer):
                 activation=gemma_activation(config),
                 use_bias=True,
             ),
-            make_norm=gemma_norm,
         )
 
 

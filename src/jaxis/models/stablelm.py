@@ -30,7 +30,6 @@ def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
             qk_norm=head_norms if config.get("qk_layernorm", False) else False,
         ),
         mlp=GatedMLP(scope / "mlp"),
-        make_norm=biased_layer_norm,
     )
 
 

@@ -30,7 +30,6 @@ class Starcoder2DecoderLayer(PreNormDecoderLayer):
                 activation=activation_function(config.get("hidden_act", "gelu_pytorch_tanh")),
                 use_bias=use_bias,
             ),
-            make_norm=_norm,
         )
 
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
-from jaxis.models.common.gemma import GemmaCausalLM, gemma2_attention, gemma_mlp, gemma_norm
+from jaxis.models.common.gemma import GemmaCausalLM, gemma2_attention, gemma_mlp
 
 
 class VaultGemmaDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(
-            scope,
-            self_attn=gemma2_attention(scope / "self_attn"),
-            mlp=gemma_mlp(scope / "mlp"),
-            make_norm=gemma_norm,
-        )
+        super().__init__(scope, self_attn=gemma2_attention(scope / "self_attn"), mlp=gemma_mlp(scope / "mlp"))
 
 
 class VaultGemmaForCausalLM(GemmaCausalLM):

@@ -334,7 +334,8 @@ class CausalLM(JaxModule, LoadableWithIterator, ConfigRules):
       model_class: Class of the decoder below the head.
       renames, other_names, transposed, module_renames, unadaptable: Fields of the family's `CheckpointNames`.
       supported_values, ignored_keys: Keys of config.json, as in `ConfigRules`.
-      make_norm: Creates the final norm; None for an RMS norm with config.json's `rms_norm_eps`.
+      make_norm: Creates the norms; None for RMS norms with config.json's `rms_norm_eps`.
+      make_final_norm: Creates the final norm if it is another one.
       tied_by_default: True if the head is tied to the embeddings when config.json does not say.
       default_prediction_layers: Number of layers that predict later tokens if config.json does not say; in checkpoints,
         they come after the model's own.
@@ -358,6 +359,7 @@ class CausalLM(JaxModule, LoadableWithIterator, ConfigRules):
     module_renames: ClassVar[Sequence[Rename] | None] = None
     unadaptable: ClassVar[tuple[str, ...]] = ()
     make_norm: ClassVar[Callable[[LayerScope], Norm] | None] = None
+    make_final_norm: ClassVar[Callable[[LayerScope], Norm] | None] = None
     tied_by_default: ClassVar[bool] = False
     default_prediction_layers: ClassVar[int] = 0
     prediction_modules: ClassVar[tuple[str, ...]] = ()
@@ -371,10 +373,11 @@ class CausalLM(JaxModule, LoadableWithIterator, ConfigRules):
         config = vllm_config.model_config.hf_config
         self.check_config(config)
         self.checkpoint_names = self.names_of(config)
-        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
+        make_norm, make_final_norm = type(self).make_norm, type(self).make_final_norm
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names, make_norm=make_norm)
         options = self.options(scope)
-        if (make_norm := type(self).make_norm) is not None:
-            options = dataclasses.replace(options, norm=make_norm(scope / "model" / "norm"))
+        if (make_last := make_final_norm or make_norm) is not None:
+            options = dataclasses.replace(options, norm=make_last(scope / "model" / "norm"))
         self.logits_multiplier = options.logits_multiplier
         self.logits_soft_cap = options.logits_soft_cap
         self.num_prediction_layers = num_prediction_layers(config, self.default_prediction_layers)

@@ -52,7 +52,6 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
                 use_bias=True,
             ),
             mlp=ungated_mlp(scope / "mlp", default_activation),
-            make_norm=biased_layer_norm,
         )
 
 

@@ -30,7 +30,7 @@ class LfmDecoderLayer(PreNormDecoderLayer):
             name, mixer = "conv", ShortConv(scope / "conv", use_bias=config.get("conv_bias", False))
         else:
             name, mixer = "self_attn", _attention(scope / "self_attn")
-        super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=lfm_norm, mixer_name=name)
+        super().__init__(scope, self_attn=mixer, mlp=mlp, mixer_name=name)
 
 
 def lfm_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:

@@ -36,7 +36,7 @@ class QwenHybridLayer(PreNormDecoderLayer):
             name, mixer = "linear_attn", delta_net(scope / "linear_attn")
         else:
             name, mixer = "self_attn", gated_attention(scope / "self_attn")
-        super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=_norm, mixer_name=name)
+        super().__init__(scope, self_attn=mixer, mlp=mlp, mixer_name=name)
 
 
 def kind_of_layer(config: HFConfig, index: int, *others: str) -> str:

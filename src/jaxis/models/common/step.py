@@ -45,7 +45,7 @@ class StepDecoderLayer(PreNormDecoderLayer):
             block_unit=_unit(config, "swiglu_limits_shared", index),
             gated_unit=_unit(config, "swiglu_limits", index),
         )
-        super().__init__(scope, self_attn=_attention(scope, full_attention), mlp=mlp, make_norm=_norm)
+        super().__init__(scope, self_attn=_attention(scope, full_attention), mlp=mlp)
 
 
 class StepCausalLM(CausalLM):
