@@ -9,7 +9,8 @@ namespace jaxis {
 
 // Writes the step's index keys into their cache, then selects the num_selected best tokens up to each token itself. The
 // score of a key is the sum over heads of weight * max(0, q . key); of equal scores the earlier token's counts as
-// better. T tokens of R requests, H heads, keys of D elements; D is a multiple of 16. Requests as in LatentAttention.
+// better. The first num_first and the last num_last tokens that a token sees, at most num_selected together, are always
+// selected. T tokens of R requests, H heads, keys of D elements; D is a multiple of 16. Requests as in LatentAttention.
 //
 // With a group_size G over 1, G consecutive tokens share a key, which is in the cache already: a token sees the groups
 // whose last token is `delay` tokens before it or more, and their numbers are selected.
@@ -38,6 +39,8 @@ struct IndexSelection {
   int64_t num_selected;
   int64_t group_size = 1;
   int64_t delay = 0;
+  int64_t num_first = 0;
+  int64_t num_last = 0;
 };
 
 }  // namespace jaxis

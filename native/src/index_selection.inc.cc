@@ -134,7 +134,8 @@ void score_context(const IndexSelection& a, const Query& query, int64_t first, i
       store(lanes, sums);
       float sum = lanes[0];
       for (int i = 1; i < kLanes; ++i) sum += lanes[i];
-      scores[first + t] = ordered_bits(sum);
+      const bool is_always = first + t < a.num_first || first + t >= query.context - a.num_last;
+      scores[first + t] = is_always ? ~0u : ordered_bits(sum);
     }
   }
 }

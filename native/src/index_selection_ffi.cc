@@ -46,10 +46,15 @@ IndexSelection make_arguments(F32 q, const F32* weights, const F32* keys, ffi::A
 
 ffi::Error run_index_selection(ffi::ThreadPool threads, F32 q, F32 weights, F32 keys, ffi::AnyBuffer cache,
                                I32 seq_lens, I32 block_tables, I32 query_start_loc, I32 request_distribution,
-                               ffi::Result<ffi::AnyBuffer> new_cache, I32Result selected) {
+                               int64_t num_first, int64_t num_last, ffi::Result<ffi::AnyBuffer> new_cache,
+                               I32Result selected) {
   return run_kernel("index_selection", threads, [&](const Pool& pool) {
-    const IndexSelection a = make_arguments(q, &weights, &keys, cache, seq_lens, block_tables, query_start_loc,
-                                            request_distribution, selected);
+    IndexSelection a = make_arguments(q, &weights, &keys, cache, seq_lens, block_tables, query_start_loc,
+                                      request_distribution, selected);
+    require(num_first >= 0 && num_last >= 0 && num_first + num_last <= a.num_selected,
+            "more tokens are always selected than are selected");
+    a.num_first = num_first;
+    a.num_last = num_last;
     require(new_cache->untyped_data() == cache.untyped_data(), "the cache is updated in place only");
     kernels().index_selection(a, pool);
   });
@@ -97,6 +102,8 @@ JAXIS_HANDLER(jaxis_index_selection, run_index_selection,
                   .Arg<I32>()
                   .Arg<I32>()
                   .Arg<I32>()
+                  .Attr<int64_t>("num_first")
+                  .Attr<int64_t>("num_last")
                   .Ret<ffi::AnyBuffer>()
                   .Ret<I32>());
 

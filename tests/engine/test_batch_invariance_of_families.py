@@ -23,7 +23,7 @@ NAMES = (
     *("Gemma 4, shared keys and values, embeddings of layers", "Command R+, norms on heads", "Gemma 3"),
     *("Llama, head_dim, one kv head", "Gemma 3n", "Phi-4", "Falcon-H1", "GLM-5.2", "Jamba", "Ling 3"),
     *("Nemotron 3", "OLMo Hybrid", "Qwen3.5", "Step 3.5", "RecurrentGemma", "Hy4", "Qwen3.8-Flash-Next"),
-    *("GLM-5.3-Flash", "Step 5", "LongCat-Flash-Lite", "Ling 2.5"),
+    *("GLM-5.3-Flash", "Step 5", "LongCat-Flash-Lite", "LongCat 2.0", "Ling 2.5"),
     *("Dory", "HRM-Text", "DeepSeek V4.1", "Inkling", "Inkling 2"),
 )
 SLOW_NAMES = ("DeepSeek V4", "IQuest-Coder Loop", "Kimi K3", "MiniMax M3")

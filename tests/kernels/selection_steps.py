@@ -53,8 +53,8 @@ class SelectionStep:
         _, keys, cache, batch = self.operands.all
         return jnp.asarray(self.q), jnp.asarray(self.weights), keys, cache, batch
 
-    def expected(self, num_selected: int) -> np.ndarray:
-        """i32 [T, K], by a stable sort of the scores in float64."""
+    def expected(self, num_selected: int, always: tuple[int, int] = (0, 0)) -> np.ndarray:
+        """i32 [T, K], by a stable sort of the scores in float64, infinite for the first and last `always`."""
         seq_lens, _, query_start_loc = self.operands.batch[:3]
         selected = np.full((len(self.q), num_selected), -1, np.int32)
         for r, keys in enumerate(self.keys):
@@ -62,6 +62,7 @@ class SelectionStep:
             for row in range(begin, end):
                 context = keys[: seq_lens[r] - (end - row) + 1].astype(np.float64)
                 scores = self.weights[row] @ np.maximum(self.q[row].astype(np.float64) @ context.T, 0)
+                scores[: always[0]] = scores[len(scores) - min(always[1], len(scores)) :] = np.inf
                 best = np.sort(np.argsort(-scores, kind="stable")[:num_selected])
                 selected[row, : len(best)] = best
         return selected

@@ -23,15 +23,15 @@ needs_native = pytest.mark.skipif(native.library() is None, reason="the native l
 
 
 @functools.cache
-def jitted(select, name, num_selected):
+def jitted(select, name, num_selected, always):
     """A program of its own for each instruction set: it names the kernel."""
     del name
-    return jax.jit(functools.partial(select, num_selected=num_selected))
+    return jax.jit(functools.partial(select, num_selected=num_selected, always=always))
 
 
-def run(step, select, num_selected=NUM_SELECTED):
+def run(step, select, num_selected=NUM_SELECTED, always=(0, 0)):
     q, weights, keys, cache, batch = step.all
-    chosen = jitted(select, native.isa(), num_selected)
+    chosen = jitted(select, native.isa(), num_selected, always)
     if select is tiled.select_tokens:
         cache, selected = chosen(q, weights, keys, cache, batch)
     else:
@@ -64,6 +64,20 @@ def test_contexts_of_several_tasks():
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("always", [(2, 3), (0, NUM_SELECTED), (1, 0)], ids=str)
+@pytest.mark.parametrize("select", [tiled.select_tokens, pytest.param(select_tokens, marks=needs_native)])
+def test_the_first_and_last_tokens_of_a_context_are_always_selected(select, always):
+    step = SelectionStep.make(MIX)
+    np.testing.assert_array_equal(run(step, select, always=always)[1], step.expected(NUM_SELECTED, always))
+
+
+@needs_native
+def test_more_tokens_than_are_selected_are_refused():
+    with pytest.raises(Exception, match="more tokens are always selected than are selected"):
+        run(SelectionStep.make(MIX), select_tokens, always=(1, NUM_SELECTED))
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_selected", [1, 400, 1000])
 def test_selections_of_one_token_and_of_more_than_there_are(num_selected):
     step = SelectionStep.make([(40, 3), (399, 1), (400, 1)])
@@ -89,16 +103,16 @@ def test_real_scores_select_the_same_regardless_of_the_batch(select):
         np.testing.assert_array_equal(np.concatenate(parts), together[starts[r] : starts[r + 1]])
 
 
-def test_whole_sequences_select_as_the_cache_does():
+@pytest.mark.parametrize("always", [(0, 0), (2, 3)], ids=str)
+def test_whole_sequences_select_as_the_cache_does(always):
     step = SelectionStep.make([(0, 40), (0, 23)])
     starts, num_tokens = step.operands.batch.query_start_loc, len(step.q)
     request = np.searchsorted(starts[1:3], np.arange(num_tokens), side="right")
     token = np.arange(num_tokens)
     visible = (request[:, None] == request) & (token[:, None] >= token)
-    chosen = select_from_whole_sequences(
-        step.q, step.weights, step.operands.entries, jnp.asarray(visible), num_selected=NUM_SELECTED
-    )
-    for row, selected in enumerate(step.expected(NUM_SELECTED)[: starts[2]]):
+    operands = (step.q, step.weights, step.operands.entries, jnp.asarray(visible))
+    chosen = select_from_whole_sequences(*operands, num_selected=NUM_SELECTED, always=always)
+    for row, selected in enumerate(step.expected(NUM_SELECTED, always)[: starts[2]]):
         first = starts[request[row]]
         np.testing.assert_array_equal(np.flatnonzero(chosen[row]), first + selected[selected >= 0])
 

@@ -38,7 +38,7 @@ from tests.support.deepseek_v41_reference import ROPE_SCALING, DeepseekV41Refere
 from tests.support.iquest_reference import IQuestLoopReference
 from tests.support.kimi_k3_reference import KimiK3Reference
 from tests.support.ling25_reference import Ling25Reference
-from tests.support.longcat_ngram_reference import LongcatNgramReference
+from tests.support.longcat_ngram_reference import Longcat2Reference, LongcatNgramReference
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.places import TESTS
 from tests.support.step5_reference import Step5Reference
@@ -87,6 +87,7 @@ RESTATED = {
     "KimiK3ForCausalLM": KimiK3Reference,
     "DeepseekV41ForCausalLM": DeepseekV41Reference,
     "LongcatFlashNgramForCausalLM": LongcatNgramReference,
+    "LongcatCausalLM": Longcat2Reference,
     "Step5ForCausalLM": Step5Reference,
 }
 # By name: to import the classes takes seconds, in each worker.
@@ -274,7 +275,17 @@ def _published_longcat(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def _published_longcat2(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Numbers of tables are a part of their names."""
+    names = {"embed_tokens.word_embeddings": "embed_tokens"}
+    names |= {f"embed_tokens.embedders.{i}": f"oe_embed_tokens{i}" for i in range(12)}
+    names |= {f"embed_tokens.post_projs.{i}": f"oe_embed_proj{i}" for i in range(12)}
+    renamed = {f"model.{old}.weight": f"model.{new}.weight" for old, new in names.items()}
+    return _published_longcat({renamed.get(name, name): tensor for name, tensor in tensors.items()})
+
+
 _PUBLISHED_KEYS = {
+    "LongcatCausalLM": {"model_type": "longcat2", "attention_method": "LSA"},
     "DeepseekV41ForCausalLM": {
         **{"model_type": "deepseek_v41_text", "rope_scaling": ROPE_SCALING, "tie_word_embeddings": False},
     },
@@ -313,6 +324,7 @@ RENAMED = {
     "KimiLinearConfig": _published_kimi_linear,
     "LongcatFlashConfig": _published_longcat,
     "LongcatFlashNgramForCausalLM": _published_longcat,
+    "LongcatCausalLM": _published_longcat2,
     "OlmoHybridConfig": _published_olmo_hybrid,
 }
 
@@ -343,7 +355,10 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
             hidden_states = (model.get_input_embeddings()(input_ids), *hidden_states[:-2], hidden_states[-1])
         if family.config_class in ("DoryConfig", "HrmTextConfig"):  # which list what leaves each run of a layer
             hidden_states = (*_inputs_of_layers(model, input_ids), hidden_states[-1])
-        if family.architecture == "LongcatFlashNgramForCausalLM":  # whose first layer adds the n-grams
+        if family.architecture in (
+            "LongcatFlashNgramForCausalLM",
+            "LongcatCausalLM",
+        ):  # whose first layer adds the n-grams
             hidden_states = (model.model.embed_tokens.word_embeddings(input_ids), *hidden_states[1:])
         if family.name == "OPT 350M":  # which lists what its last projection makes of it
             states: list[torch.Tensor] = []

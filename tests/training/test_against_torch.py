@@ -30,7 +30,7 @@ from tests.training.gradients import check_gradients, in_float64, largest_error,
 
 QUICK = ("Qwen3, tied", "Qwen3 MoE")
 # All but one whose config.json has a key that nothing reads, which loading refuses, and those that are not trained.
-WITH_TABLE = ("Qwen3.8-Flash-Next", "DeepSeek V4.1", "LongCat-Flash-Lite")
+WITH_TABLE = ("Qwen3.8-Flash-Next", "DeepSeek V4.1", "LongCat-Flash-Lite", "LongCat 2.0")
 FAMILY_ROWS = [family for family in FAMILIES if family.name not in ("EXAONE 4, no windows", *WITH_TABLE)]
 ROWS = [
     training.dialogue("Where is the cat?", "On the mat.", "And now?", "Under it, I think."),

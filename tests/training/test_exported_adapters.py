@@ -33,7 +33,7 @@ QUICK = ("GPT-2", "Command A Vision")
 # Their checkpoints have names of code that is not transformers'.
 ELSEWHERE = ("LFM3", "EXAONE", "Step 3.5", "InternLM 2", "Ling 2", "Ling 2.5")
 # All but one whose config.json has a key that nothing reads, which loading refuses, and those that are not trained.
-REFUSED = ("EXAONE 4, no windows", "Qwen3.8-Flash-Next", "LongCat-Flash-Lite")
+REFUSED = ("EXAONE 4, no windows", "Qwen3.8-Flash-Next", "LongCat-Flash-Lite", "LongCat 2.0")
 ROWS = {family.name: family for family in FAMILIES if family.name not in (*REFUSED, *ELSEWHERE)}
 # PEFT takes these names of a mixture of experts for those of its experts, also where a dense layer is meant.
 TAKEN_FOR_EXPERTS = ["gate_proj", "up_proj", "down_proj"]

@@ -17,7 +17,7 @@ from jaxis.config.expert_counts import EXPERTS_PER_TOKEN, NUM_EXPERTS
 from jaxis.config.key_rules import judge
 from jaxis.config.quantization_files import config_path, read_config
 from jaxis.config.reference import reference_of
-from jaxis.config.usual_keys import USUAL_KEYS, with_defaults
+from jaxis.config.usual_keys import own_names, with_defaults
 from jaxis.errors import ConfigError
 
 
@@ -77,8 +77,7 @@ class HFConfig(Mapping[str, Any]):
         self._ignored: set[str] = set()
         given = with_overrides(values, overrides or {}, source)
         # A usual key -> what the file calls it, or would.
-        own_names = USUAL_KEYS.get(str(given.get("model_type")), {})
-        self._spellings = {usual: own for own, usual in own_names.items() if usual not in given}
+        self._spellings = {usual: own for own, usual in own_names(given).items() if usual not in given}
         plain = with_defaults(given)
         self._values = {
             key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value

@@ -20,6 +20,7 @@ ROPE_ALIASES = {
     "su": "longrope",  # its name in the first Phi-3 checkpoints
     "mrope": "default",  # of text; see `_Reader`
     "telechat3-yarn": "yarn",
+    "deepseek_yarn": "yarn",
 }
 
 

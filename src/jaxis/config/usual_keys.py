@@ -26,9 +26,13 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Missing keys are set to the defaults of its `model_type`. A key that stands there under both names keeps them.
     """
-    model_type = values.get("model_type")
-    if not isinstance(model_type, str):
-        return dict(values)
-    usual = USUAL_KEYS.get(model_type, {})
+    usual = own_names(values)
     named = {key if usual.get(key) in values else usual.get(key, key): value for key, value in values.items()}
-    return {**CONFIG_DEFAULTS.get(model_type, {}), **named}
+    return {**CONFIG_DEFAULTS.get(str(values.get("model_type")), {}), **named}
+
+
+def own_names(values: Mapping[str, Any]) -> Mapping[str, str]:
+    """Returns a config's own names of keys -> the usual ones: those of its `model_type`, else of its architecture."""
+    architectures = values.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    return USUAL_KEYS.get(str(values.get("model_type") or first), {})

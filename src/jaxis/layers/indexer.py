@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import float32_linear, linear
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.norm import JaxLayerNorm, Norm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.token_groups import RowCacheSpec
@@ -88,11 +89,13 @@ class IndexerSizes:
       num_heads: H, heads of queries; all share one key per token.
       head_dim: D, elements of a query or key.
       num_selected: K, the largest number of tokens that a token attends to.
+      always: Numbers of first and of last tokens that a token always attends to.
     """
 
     num_heads: int
     head_dim: int
     num_selected: int
+    always: tuple[int, int] = (0, 0)
 
 
 class IndexKeyCache(JaxModule):
@@ -124,7 +127,7 @@ class Indexer(JaxModule):
       query_size: Elements of attention's normed query latent, from which the indexer's queries are projected.
       rope: Rotates the first `rope.rotary_dim` elements of queries and keys; None for no positions.
       rotates_last: True if it rotates the last ones instead.
-      norm_epsilon: Epsilon of the norm of keys.
+      make_key_norm: Factory of the norm of keys.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Indexer(JaxModule):
         query_size: int,
         rope: RotaryEmbedding | None,
         rotates_last: bool = False,
-        norm_epsilon: float = _NORM_EPSILON,
+        make_key_norm: Callable[[LayerScope, int], Norm] = key_norm,
     ) -> None:
         self.sizes, self.rope, self.num_selected = sizes, rope, sizes.num_selected
         self.rotates_last = rotates_last
@@ -144,7 +147,7 @@ class Indexer(JaxModule):
         hidden_size: int = scope.config["hidden_size"]
         self.wq_b = linear(scope / "wq_b", query_size, sizes.num_heads * sizes.head_dim, axes=(None, None))
         self.wk = linear(scope / "wk", hidden_size, sizes.head_dim, axes=(None, "embed"))
-        self.k_norm = key_norm(scope, sizes.head_dim, epsilon=norm_epsilon)
+        self.k_norm = make_key_norm(scope, sizes.head_dim)
         self.weights_proj = head_weights(scope / "weights_proj", sizes.num_heads)
 
     def queries(self, query_input: jax.Array, metadata: AttentionMetadata) -> jax.Array:  # noqa: ARG002
@@ -161,6 +164,7 @@ class Indexer(JaxModule):
     ) -> tuple[IndexCaches, jax.Array]:
         """Computes `TokenIndexer`; `rope` is that of the step where it has learned parts, instead of the indexer's."""
         sizes, rope = self.sizes, rope or self.rope
+        chosen: dict[str, Any] = {"num_selected": sizes.num_selected, "always": sizes.always}
         q = self.queries(query_input, metadata)
         keys = self.k_norm(self.wk(x))[:, None]
         if self.rotates_last and rope is not None:  # Products do not depend on the order of the elements.
@@ -171,9 +175,9 @@ class Indexer(JaxModule):
             if rope is not None:
                 q, keys = rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
             visible = sees_in_request(request, valid)
-            return (), select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
+            return (), select_from_whole_sequences(q, weights, keys[:, 0], visible, **chosen)
         if rope is not None:
             q, keys = rope(q, keys, metadata.input_positions)
-        select = alike_on_each_device(functools.partial(select_tokens, num_selected=sizes.num_selected))
+        select = alike_on_each_device(functools.partial(select_tokens, **chosen))
         key_cache, selection = select(q, weights, keys[:, 0], caches[0], metadata.batch_for(FULL_CONTEXT))
         return (key_cache,), selection

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, StreamsDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import LimitedGLU
+from jaxis.layers.indexer import key_norm
 from jaxis.layers.mlp import FeedForward
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
@@ -59,8 +62,9 @@ def _attention(scope: LayerScope, *, predicts: bool = False) -> SparseLatentAtte
     settings, has_indexer = LatentAttentionSettings.of(scope), _layers_with_indexer(config)
     indexer = None
     if predicts or has_indexer[scope.layer_index]:
+        make_key_norm = partial(key_norm, epsilon=config["rms_norm_eps"])
         indexer = token_indexer(
-            scope / "indexer", settings, interleaved=False, rotates_last=True, norm_epsilon=config["rms_norm_eps"]
+            scope / "indexer", settings, interleaved=False, rotates_last=True, make_key_norm=make_key_norm
         )
     return settings.make(
         SparseLatentAttention,

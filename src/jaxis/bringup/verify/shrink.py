@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxis.config.architecture import architectures_of
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.usual_keys import USUAL_KEYS, with_defaults
+from jaxis.config.usual_keys import own_names, with_defaults
 from jaxis.errors import ConfigError
 from jaxis.models.common.family import TinySizes
 from jaxis.models.registry import family_of
@@ -125,7 +125,7 @@ def _enlarge_epsilons(config: dict[str, Any]) -> None:
 
 def _named_as_in(config: Mapping[str, Any], twin: dict[str, Any]) -> dict[str, Any]:
     """Renames the twin's keys to the config's own names, since the reference may not know the usual ones."""
-    renamed = USUAL_KEYS.get(str(config.get("model_type")), {}).items()
+    renamed = own_names(config).items()
     own = {usual: name for name, usual in renamed if name in config and usual not in config}
     return {own.get(key, key): value for key, value in twin.items()}
 

@@ -76,6 +76,7 @@ def select_tokens(
     batch: Batch,
     *,
     num_selected: int,
+    always: tuple[int, int] = (0, 0),
 ) -> tuple[PagedCache, jax.Array]:
     """Writes this step's keys into the cache, then selects from it.
 
@@ -86,11 +87,14 @@ def select_tokens(
       key_cache: Cache with a layout of `index_cache_layout`. It is updated in place if donated.
       batch: The step's tokens and requests.
       num_selected: K, the largest number of tokens that a token attends to.
+      always: Numbers of first and of last tokens of a context, at most K together, that are selected in any case.
 
     Returns:
       The updated cache, and i32 [T, K]: the selected positions, ascending, then -1. Tokens at positions below K select
       all tokens up to themselves; padding selects none.
     """
     chosen = cpu if key_cache.layout.kernels == "native" else tiled
-    array, selected = chosen.select_tokens(q, weights, keys, key_cache.array, batch, num_selected=num_selected)
+    array, selected = chosen.select_tokens(
+        q, weights, keys, key_cache.array, batch, num_selected=num_selected, always=always
+    )
     return key_cache.layout.cache(array), selected

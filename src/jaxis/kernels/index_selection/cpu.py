@@ -25,6 +25,7 @@ def select_tokens(
     batch: Batch,
     *,
     num_selected: int,
+    always: tuple[int, int],
 ) -> tuple[jax.Array, jax.Array]:
     key_cache, selected = native.call(
         "index_selection",
@@ -38,6 +39,8 @@ def select_tokens(
         key_cache,
         *batch.of_requests,
         aliases={3: 0},
+        num_first=np.int64(always[0]),
+        num_last=np.int64(always[1]),
     )
     return key_cache, selected
 

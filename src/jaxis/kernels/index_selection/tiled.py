@@ -29,12 +29,13 @@ def select_tokens(
     batch: Batch,
     *,
     num_selected: int,
+    always: tuple[int, int] = (0, 0),
 ) -> tuple[jax.Array, jax.Array]:
     request, valid = batch.request_of_token()
     key_cache = write_keys(key_cache, keys, batch)
     last = jnp.where(valid, batch.positions, -1)
     of_batch = (request, batch.block_tables, batch.num_tokens)
-    return key_cache, best_keys(q, weights, key_cache, last, *of_batch, num_selected=num_selected)
+    return key_cache, best_keys(q, weights, key_cache, last, *of_batch, num_selected=num_selected, always=always)
 
 
 def best_keys(
@@ -47,6 +48,7 @@ def best_keys(
     num_rows: jax.Array,
     *,
     num_selected: int,
+    always: tuple[int, int] = (0, 0),
 ) -> jax.Array:
     """Returns the numbers i32 [T, K] of the best keys of each query, ascending, then -1.
 
@@ -62,6 +64,9 @@ def best_keys(
     ) -> jax.Array:
         def best() -> jax.Array:
             scores = scores_of_contexts(q, weights, key_cache, block_tables[request], positions, num_selected)
+            number, last = jnp.arange(scores.shape[1]), positions[:, None]
+            is_always = (number < always[0]) | ((number > last - always[1]) & (number <= last))
+            scores = jnp.where(is_always, jnp.inf, scores)
             return jnp.where((positions < num_selected)[:, None], selected, _best(scores, num_selected))
 
         return lax.cond(jnp.max(positions) < num_selected, lambda: selected, best)

@@ -60,7 +60,8 @@ class Family:
       parts: Special features of the family: attention, states, routing, norms.
       formats: Quantized formats in which the makers publish it and which load as they are.
       gguf: GGUF files that load; a string is the `general.architecture` of one that `loading/gguf/families` declares.
-      names: `model_type` -> its own name of a key of config.json -> the usual name, which readers use.
+      names: `model_type`, or the entry of `architectures` of files without one -> its own name of a key of config.json
+        -> the usual name, which readers use.
       defaults: `model_type` -> values of keys that its config.json may lack, as in transformers. Only keys that every
         model of the type needs.
       same_code: Model type, or entry of `architectures`, whose published code is that of another in transformers -> the

@@ -66,8 +66,13 @@ def token_indexer(
     """
     config = scope.config
     sizes = IndexerSizes(
-        num_heads=config["index_n_heads"], head_dim=config["index_head_dim"], num_selected=config["index_topk"]
+        num_heads=config["index_n_heads"],
+        head_dim=config["index_head_dim"],
+        num_selected=config["index_topk"],
+        always=(config.get("index_init_tokens", 0), config.get("index_local_tokens", 0)),
     )
+    if sum(sizes.always) > sizes.num_selected:
+        raise config.fault("index_topk", "index_init_tokens", "index_local_tokens", why="which are more than the first")
     if sizes.head_dim < settings.sizes.qk_rope_head_dim:
         raise config.fault("index_head_dim", "qk_rope_head_dim", why="of which the rope cannot rotate the second")
     rope = settings.make_rope(interleaved=interleaved)
