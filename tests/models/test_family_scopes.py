@@ -56,7 +56,7 @@ WITHOUT_CONFIG = {
     *("GPTJForCausalLM", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "Jais2ForCausalLM"),
     *("GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "NemotronForCausalLM"),
     *("BailingMoeV2_5ForCausalLM", "LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM"),
-    "LongcatCausalLM",
+    "Longcat2ForCausalLM",
     *("BailingMoeV2ForCausalLM", "Kolibri1ForCausalLM", "MiniCPMForCausalLM", "MiniCPM3ForCausalLM"),
     *("BioGptForCausalLM", "DoryForCausalLM", "HYV4ForCausalLM", "KimiK3ForCausalLM", "LaraMiniForCausalLM"),
     *("MiniMaxM3SparseForCausalLM", "PersimmonForCausalLM", "Qwen4ExpForCausalLM", "Step5ForCausalLM"),

@@ -49,6 +49,22 @@ CHANGES = {
     "DeepSeek V2, biases": {"attention_bias": False, "mlp_bias": False},
     "GLM-4.7 Flash": {"mlp_layer_types": ["dense", "sparse", "sparse"], "first_k_dense_replace": 1},
     "Mistral, window": {"sliding_window": None},
+    # llama.cpp's latents, and heads of queries and keys, have the epsilon, too.
+    "DeepSeek V3.2": {"index_head_dim": 64, "rms_norm_eps": 1e-6},
+    "GLM-5.2": {"index_head_dim": 64, "rms_norm_eps": 1e-6},
+    "Kimi Linear": {"linear_num_heads": 4, "rms_norm_eps": 1e-6},
+    "Ling 3": {"rms_norm_eps": 1e-6, "n_shared_experts": 1},
+    "Cohere 2 MoE": {"attention_bias": False},
+    "Granite SWA": {"layer_rope_theta": [10000.0, 0, 10000.0]},
+    "MiniCPM3": {"v_head_dim": 16, "num_hidden_layers": 2, "dim_model_base": 256},
+    "Trinity": {"num_hidden_layers": 4, "global_attn_every_n_layers": 4},
+    "Mellum 2": {
+        "mlp_layer_types": ["sparse", "sparse", "sparse"],
+        "rope_parameters": {
+            "full_attention": parity.rope("yarn", factor=4.0, original_max_position_embeddings=256)["rope_parameters"],
+            "sliding_attention": parity.rope()["rope_parameters"],
+        },
+    },
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0]},
     "Gemma": {"attention_bias": False},
     "LFM2": {"conv_bias": False},
@@ -136,6 +152,21 @@ MORE = [
                 "Granite 4",
                 {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 48, "mamba_proj_bias": False},
             ),
+            (
+                "Mistral 4",
+                "Mistral 4",
+                {
+                    **{"attention_bias": False, "rms_norm_eps": 1e-6, "n_group": 1, "topk_group": 1},
+                    **parity.rope(
+                        "yarn",
+                        factor=16.0,
+                        original_max_position_embeddings=32,
+                        mscale=1.0,
+                        mscale_all_dim=1.0,
+                        llama_4_scaling_beta=0.1,
+                    ),
+                },
+            ),
             ("MiniMax M3", "MiniMax M3", {"shared_intermediate_size": 40}),
             (
                 "GLM-5.3-Flash",
@@ -172,6 +203,7 @@ _OF_BLOCKS = {
     "q_lora_rank": 32,
     "v_head_dim": 32,
     "moe_intermediate_size": 64,
+    "ple_embed_dim": 128,  # of four tables
 }
 QUANTIZED = [
     dataclasses.replace(
@@ -185,10 +217,11 @@ QUANTIZED = [
         *("Gemma 4, experts, values that are keys", "Granite MoE Shared", "Qwen3-Next"),
         *("Granite 4", "Falcon-H1, norm", "Jamba", "Nemotron 3"),
         *("DeepSeek V4", "Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Kimi K3", "Hy4"),
+        *("DeepSeek V3.2", "Mistral 4", "Trinity", "Cohere 2 MoE", "Kimi Linear", "Ling 3", "HRM-Text"),
     )
 ]
-# Routers, which llama-quantize leaves as they are, what is no matrix, and the table of n-grams, which is not read so.
-_NEVER_IN_BLOCKS = re.compile(r"gate_inp|\.bias$|norm\.weight$|per_layer_token_embd")
+# Routers, which llama-quantize leaves as they are, and what is no matrix.
+_NEVER_IN_BLOCKS = re.compile(r"gate_inp|\.bias$|norm\.weight$")
 BLOCK_TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "Q5_1", "Q4_1", "Q5_0", "MXFP4", "F16")]
 
 
@@ -229,6 +262,9 @@ IN_LLAMA_CPP = {
     **dict.fromkeys(("OLMo", "MiniCPM", "ERNIE 4.5 MoE", "Granite MoE", "Granite MoE Shared", "Granite 4"), 1e-5),
     **dict.fromkeys(("Granite 4, dense", "Falcon-H1", "Falcon-H1, norm", "Jamba", "Mamba", "Nemotron 3"), 1e-5),
     **dict.fromkeys(("Nemotron-H", "Qwen2 MoE", "Llama 2", "DeepSeek V4", "GLM-5.3-Flash"), 1e-5),
+    **dict.fromkeys(("DeepSeek V3.2", "GLM-5.2", "Mistral 4", "Trinity", "Mellum 2", "K-EXAONE", "Hy3"), 1e-5),
+    **dict.fromkeys(("Kimi Linear", "Ling 3"), 5e-5),
+    **dict.fromkeys(("MiniCPM3", "Granite SWA", "Cohere 2 MoE", "HRM-Text"), 1e-5),
     **dict.fromkeys(("Qwen3.8-Flash-Next", "Kimi K3"), 5e-5),
     "Gemma 4, shared keys and values, embeddings of layers": 5e-3,
     "Gemma 4, experts, values that are keys": 5e-3,
@@ -236,7 +272,7 @@ IN_LLAMA_CPP = {
 
 
 # Beyond as many tokens as it selects, llama.cpp selects others than transformers.
-AGREED_TOKENS = {"Qwen3.8-Flash-Next": 30}
+AGREED_TOKENS = {"Qwen3.8-Flash-Next": 30, "DeepSeek V3.2": 8, "GLM-5.2": 8}
 
 
 @pytest.mark.slow  # where llama-cpp-python is installed, which the other tests do without
@@ -278,6 +314,32 @@ def test_files_become_folders_as_transformers_has_them(name, tmp_path):
     assert relative_error(found, parity.reference_run(family, 17)[0]) < MAX_RELATIVE_ERROR
 
 
+CONVERTED = {
+    *("DeepSeek V4", "Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Kimi K3", "Hy4", "DeepSeek V3.2", "Kimi Linear"),
+    *("Ling 3", "Mistral 4", "Trinity", "HRM-Text"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(CONVERTED))
+def test_files_become_folders_that_load_alike(name, dtype, tmp_path):
+    family = next(family for family in GGUF_FAMILIES if family.name == name)
+    write_gguf(Path(parity.checkpoint_folder(family)), tmp_path / "model.gguf")
+    convert_from_gguf(tmp_path / "model.gguf", tmp_path / "back", dtype)
+    expected = dict(load(tmp_path / "model.gguf").named_parameters())
+    found = dict(load(tmp_path / "back").named_parameters())
+    assert found.keys() == expected.keys()
+    for parameter, value in expected.items():
+        # Whole numbers stay as they are.
+        most = (
+            0.0
+            if dtype == "auto" or jnp.issubdtype(value.dtype, jnp.integer)
+            else 0.02 * float(jnp.abs(value[...]).max())
+        )
+        np.testing.assert_allclose(found[parameter][...], value[...], rtol=0, atol=most, err_msg=parameter)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("packs", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
@@ -288,13 +350,14 @@ def test_files_become_folders_as_transformers_has_them(name, tmp_path):
 def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_path):
     """Every tensor has another type than the one before; the reference is what gguf-py dequantizes them to."""
     types = itertools.cycle(BLOCK_TYPES)
+    of_one_type = r"(gate|up)_shexp|indexer\.[qk]_proj" + (r"|attn_|gate|up" if family.name == "HRM-Text" else "")
     dequantized = {}
 
     def quantize(name, tensor):
         if _NEVER_IN_BLOCKS.search(name) or tensor.shape[-1] % 32:
             return None
         # Of one type where they are one tensor in the checkpoint: Granite's common block, Qwen's indexer.
-        kind = BLOCK_TYPES[0] if re.search(r"(gate|up)_shexp|indexer\.[qk]_proj", name) else next(types)
+        kind = BLOCK_TYPES[0] if re.search(of_one_type, name) else next(types)
         rows = gguf.quants.quantize(tensor, kind)
         dequantized[name] = gguf.quants.dequantize(rows, kind)
         return rows, kind

@@ -49,6 +49,19 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Glm4MoeLiteForCausalLM": "deepseek2",
+    "DeepseekV32ForCausalLM": "deepseek32",
+    "GlmMoeDsaForCausalLM": "glm-dsa",
+    "Mistral4ForCausalLM": "mistral4",
+    "AfmoeForCausalLM": "afmoe",
+    "MellumForCausalLM": "mellum",
+    "ExaoneMoeForCausalLM": "exaone-moe",
+    "HYV3ForCausalLM": "hy_v3",
+    "KimiLinearForCausalLM": "kimi-linear",
+    "BailingHybridForCausalLM": "bailingmoe3",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "GraniteSWAForCausalLM": "granite_swa",
+    "Cohere2MoeForCausalLM": "cohere2moe",
+    "HrmTextForCausalLM": "hrm_text",
     "Llama4ForCausalLM": "llama4",
     "Ministral3ForCausalLM": "mistral3",
     "SmolLM3ForCausalLM": "smollm3",
@@ -104,7 +117,7 @@ ARCHITECTURES = {
 # Whose rows of queries and keys `LlamaModel.permute` changes.
 _ROWS = {family.gguf["architecture"]: family.gguf for family in FAMILIES if family.gguf}
 _PERMUTED = {
-    *("llama", "granite", "mistral3", "smollm3", "olmo", "granitemoe", "granitehybrid"),
+    *("llama", "granite", "granite_swa", "mistral3", "smollm3", "olmo", "granitemoe", "granitehybrid"),
     *(name for name, row in _ROWS.items() if row.get("permutes_rope")),
 }
 _USUAL_KEYS = {
@@ -386,6 +399,154 @@ def _deepseek2_keys(config: dict, _: int, rope: dict, separate_latent_heads: boo
         "rope.dimension_count": rotary,
         "rope.scaling.yarn_log_multiplier": None if mscale is None else 0.1 * mscale,
     }
+
+
+def _deepseek32_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_deepseek2_keys(config, head_dim, rope, True),
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }
+
+
+def _glm_dsa_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    config = {"first_k_dense_replace": config["mlp_layer_types"].count("dense")} | config
+    types = [kind == "full" for kind in config["indexer_types"]]
+    return {**_deepseek32_keys(config, head_dim, rope), "attention.indexer.types": types}
+
+
+def _mistral4_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {**_deepseek2_keys(config, head_dim, rope, True), "expert_gating_func": None}
+
+
+def _afmoe_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_llama_keys(config, head_dim),
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["route_scale"],
+        "attention.sliding_window": config["sliding_window"],
+    }
+
+
+def _mellum_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {**_qwen3moe_keys(config), **_olmo2_keys(config)}
+
+
+def _exaone_moe_keys(config: dict, *_: Any) -> dict[str, Any]:
+    width = config["moe_intermediate_size"] * config["num_shared_experts"]
+    shared = {"expert_shared_feed_forward_length": width, "rope.scaling.type": "none"}
+    dense = {"first_k_dense_replace": config["mlp_layer_types"].count("dense")}
+    return {**_olmo2_keys(config), **_routed_keys(dense | config), "nextn_predict_layers": 0, **shared}
+
+
+def _hy_v3_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"] * config["num_shared_experts"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["router_scaling_factor"],
+        "expert_gating_func": 2,
+    }
+
+
+def _kimi_linear_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    shared = {"n_shared_experts": config.get("num_shared_experts", config.get("n_shared_experts"))}
+    return {
+        **_deepseek2_keys(config | shared, head_dim, rope, True),
+        "expert_used_count": config.get("num_experts_per_tok", config.get("num_experts_per_token")),
+        "expert_weights_norm": None,
+        "attention.value_length": None,
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "kda.head_dim": config["linear_head_dim"],
+    }
+
+
+def _bailingmoe3_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    limits = {"swiglu_clamp_exp": "expert_swiglu_limit_list", "swiglu_clamp_shexp": "share_expert_swiglu_limit_list"}
+    return {
+        **_kimi_linear_keys(config | {"linear_conv_kernel_dim": config["short_conv_kernel_size"]}, head_dim, rope),
+        "expert_weights_norm": config.get("norm_topk_prob", config.get("moe_renormalize")),
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"],
+        "expert_group_count": config.get("n_group", config.get("num_expert_group")),
+        "kda.safe_gate": True,
+        "kda.gate_lower_bound": config["kda_lower_bound"],
+        **{key: [float(limit or 0) for limit in config[name]] for key, name in limits.items()},
+    }
+
+
+def _minicpm3_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": config["vocab_size"],
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": config["kv_lora_rank"],
+        "attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "attention.value_length": None,
+        "rope.dimension_count": config["qk_rope_head_dim"],
+    }
+
+
+def _granite_swa_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if i % 4 else "full_attention" for i in range(config["num_hidden_layers"])
+    ]
+    return {
+        **_granite_keys(config, head_dim, rope),
+        **_olmo2_keys(config | {"layer_types": kinds}),
+        "rope.freq_base": max(config["layer_rope_theta"]),
+        "attention.rope_pattern": [theta != 0 for theta in config["layer_rope_theta"]],
+    }
+
+
+def _cohere2moe_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_olmo2_keys(config),
+        **_cohere_keys(config),
+        "vocab_size": config["vocab_size"],
+        "feed_forward_length": config["prefix_dense_intermediate_size"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_shared_feed_forward_length": config["intermediate_size"] * config["num_shared_experts"],
+        "expert_gating_func": {"softmax": 1, "sigmoid": 2}[config["expert_selection_fn"]],
+        "rope.dimension_count": head_dim,
+    }
+
+
+def _hrm_text_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    high, low = config["H_cycles"], config["L_cycles"]
+    layers = config.get("num_layers_per_stack") or config["num_hidden_layers"]
+    return {
+        "block_count": layers * high * (low + 1),
+        "rope.dimension_count": head_dim,
+        "embedding_scale": config["embedding_scale"],
+        **{"hrm.layers_per_stack": layers, "hrm.h_cycles": high, "hrm.l_cycles": low, "hrm.prefix_lm": False},
+    }
+
+
+def _of_hrm(config: dict, tensors: Tensors) -> Tensors:
+    """The upper stack's layers after the lower one's, packed projections apart."""
+    size = config.get("num_layers_per_stack") or config["num_hidden_layers"]
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if (match := re.fullmatch(r"model\.([LH])_module\.layers\.(\d+)\.(attn\.|)(.*)", name)) is None:
+            found[name] = tensor
+            continue
+        prefix = f"model.layers.{int(match[2]) + size * (match[1] == 'H')}.{match[3] and 'self_attn.'}"
+        if packed := {"gqkv_proj.weight": "gqkv", "mlp.gate_up_proj.weight": "gu"}.get(match[4]):
+            names = {"g": "self_attn.gate_proj" if packed == "gqkv" else "mlp.gate_proj", "u": "mlp.up_proj"}
+            for part, rows in zip(packed, np.split(tensor, len(packed)), strict=True):
+                own = names.get(part, f"self_attn.{part}_proj")
+                found[f"{prefix.removesuffix('self_attn.')}{own}.weight"] = rows
+        else:
+            found[prefix + match[4]] = tensor
+    return found
 
 
 def _llama4_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
@@ -774,6 +935,19 @@ _SPECIAL_KEYS = {
     "command-r": _cohere_keys,
     "cohere2": _cohere2_keys,
     "deepseek2": _deepseek2_keys,
+    "deepseek32": _deepseek32_keys,
+    "glm-dsa": _glm_dsa_keys,
+    "mistral4": _mistral4_keys,
+    "afmoe": _afmoe_keys,
+    "mellum": _mellum_keys,
+    "exaone-moe": _exaone_moe_keys,
+    "hy_v3": _hy_v3_keys,
+    "kimi-linear": _kimi_linear_keys,
+    "bailingmoe3": _bailingmoe3_keys,
+    "minicpm3": _minicpm3_keys,
+    "granite_swa": _granite_swa_keys,
+    "cohere2moe": _cohere2moe_keys,
+    "hrm_text": _hrm_text_keys,
     "llama4": _llama4_keys,
     "mistral3": _mistral3_keys,
     "smollm3": _llama_keys,
@@ -842,13 +1016,24 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         tensors = {name: _of_delta_net(config, name, tensor) for name, tensor in tensors.items()}
     if architecture.startswith("lfm2"):
         tensors = {name: t.squeeze(1) if "conv.conv" in name else t for name, t in tensors.items()}
-    if architecture == "deepseek2" and separate_latent_heads:
+    if "kv_lora_rank" in config and architecture != "minicpm3" and separate_latent_heads:
         tensors = _separate_latent_heads(config, tensors)
+    if architecture == "bailingmoe3":
+        latent = {name.rpartition(".kv_a_proj")[0] for name in tensors if ".kv_a_proj" in name}
+        tensors = {_ling_name(name, latent): tensor for name, tensor in tensors.items()}
+    if architecture in ("kimi-linear", "bailingmoe3"):
+        sign = 1 if architecture == "bailingmoe3" else -1
+        tensors = {name: _of_delta_attention(name, tensor, sign) for name, tensor in tensors.items()}
+    if architecture == "hrm_text":
+        tensors = _of_hrm(config, tensors)
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config["num_hidden_layers"])
     found: Tensors = {}
     for name, tensor in tensors.items():
         if match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.index_(.*)", name):
             found[f"blk.{match[1]}.indexer.{match[2]}"] = tensor
+            continue
+        if name == "model.z_L_init" or name.startswith("blk."):
+            found["hrm.z_l_init" if name.startswith("model.") else name] = tensor
             continue
         name = re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)
         name = re.sub(r"expert_bias$", "expert_bias.bias", re.sub(r"\.dt_bias$", ".dt_proj.bias", name))
@@ -858,6 +1043,8 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         name = re.sub(r"router\.per_expert_scale$", "experts.down_proj.scale", name)
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert mapped is not None, name
+        if architecture == "hy_v3":
+            mapped = mapped.replace("exp_probs_b.bias", "exp_probs_b")
         found[mapped] = tensor
     return found | _rope_tensors(config)
 
@@ -898,8 +1085,32 @@ def _of_classic(config: dict, architecture: str, tensors: Tensors) -> Tensors:
     return found
 
 
+# Architectures that gguf-py does not have yet -> one with all of their tensors.
+_ALIKE = {"minimax-m3": "dots1", "deepseek32": "glm-dsa", "mellum": "qwen3moe", "hy_v3": "dots1"}
+_ALIKE |= {"bailingmoe3": "kimi-linear", "granite_swa": "mimo2", "cohere2moe": "dots1", "hrm_text": "afmoe"}
+
+
+def _ling_name(name: str, latent: set[str]) -> str:
+    """Name in the file of a gate or decay, whose tensor depends on the layer's kind; else as Kimi Linear has it."""
+    own, _, rest = name.rpartition(".")
+    layer, _, module = own.rpartition(".")
+    if module in ("f_proj", "g_proj"):
+        number = name.split(".")[2]
+        return f"blk.{number}.{'attn_gate' if layer in latent else {'f': 'ssm_f_a', 'g': 'ssm_g_a'}[module[0]]}.{rest}"
+    name = name.replace("model.word_embeddings", "model.embed_tokens").replace(".attention.", ".self_attn.")
+    return name.replace(".dense.", ".o_proj.")
+
+
+def _of_delta_attention(name: str, tensor: np.ndarray, sign: int) -> np.ndarray:
+    if name.endswith("_conv1d.weight"):
+        return tensor.reshape(1, len(tensor), 1, -1)
+    if name.endswith(".A_log"):
+        return sign * (np.exp(tensor) if sign < 0 else np.exp(tensor).reshape(-1, 1))
+    return tensor
+
+
 def _architecture_id(architecture: str) -> gguf.MODEL_ARCH:
-    known = "dots1" if architecture == "minimax-m3" else architecture  # which gguf-py does not have yet
+    known = _ALIKE.get(architecture, architecture)
     return next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
 
 
@@ -1013,7 +1224,7 @@ def _split_fused_experts(tensors: Tensors, architecture: str) -> Tensors:
     GPT-OSS and Llama 4 have [X, in, out], Qwen 3.5 [X, out, in].
     """
     found: Tensors = {}
-    if architecture == "gemma4":  # whose file has gate and up in one as well
+    if architecture in ("gemma4", "mistral4"):  # whose files have gate and up in one as well
         return {f"{name}.weight" if ".experts." in name else name: tensor for name, tensor in tensors.items()}
     is_turned = not architecture.startswith("qwen35")
     for name, tensor in tensors.items():

@@ -72,4 +72,5 @@ FAMILY = Family(
     (AfmoeForCausalLM,),
     "gated attention with a window and RoPE in three of four layers and neither in the fourth; norms before "
     "and after; sigmoid experts",
+    gguf=("afmoe",),
 )

@@ -130,4 +130,5 @@ FAMILY = Family(
     "or six layers; experts in groups, sigmoid, selection bias, bounded units in the last layers of flash",
     same_code={"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"},
     other_names={"BailingMoeV3ForCausalLM": BailingHybridForCausalLM},
+    gguf=("bailingmoe3",),
 )

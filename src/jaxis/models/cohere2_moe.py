@@ -108,4 +108,5 @@ FAMILY = Family(
     (Cohere2MoeForCausalLM,),
     "as Command A, with 128 experts by sigmoid or softmax after first layers that are dense, RMS norms, "
     "shared experts averaged",
+    gguf=("cohere2moe",),
 )

@@ -23,4 +23,5 @@ FAMILY = Family(
     "as DeepSeek V3; an indexer selects the 2048 tokens that a token attends to",
     formats=("fp8",),
     tiny=TINY_INDEXER,
+    gguf=("deepseek32",),
 )

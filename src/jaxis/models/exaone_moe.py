@@ -56,4 +56,5 @@ FAMILY = Family(
     "norms on heads, a window and RoPE in three of four layers and neither in the fourth, DeepSeek V3's routing",
     same_code={"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"},
     other_names={"ExaoneMoEForCausalLM": ExaoneMoeForCausalLM},
+    gguf=("exaone-moe",),
 )

@@ -45,4 +45,5 @@ FAMILY = Family(
     (GlmMoeDsaForCausalLM,),
     "as DeepSeek V3.2; from 5.2 on, three of four layers use the selection of an earlier one",
     tiny=TINY_INDEXER,
+    gguf=("glm-dsa",),
 )

@@ -41,4 +41,5 @@ GRANITE_SWA_FAMILY = Family(
     "Granite SWA",
     (GraniteSWAForCausalLM,),
     "as Granite 3, with attention sinks, a window in three of four layers, and a RoPE base for each layer",
+    gguf=("granite_swa",),
 )

@@ -137,4 +137,5 @@ FAMILY = Family(
     (HrmTextForCausalLM,),
     "two stacks of layers, one run 3 times for each run of the other, all twice, with keys and values of each run; "
     "gated attention; norms without weights; prompts are read causally, as transformers reads them without token types",
+    gguf=("hrm_text",),
 )

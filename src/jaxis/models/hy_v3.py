@@ -59,5 +59,8 @@ class HYV3ForCausalLM(CausalLM):
 
 
 FAMILY = Family(
-    "Hy3", (HYV3ForCausalLM,), "norms on heads, 192 experts by sigmoid with a selection bias, a shared expert"
+    "Hy3",
+    (HYV3ForCausalLM,),
+    "norms on heads, 192 experts by sigmoid with a selection bias, a shared expert",
+    gguf=("hy_v3",),
 )

@@ -22,4 +22,5 @@ FAMILY = Family(
     (KimiLinearForCausalLM,),
     "Kimi Delta Attention, whose state of a fixed size decays channel by channel, in three of four layers; "
     "latent attention without RoPE in the others; 256 experts by sigmoid with a selection bias",
+    gguf=("kimi-linear",),
 )

@@ -174,7 +174,7 @@ class LongcatFlashNgramForCausalLM(LongcatFlashForCausalLM):
     pass
 
 
-class LongcatCausalLM(LongcatFlashForCausalLM):
+class Longcat2ForCausalLM(LongcatFlashForCausalLM):
     """LongCat 2.0 and later models with an indexer; of files with this name, each part is made that its config has."""
 
     @classmethod
@@ -203,7 +203,7 @@ _NAMES_2 = {
 }
 FAMILY = Family(
     "LongCat-Flash, Flash-Lite, 2.0",
-    (LongcatFlashForCausalLM, LongcatFlashNgramForCausalLM, LongcatCausalLM),
+    (LongcatFlashForCausalLM, LongcatFlashNgramForCausalLM, Longcat2ForCausalLM),
     "two blocks of latent attention and two dense ones a layer, with experts by softmax beside them, of which some are "
     "the identity; in Lite and 2.0, the mean with embeddings of hashed n-grams, whose tables stay in the file; in 2.0, "
     "both attend to the first and last tokens and to others that the first one's indexer selects",
@@ -213,8 +213,9 @@ FAMILY = Family(
     },
     same_code={
         **dict.fromkeys(("longcat_flash_ngram", "longcat2"), "longcat_flash"),
-        "LongcatCausalLM": "LongcatFlashForCausalLM",
+        **dict.fromkeys(("LongcatCausalLM", "Longcat2ForCausalLM"), "LongcatFlashForCausalLM"),
     },
+    other_names={"LongcatCausalLM": Longcat2ForCausalLM},
     tiny={
         "zero_expert_num": 3,
         "ngram_vocab_size_ratio": 0.5,

@@ -60,4 +60,9 @@ class MellumForCausalLM(CausalLM):
         return None if index is None else PredictionNames.separate(index)
 
 
-FAMILY = Family("Mellum 2", (MellumForCausalLM,), "Qwen3 MoE with windows and a RoPE for each kind of layer")
+FAMILY = Family(
+    "Mellum 2",
+    (MellumForCausalLM,),
+    "Qwen3 MoE with windows and a RoPE for each kind of layer",
+    gguf=("mellum",),
+)

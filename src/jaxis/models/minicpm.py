@@ -87,5 +87,5 @@ FAMILY = Family(
     "MiniCPM 1B, 2B, MiniCPM4; MiniCPM3 4B",
     (MiniCPMForCausalLM, MiniCPM3ForCausalLM),
     "multipliers on embeddings, residuals and logits; MiniCPM3: latent attention",
-    gguf=(PlainGGUF("minicpm", permutes_rope=True, quirks=(_gguf_scales,), model_type="minicpm"),),
+    gguf=(PlainGGUF("minicpm", permutes_rope=True, quirks=(_gguf_scales,), model_type="minicpm"), "minicpm3"),
 )

@@ -16,4 +16,5 @@ FAMILY = Family(
     (Mistral4ForCausalLM,),
     "latent attention, queries scaled by position, 128 experts by softmax and a shared one",
     formats=("fp8",),
+    gguf=("mistral4",),
 )

@@ -64,7 +64,7 @@ _GPT4O = SplitRules(patterns=(GPT4O_PATTERN,), ignore_merges=True)
 
 SPLIT_RULES = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"), _LLAMA3_WORDS),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), _LLAMA3_WORDS),
+    **dict.fromkeys(("glm4", "glm5", "chatglm-bpe"), _LLAMA3_WORDS),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     "qwen35": SplitRules(nfc=True, patterns=(_QWEN35_PATTERN,)),
@@ -79,7 +79,10 @@ SPLIT_RULES = {
         single_digits=True,
     ),
     "deepseek-coder": SplitRules(patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN), single_digits=True),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), SplitRules(patterns=(r"\p{N}{1,3}", _CJK, _DEEPSEEK_V3_PATTERN))),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"),
+        SplitRules(patterns=(r"\p{N}{1,3}", _CJK, _DEEPSEEK_V3_PATTERN)),
+    ),
     **dict.fromkeys(("bailingmoe", "bailingmoe2"), SplitRules(patterns=(_BAILING_PATTERN,))),
     "seed-coder": SplitRules(
         patterns=(_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)

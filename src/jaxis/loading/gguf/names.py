@@ -20,15 +20,15 @@ ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>(?:shortconv\.|nextn\.|indexer\.)?[a-z0-9_]+)(?:\.(?P<suffix>weight|bias|scale|input_scale))?"
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>(?:shortconv\.|nextn\.|indexer\.|hrm\.)?[a-z0-9_]+)(?:\.(?P<suffix>weight|bias|scale|input_scale))?"
 )
 _OF_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
 # The config is made of the first, of the model or of a layer; the others repeat what it says.
 _NOT_WEIGHTS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "rope_factors_short"}
 # Small tensors that the file has in another form -> what restores them.
 _RESTORED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    # -exp(A_log); of Mamba2, and of D, with one column.
-    "ssm_a": lambda a: np.log(-a.astype(np.float32)).reshape(a.shape[:1] if a.shape[-1] == 1 else a.shape),
+    # -exp(A_log), or exp(A_log) in Ling 3's; of Mamba2, and of D, with one column.
+    "ssm_a": lambda a: np.log(np.abs(a.astype(np.float32))).reshape(-1 if a.shape[-1] == 1 else a.shape),
     "ssm_d": lambda d: d.reshape(-1),
     "ssm_norm": lambda weight: weight.reshape(-1),  # by groups
     "ssm_conv1d": lambda weight: weight[:, None],

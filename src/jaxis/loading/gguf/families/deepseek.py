@@ -28,7 +28,7 @@ from jaxis.loading.gguf.common_facts import (
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
 from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, has, key, only, unused
-from jaxis.loading.gguf.tensor_names import CONNECTION_OF_OUTPUT, CONNECTIONS, PACKED, GGUFNames, each
+from jaxis.loading.gguf.tensor_names import CONNECTION_OF_OUTPUT, CONNECTIONS, PACKED, GateUpOrder, GGUFNames, each
 
 LATENT_NAMES = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -41,7 +41,12 @@ LATENT_NAMES = {
     "attn_k_b": "self_attn.kv_b_proj.k_b=",
     "attn_v_b": "self_attn.kv_b_proj.v_b=",
 }
+INDEXER_NAMES = {
+    **{"indexer.attn_q_b": "self_attn.indexer.wq_b", "indexer.attn_k": "self_attn.indexer.wk"},
+    **{"indexer.k_norm": "self_attn.indexer.k_norm", "indexer.proj": "self_attn.indexer.weights_proj"},
+}
 _NAMES = GGUFNames(LATENT_NAMES)
+_NAMES_WITH_INDEXER = GGUFNames(LATENT_NAMES | INDEXER_NAMES)
 # Published models whose older files lack the groups of experts: number of experts -> (groups, groups chosen).
 _EXPERT_GROUPS = {160: (8, 3), 256: (8, 4)}
 
@@ -53,7 +58,9 @@ def _read_latent_sizes(reader: ConfigReader) -> Values:
     keys.get("attention.temperature_length")
     rope_dim = keys.integer("rope.dimension_count")
     key_dim = keys.integer("attention.key_length_mla", 0) or reader.head_dim
-    value_dim = keys.get("attention.value_length_mla") or keys.integer("attention.value_length")
+    value_dim = keys.get("attention.value_length_mla") or keys.integer(
+        "attention.value_length", reader.hidden_size // reader.num_heads
+    )
     keys.get("attention.value_length")
     reader.head_dim = rope_dim  # what ropes rotate, all of it
     return {
@@ -131,6 +138,36 @@ _DEEPSEEK = (
 )
 
 
+_SPARSE = (_DEEPSEEK, PREDICTION_LAYERS, INDEXER, only("expert_gating_func", SIGMOID))
+
+
+def read_indexer_types(reader: ConfigReader) -> Values:
+    """Which layers have an indexer; all, if the file does not say it."""
+    listed = reader.keys.for_layers("attention.indexer.types", reader.num_layers)
+    return {} if listed is None else {"indexer_types": ["full" if each else "shared" for each in listed]}
+
+
+def _glm_indexer_types(reader: ConfigReader) -> Values:
+    """Files with a long context that do not say it are GLM-5.2's to llama.cpp, not all of whose layers have one."""
+    values, keys = read_indexer_types(reader), reader.keys
+    if not values and keys.integer("context_length") >= 1 << 20:
+        raise ConfigError(f"{keys.source} does not say which layers have an indexer: use a newer file of the model")
+    return values
+
+
+def _long_rope(reader: ConfigReader) -> Values:
+    if (scaling := reader.long_factors()) is None:
+        return {}
+    original = {"original_max_position_embeddings": reader.original_context}
+    return {"rope_scaling": scaling | {"attention_factor": 1.0} | original}
+
+
+def _temperature(reader: ConfigReader) -> Values:
+    """llama.cpp's converter leaves out the growth of queries with position, which published models have."""
+    beta = reader.keys.assume("llama_4_scaling_beta", 0.1)
+    return {"rope_scaling": reader.values["rope_scaling"] | {"llama_4_scaling_beta": beta}}
+
+
 def _gating(function: int) -> Fact:
     return Fact(write=lambda _: {"expert_gating_func": function})
 
@@ -170,6 +207,28 @@ GGUFS = (
         (_DEEPSEEK, Fact(_method), _gating(SOFTMAX)),
         _NAMES,
         written=Written(note=_note_of_v2),
+    ),
+    GGUF(("deepseek32", "deepseek_v32", "DeepseekV32ForCausalLM"), _SPARSE, _NAMES_WITH_INDEXER),
+    GGUF(
+        ("glm-dsa", "glm_moe_dsa", "GlmMoeDsaForCausalLM"),
+        (_SPARSE, Fact(_glm_indexer_types)),
+        _NAMES_WITH_INDEXER,
+    ),
+    GGUF(
+        ("minicpm3", "minicpm3", "MiniCPM3ForCausalLM"),
+        (
+            [LATENT_ATTENTION, Fact(_long_rope)],
+            # As in llama.cpp's code.
+            constant("scale_emb", 12, is_assumed=True),
+            constant("scale_depth", 1.4, is_assumed=True),
+            constant("dim_model_base", 256, is_assumed=True),
+        ),
+        _NAMES,
+    ),
+    GGUF(
+        ("mistral4", "mistral4", "Mistral4ForCausalLM"),
+        (_DEEPSEEK, only("expert_gating_func", SOFTMAX, 0), Fact(_temperature)),
+        GGUFNames(LATENT_NAMES, stack=GateUpOrder(outputs_first=True)),
     ),
     GGUF(
         ("deepseek4", "deepseek_v4", "DeepseekV4ForCausalLM"),

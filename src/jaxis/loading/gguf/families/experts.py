@@ -1,4 +1,4 @@
-"""GPT-OSS, Llama 4, MiniMax M2 and M3, ERNIE 4.5 MoE and Hunyuan."""
+"""GPT-OSS, Llama 4, MiniMax, Trinity, Mellum 2, K-EXAONE, Hy3, ERNIE 4.5 MoE and Hunyuan: experts in most layers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import (
     ATTENTION_BIAS,
     BASE,
+    DENSE_FIRST,
     EXPERT_WIDTH,
     ONE_BASE,
+    PREDICTION_LAYERS,
     RMS,
+    ROUTED_EXPERTS,
     SIGMOID,
     SOFTMAX,
     experts,
@@ -18,8 +21,8 @@ from jaxis.loading.gguf.common_facts import (
 )
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, Values
 from jaxis.loading.gguf.rope_keys import rope
-from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, key, only, unused
-from jaxis.loading.gguf.tensor_names import NORM_AFTER_ATTENTION, W1_W3_W2, GateUpOrder, GGUFNames, each
+from jaxis.loading.gguf.table import GGUF, Fact, FileKeys, Written, constant, key, only, unused
+from jaxis.loading.gguf.tensor_names import NORM_AFTER_ATTENTION, NORMS_AROUND, W1_W3_W2, GateUpOrder, GGUFNames, each
 
 _ALL_LAYERS_ARE_SPARSE = (
     key("intermediate_size", "feed_forward_length", None),
@@ -66,6 +69,16 @@ def _kinds_of_layers(reader: ConfigReader) -> Values:
     }
 
 
+def _kinds_by_experts(reader: ConfigReader) -> Values:
+    """Which layers have experts, and how many shared ones, of which the file says only how wide they are together."""
+    names, layers = reader.keys.tensors, range(reader.num_layers)
+    width = reader.keys.integer("expert_shared_feed_forward_length")
+    return {
+        "mlp_layer_types": ["sparse" if f"blk.{i}.ffn_gate_inp.weight" in names else "dense" for i in layers],
+        "num_shared_experts": width // reader.values["moe_intermediate_size"],
+    }
+
+
 def _one_width(reader: ConfigReader) -> Values:
     """Hunyuan A13B's experts are as wide as its dense layers."""
     for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
@@ -94,6 +107,40 @@ GGUFS = (
         ),
         GGUFNames(stack=GateUpOrder()),
         written=Written(window=True),
+    ),
+    GGUF(
+        ("afmoe", "afmoe", "AfmoeForCausalLM"),
+        (
+            [usual(), experts("num_experts"), EXPERT_WIDTH, windows(4), only("expert_gating_func", SIGMOID)],
+            key("num_shared_experts", "expert_shared_count", 0),
+            key("num_dense_layers", "leading_dense_block_count", 0),
+            key("route_scale", "expert_weights_scale", 1.0, float),
+            [only("expert_weights_norm", True), constant("mup_enabled", True)],
+        ),
+        GGUFNames({**NORMS_AROUND, "attn_gate": "self_attn.gate_proj"}),
+    ),
+    GGUF(
+        ("mellum", "mellum", "MellumForCausalLM"),
+        (
+            [usual(500_000.0), experts("num_experts"), EXPERT_WIDTH, windows(4)],
+            key("rope_local_base_freq", "rope.freq_base_swa", lambda reader: reader.values["rope_theta"], float),
+        ),
+    ),
+    GGUF(
+        ("exaone-moe", "exaone_moe", "ExaoneMoeForCausalLM"),
+        (
+            [usual(1_000_000.0), ROUTED_EXPERTS, experts("num_experts"), DENSE_FIRST, windows(4), ONE_BASE],
+            [only("expert_gating_func", SIGMOID), unused("expert_shared_feed_forward_length")],
+            key("num_shared_experts", "expert_shared_count", 1),
+        ),
+    ),
+    GGUF(
+        ("hy_v3", "hy_v3", "HYV3ForCausalLM"),
+        (
+            [usual(), ATTENTION_BIAS, experts("num_experts"), EXPERT_WIDTH, Fact(_kinds_by_experts), PREDICTION_LAYERS],
+            key("router_scaling_factor", "expert_weights_scale", 1.0, float),
+            [only("expert_gating_func", SIGMOID), only("expert_weights_norm", True)],
+        ),
     ),
     GGUF(
         ("minimax-m2", "minimax_m2", "MiniMaxM2ForCausalLM"),

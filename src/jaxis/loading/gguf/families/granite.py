@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, BASE, MLP_BIAS, RMS, experts, usual
+from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, BASE, MLP_BIAS, RMS, experts, usual, windows
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.families.mamba import MAMBA2_OF_HYBRIDS, mamba2_heads, mixer_names
 from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key, only, unused
@@ -44,6 +44,12 @@ def _hybrid(reader: ConfigReader) -> Values:
     }
 
 
+def _rope_pattern(reader: ConfigReader) -> Values:
+    """Layers without a rope have 0 as its base."""
+    pattern, theta = reader.keys.for_layers("attention.rope_pattern", reader.num_layers), reader.values["rope_theta"]
+    return {} if pattern is None else {"layer_rope_theta": [theta if each else 0 for each in pattern]}
+
+
 _HYBRID = (
     [BASE, RMS, _MULTIPLIERS, ATTENTION_BIAS, MAMBA2_OF_HYBRIDS, Fact(_hybrid)],
     [_HAS_NONE, unused("rope.dimension_count", "rope.freq_base", "expert_used_count")],
@@ -56,6 +62,12 @@ GGUFS = (
         (_HAS_ROPE, usual(), has("attention_bias", "attn_q.bias", "attn_qkv.bias"), MLP_BIAS, _MULTIPLIERS),
         GGUFNames(permutes_rope=True),
         written=Written(biases=True),
+    ),
+    GGUF(
+        ("granite_swa", "granite_swa", "GraniteSWAForCausalLM"),
+        (usual(), has("attention_bias", "attn_q.bias"), MLP_BIAS, _MULTIPLIERS, windows(4, 128), Fact(_rope_pattern)),
+        GGUFNames({"attn_sinks": "self_attn.sinks="}, permutes_rope=True),
+        when=lambda reader: not reader.keys.get("expert_count"),
     ),
     GGUF(
         ("granitemoe", "granitemoeshared", "GraniteMoeSharedForCausalLM"),

@@ -7,7 +7,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.common_facts import ATTENTION_BIAS, MLP_BIAS, WINDOW, experts, usual
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has
+from jaxis.loading.gguf.table import GGUF, Fact, Written, constant, has, key
 from jaxis.loading.gguf.tensor_names import NORMS_AFTER, W1_W3_W2, GGUFNames
 
 _NAMES = GGUFNames(permutes_rope=True)
@@ -90,6 +90,25 @@ GGUFS = (
         when="attention.temperature_scale",
     ),
     GGUF(("mistral3", "mistral", "MistralForCausalLM"), _MISTRAL3, _NAMES),
+    GGUF(
+        ("hrm_text", "hrm_text", "HrmTextForCausalLM"),
+        (
+            usual(),
+            key("embedding_scale", "embedding_scale", 1.0, float),
+            key("num_layers_per_stack", "hrm.layers_per_stack"),
+            [key("H_cycles", "hrm.h_cycles"), key("L_cycles", "hrm.l_cycles")],
+            key("prefix_lm", "hrm.prefix_lm", False, bool),
+        ),
+        GGUFNames(
+            {
+                **{f"attn_{part}": f"self_attn.qkv_proj[{i}]" for i, part in enumerate(("gate", "q", "k", "v"))},
+                **{f"ffn_{part}": f"mlp.gate_up_proj[{i}]" for i, part in enumerate(("gate", "up"))},
+            },
+            top_level={"hrm.z_l_init": "model.z_L_init="},
+            renames=(),  # names here, which the class' own lead to by the number of layers
+        ),
+        without=("num_key_value_heads",),
+    ),
     GGUF(("internlm2", "llama", "LlamaForCausalLM"), usual(), _NAMES),
     GGUF(
         ("smollm3", "smollm3", "SmolLM3ForCausalLM"),

@@ -1,6 +1,8 @@
-"""GLM-5.3-Flash, Kimi K3 and Hy4: latent attention with residual streams, Kimi Delta Attention, or both."""
+"""GLM-5.3-Flash, Kimi and Hy4: latent attention with residual streams, Kimi Delta Attention, or both."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -17,7 +19,12 @@ from jaxis.loading.gguf.common_facts import (
     experts,
 )
 from jaxis.loading.gguf.config_reader import FULL, ConfigReader, Values
-from jaxis.loading.gguf.families.deepseek import LATENT_ATTENTION, LATENT_NAMES
+from jaxis.loading.gguf.families.deepseek import (
+    INDEXER_NAMES,
+    LATENT_ATTENTION,
+    LATENT_NAMES,
+    read_indexer_types,
+)
 from jaxis.loading.gguf.table import GGUF, Fact, constant, has, key, only
 from jaxis.loading.gguf.tensor_names import CONNECTION_OF_OUTPUT, CONNECTIONS, W1_W3_W2, GGUFNames, each
 
@@ -27,10 +34,19 @@ _DELTA_NAMES = {
     **{"ssm_beta": "self_attn.b_proj", "ssm_a": "self_attn.A_log=", "ssm_dt": "self_attn.dt_bias="},
     "ssm_norm": "self_attn.o_norm",
 }
-_INDEXER_NAMES = {
-    **{"indexer.attn_q_b": "self_attn.indexer.wq_b", "indexer.attn_k": "self_attn.indexer.wk"},
-    **{"indexer.k_norm": "self_attn.indexer.k_norm", "indexer.proj": "self_attn.indexer.weights_proj"},
-}
+_KIMI_NAMES = GGUFNames(
+    {
+        **LATENT_NAMES,
+        **_DELTA_NAMES,
+        # The block of experts has a name of its own.
+        **each("gate up down", "ffn_{}_shexp", "block_sparse_moe.shared_experts.{}_proj"),
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "exp_probs_b": "block_sparse_moe.gate.e_score_correction_bias=",
+    },
+    experts="block_sparse_moe.experts",
+    projections=W1_W3_W2,
+    renames=(),
+)
 _RESIDUALS = ("self_attention_res", "mlp_res")
 
 
@@ -60,6 +76,11 @@ def _listed_delta_layers(reader: ConfigReader) -> Values:
     return {"linear_attn_config": linear}
 
 
+def _limits(reader: ConfigReader) -> Values:
+    names = {"swiglu_clamp_exp": "expert_swiglu_limit_list", "swiglu_clamp_shexp": "share_expert_swiglu_limit_list"}
+    return {name: reader.keys.for_layers(stored, reader.num_layers) for stored, name in names.items()}
+
+
 def _norms_of_residuals(reader: ConfigReader) -> Values:
     """Norms of residuals are ones: the file has them in the projections."""
     places = [f"layers.{i}.{name}" for i in range(reader.num_layers) for name in _RESIDUALS]
@@ -68,17 +89,20 @@ def _norms_of_residuals(reader: ConfigReader) -> Values:
     return {}
 
 
-def _indexer_types(reader: ConfigReader) -> Values:
-    listed = reader.keys.for_layers("attention.indexer.types", reader.num_layers)
-    return {} if listed is None else {"indexer_types": ["full" if each else "shared" for each in listed]}
-
-
 GGUFS = (
     GGUF(
         ("glm5-next", "glm5_next", "Glm5NextForConditionalGeneration"),
         (
             [LATENT_ATTENTION, ROUTED_EXPERTS, experts("n_routed_experts"), SHARED_COUNT, DENSE_FIRST],
-            [PREDICTION_LAYERS, Fact(_delta_layers), INDEXER, Fact(_indexer_types), STREAMS, SINKHORN, SWIGLU_LIMIT],
+            [
+                PREDICTION_LAYERS,
+                Fact(_delta_layers),
+                INDEXER,
+                Fact(read_indexer_types),
+                STREAMS,
+                SINKHORN,
+                SWIGLU_LIMIT,
+            ],
             key("linear_lower_bound", "kda.gate_lower_bound", None, float),
             key("index_kpool", "attention.indexer.kpool"),
             [only("attention.indexer.kpool_select_tail", True), only("expert_gating_func", SIGMOID)],
@@ -87,12 +111,39 @@ GGUFS = (
         GGUFNames(
             {
                 **LATENT_NAMES,
-                **_INDEXER_NAMES,
+                **INDEXER_NAMES,
                 **_DELTA_NAMES,
                 **{name: f"{name}=" for name in CONNECTIONS},
                 **each("gate ape", "indexer_compressor_{}", "self_attn.indexer.index_kpool_compress_{}="),
             },
             renames=((".model.", ".model.language_model."),),
+        ),
+    ),
+    GGUF(
+        ("kimi-linear", "kimi_linear", "KimiLinearForCausalLM"),
+        (
+            [LATENT_ATTENTION, ROUTED_EXPERTS, experts("num_experts"), DENSE_FIRST, Fact(_listed_delta_layers)],
+            [only("expert_gating_func", SIGMOID), constant("norm_topk_prob", True)],
+            key("num_shared_experts", "expert_shared_count"),
+        ),
+        _KIMI_NAMES,
+    ),
+    GGUF(
+        ("bailingmoe3", "bailing_hybrid", "BailingHybridForCausalLM"),
+        (
+            [LATENT_ATTENTION, ROUTED_EXPERTS, experts("num_experts"), DENSE_FIRST, Fact(_delta_layers)],
+            [only("expert_gating_func", SIGMOID), only("kda.safe_gate", True), Fact(_limits)],
+            key("short_conv_kernel_size", "ssm.conv_kernel"),
+            key("kda_lower_bound", "kda.gate_lower_bound", kind=float),
+            key("num_shared_experts", "expert_shared_count"),
+            key("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length", None),
+        ),
+        GGUFNames(
+            {
+                **LATENT_NAMES,
+                **_DELTA_NAMES,
+                **{"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"},
+            }
         ),
     ),
     GGUF(
@@ -109,36 +160,29 @@ GGUFS = (
             key("activation_situ_linear_beta", "activation.situ_linear_beta", kind=float),
             key("attn_res_block_size", "attn_res.block_size"),
         ),
-        GGUFNames(
-            {
-                **LATENT_NAMES,
-                **_DELTA_NAMES,
+        dataclasses.replace(
+            _KIMI_NAMES,
+            block={
+                **_KIMI_NAMES.block,
                 **{"ssm_g": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"},
                 **{"attn_res_score": "self_attention_res_proj", "ffn_res_score": "mlp_res_proj"},
-                # The block of experts has a name of its own.
-                **each("gate up down", "ffn_{}_shexp", "block_sparse_moe.shared_experts.{}_proj"),
                 **each("down up", "ffn_routed_{}", "block_sparse_moe.routed_expert_{}_proj"),
                 "ffn_routed_norm": "block_sparse_moe.routed_expert_norm",
-                "ffn_gate_inp": "block_sparse_moe.gate",
-                "exp_probs_b": "block_sparse_moe.gate.e_score_correction_bias=",
             },
             top_level={"output_res_score": "model.output_attn_res_proj"},
-            experts="block_sparse_moe.experts",
-            projections=W1_W3_W2,
-            renames=(),
         ),
     ),
     GGUF(
         ("hy_v4", "hy_v4", "HYV4ForCausalLM"),
         (
             [LATENT_ATTENTION, ROUTED_EXPERTS, experts("n_routed_experts"), SHARED_COUNT, DENSE_FIRST],
-            [INDEXER, Fact(_indexer_types), STREAMS, only("expert_gating_func", SIGMOID)],
+            [INDEXER, Fact(read_indexer_types), STREAMS, only("expert_gating_func", SIGMOID)],
             key("hc_magnitude", "hyper_connection.magnitude", kind=float),
             key("swiglu_limit", "swiglu_clamp_exp", 0.0, float),
         ),
         GGUFNames(
             LATENT_NAMES
-            | _INDEXER_NAMES
+            | INDEXER_NAMES
             | CONNECTIONS
             | {"attn_gate": "self_attn.gate_proj", "attn_sinks": "self_attn.sinks="},
             top_level=CONNECTION_OF_OUTPUT,
