@@ -1,13 +1,23 @@
-"""Tables of n-grams as checkpoints have them: with fp8 rows and a factor, and with faults."""
+"""Tables of n-grams as checkpoints have them: with fp8 rows and a factor, in GGUF's blocks, and with faults."""
 
+from pathlib import Path
+
+import gguf
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.layers.ngram_embedding import NgramEmbedding
 from jaxis.layers.ngram_hash import NgramHash
+from jaxis.loading.safetensors import SafetensorsFile
+from jaxis.loading.safetensors_writer import write_tensors
+from jaxis.quantization.checkpoints.gguf import GGUFQuantizationConfig
+from tests.kernels.test_mapped_rows import resident_kb
 from tests.layers.layer_scopes import in_one_program, scope_of
+from tests.support.gguf_blocks import QUANTIZED, random_rows
 
 HASH = NgramHash(((3, 5), (7, 0)), (11, 13), (0, 11))
 STORED = {"layer_multipliers": (3, 5), "ngram_heads_offsets": (0, 11)}
@@ -108,3 +118,44 @@ def test_packed_rows_that_do_not_fit_their_scales_are_refused(changed, message):
     module = NgramEmbedding(scope_of({}), HASH, num_rows=24, width=16, stored=STORED)
     with pytest.raises(CheckpointError, match=message):
         load(module, {name: x for name, x in named.items() if x is not None})
+
+
+def of_blocks(kind, rows, width):
+    """An embedding whose table has rows of blocks, as a GGUF file's."""
+    config = GGUFQuantizationConfig({"block_types": {"model.table.ngram_embedding": kind}})
+    scope = scope_of({}, quant_config=config, prefix="model.table")
+    return NgramEmbedding(scope, HASH, num_rows=rows, width=width, stored=STORED)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_rows_of_blocks_are_what_gguf_py_dequantizes(kind):
+    blocks = random_rows(kind, 24, 256, scale=0.1)
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    module = of_blocks(kind, 24, 256)
+    load(module, {"layer_multipliers": np.array([3, 5], np.int64), "ngram_embedding.weight": blocks})
+    ids = np.stack([(WINDOW[:, 0] * 3 ^ WINDOW[:, 1] * 5) % 11, WINDOW[:, 0] * 7 % 13 + 11], axis=1)
+    found = in_one_program(module, WINDOW)
+    np.testing.assert_allclose(found, expected[ids].reshape(9, 512), rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_rows_of_blocks_of_another_width_are_refused():
+    with pytest.raises(CheckpointError, match=r"has shape \[24, 34\] in the checkpoint"):
+        load(of_blocks("Q8_0", 24, 64), {"ngram_embedding.weight": random_rows("Q8_0", 24, 32)})
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no /proc")
+def test_little_of_a_table_of_blocks_is_resident(tmp_path):
+    """Two rows a token, 1,000 tokens."""
+    rows = random_rows("Q8_0", 200_000, 160, scale=0.1)
+    write_tensors(tmp_path / "table.safetensors", {"rows": rows})
+    hashes = NgramHash(((3, 5), (7, 0)), (99_991, 100_003), (0, 99_991), "sum")
+    module = of_blocks("Q8_0", len(rows), 160)
+    module.hashes = hashes
+    with SafetensorsFile(tmp_path / "table.safetensors") as opened:
+        load(module, {"ngram_embedding.weight": opened.tensor("rows")})
+    graph, state = nnx.split(module)
+    lookup = jax.jit(lambda state, window: nnx.merge(graph, state)(window))
+    for tokens in (480, *[1] * 40, 480):
+        window = np.random.default_rng(tokens).integers(0, 100_000, (tokens, 2)).astype(np.int32)
+        assert np.isfinite(np.asarray(lookup(state, window))).all()
+        assert resident_kb() * 1024 <= 0.05 * rows.nbytes

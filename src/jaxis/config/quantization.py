@@ -100,7 +100,7 @@ class RestoresTensors(QuantizationConfig, Protocol):
     """A QuantizationConfig of checkpoints that also quantize parameters that are not the weights of layers."""
 
     def restored(self, name: str, tensor: Any) -> Any:
-        """Returns a tensor of the file as its parameter has it."""
+        """Returns a tensor of the file as its parameter has it, or rows of a table that a program has read."""
         ...
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxis.config.quantization import restored_tensor
 from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul.elements import e8m0_to_float32
 from jaxis.kernels.materialize import materialize
@@ -28,7 +29,7 @@ class NgramEmbedding(JaxModule):
     A checkpoint has the table whole or as shards of consecutive rows, in any float type or packed (two elements, e2m1,
     in a byte), and copies of the hash's numbers. Beside rows in bytes it may have a factor of all (`weight_scale`, or
     `weight_scale_2` beside scales of blocks), and scales [N, width / G] of each G elements: `weight_scale` in fp8, or
-    `weight_scale_inv`, which are powers of two (e8m0).
+    `weight_scale_inv`, which are powers of two (e8m0). A configuration of quantization may restore rows of blocks.
 
     Args:
       num_rows: Rows of the table, padding included.
@@ -49,6 +50,9 @@ class NgramEmbedding(JaxModule):
         read_classes: Callable[[], np.ndarray] | None = None,
     ) -> None:
         self.hashes, self.dtype, self.width = hashes, scope.dtype, width
+        self._quant_config, self._prefix = scope.quant_config, scope.name_in_checkpoint
+        # Name of the table whose rows are blocks that the configuration restores; None for other rows.
+        self._blocks: str | None = None
         self.table = MappedTable(num_rows, width)
         self.block_scales: MappedTable | None = nnx.data(None)
         self.scale = nnx.Variable(jnp.ones((), jnp.float32))
@@ -63,6 +67,8 @@ class NgramEmbedding(JaxModule):
             window = self.classes[...][window]
         numbers = self.hashes(window)
         rows = self.table(numbers)
+        if self._blocks is not None:
+            rows = restored_tensor(self._quant_config, self._blocks, rows)
         rows = decode_e2m1(rows) if self._is_packed else rows.astype(jnp.float32)
         if self.block_scales is not None:
             scales = self.block_scales(numbers)
@@ -74,7 +80,7 @@ class NgramEmbedding(JaxModule):
 
     @property
     def _is_packed(self) -> bool:
-        return self.table.row_dtype == np.uint8
+        return self.table.row_dtype == np.uint8 and self._blocks is None
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterator[str]:
         """Takes the table's parts and yields the names of what it read. Raises CheckpointError if something differs."""
@@ -88,7 +94,7 @@ class NgramEmbedding(JaxModule):
             elif (match := _PART.fullmatch(name)) is None:
                 raise CheckpointError(f"{name} {list(tensor.shape)} is no part of a table of n-grams")
             elif match[2] is None:
-                self._take_rows(int(match[1] or 0), tensor)
+                self._take_rows(f"{self._prefix}.{name}".removesuffix(".weight"), int(match[1] or 0), tensor)
             elif tensor.size == 1:
                 self._set_factor(name, float(np.asarray(tensor, np.float32).reshape(())))
             elif tensor.ndim != 2 or self.width % tensor.shape[1]:
@@ -100,9 +106,12 @@ class NgramEmbedding(JaxModule):
                 self.block_scales.take(int(match[1] or 0), scales)
             yield name
 
-    def _take_rows(self, number: int, rows: np.ndarray) -> None:
+    def _take_rows(self, module: str, number: int, rows: np.ndarray) -> None:
         if rows.dtype == np.uint8 and not self.table.has_parts:
-            self.table = MappedTable(self.table.num_rows, self.width // 2)
+            restored = restored_tensor(self._quant_config, module, HeaderTensor.of(rows.shape, rows.dtype))
+            if restored.dtype != np.uint8 and restored.shape[1:] == (self.width,):
+                self._blocks = module
+            self.table = MappedTable(self.table.num_rows, self.width // 2 if self._blocks is None else rows.shape[1])
         self.table.take(number, rows)
         if self.read_classes is not None and not isinstance(rows, HeaderTensor):
             self.classes.set_value(place_array(self.read_classes(), (None,)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from jaxis.config.quantization import (
     QuantizationConfig,
@@ -35,7 +34,7 @@ class _Wrapper:
     def tensor_name(self, name: str) -> str | None:
         return name_of_tensor(self.inner, name)
 
-    def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
+    def restored(self, name: str, tensor: Any) -> Any:
         return restored_tensor(self.inner, name, tensor)
 
     def check_all_used(self) -> None:

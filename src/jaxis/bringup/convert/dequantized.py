@@ -63,7 +63,8 @@ class DequantizedTensors:
     @property
     def widest(self) -> str:
         """The type of the matrices, or float32 if they differ."""
-        dtypes = {tensor.header.dtype for tensor in self._tensors.values() if len(tensor.header.shape) > 1}
+        matrices = (tensor.header for tensor in self._tensors.values() if len(tensor.header.shape) > 1)
+        dtypes = {header.dtype for header in matrices if header.dtype.kind != "i"}
         return next(iter(dtypes)).name if len(dtypes) == 1 else _FLOAT32.name
 
     def _has_blocks(self) -> bool:
@@ -100,10 +101,12 @@ class DequantizedTensors:
         return _Tensor(TensorHeader(dtype, self._shape(name)), lambda: self._floats(name))
 
     def _dtype_of(self, name: str) -> np.dtype:
+        stored = self._checkpoint.info(name).dtype
+        if stored.kind == "i":  # a table of numbers
+            return stored
         if self._dtype is not None:
             return self._dtype
-        is_blocks = self._checkpoint.block_type(name).dtype is None
-        return _FLOAT32 if is_blocks else self._checkpoint.info(name).dtype
+        return _FLOAT32 if self._checkpoint.block_type(name).dtype is None else stored
 
     def _shape(self, name: str) -> tuple[int, ...]:
         shape, block_type = self._checkpoint.info(name).shape, self._checkpoint.block_type(name)

@@ -3,8 +3,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jaxis.errors import ConfigError
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.weight_format import PLAIN, WeightFormat
@@ -44,7 +42,7 @@ class GGUFQuantizationConfig:
                 raise ConfigError(f"the GGUF file does not fit the model: {prefix} {error}") from None
         return WeightMethod(formats=formats)
 
-    def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
+    def restored(self, name: str, tensor: Any) -> Any:
         """Returns floats for blocks of a parameter that is not a layer's weight: llama.cpp quantizes all matrices."""
         if name not in self._block_types or name.endswith(_LATENT_HEADS):
             return tensor

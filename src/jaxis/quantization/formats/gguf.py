@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightValue, dequantize
@@ -74,8 +75,11 @@ class LatentHeadsFormat:
         return TensorSpec((self.num_heads, *block_type.stored_shape(shape)), dtypes)
 
 
-def dequantized(block_type: BlockType, tensor: np.ndarray) -> np.ndarray:
-    """Returns the elements of a tensor of the file, float32 [..., in], from plain floats or [..., bytes of a row]."""
+def dequantized(block_type: BlockType, tensor: Any) -> Any:
+    """Returns the elements of a tensor of the file, float32 [..., in], from plain floats or [..., bytes of a row].
+
+    A JAX array, of rows that a program has read, becomes one.
+    """
     if block_type.dtype is not None:
         return tensor.astype(np.float32)
     *outer, nbytes = tensor.shape
@@ -83,6 +87,9 @@ def dequantized(block_type: BlockType, tensor: np.ndarray) -> np.ndarray:
     if isinstance(tensor, HeaderTensor):
         return HeaderTensor.of(shape, np.float32)
     rows = tensor.reshape(-1, nbytes)
+    if isinstance(tensor, jax.Array):
+        arrays = LAYOUTS[block_type.name].take_apart(rows.reshape(len(rows), -1, block_type.nbytes))
+        return dequantize(_weight_of(block_type, arrays)).reshape(shape)
     return np.asarray(dequantize(read_blocks(block_type, rows, (len(rows), shape[-1])))).reshape(shape)
 
 
@@ -95,24 +102,28 @@ def read_blocks(
     if scales are not finite.
     """
     layout = LAYOUTS[block_type.name]
-    arrays: dict[str, Any] = _in_chunks(layout.take_apart, rows.reshape(shape[0], -1, block_type.nbytes))
-    weight: WeightValue
-    if "qvalue" in arrays:
-        weight = QuantizedWeight(**arrays)
-    elif "value" in arrays:
-        weight = BlockScaledWeight(**arrays, block_shape=(1, block_type.elements))
-        check_finite(weight)
-    elif "numbers" in arrays:
+    arrays = _in_chunks(layout.take_apart, rows.reshape(shape[0], -1, block_type.nbytes))
+    if "numbers" in arrays:
         return ternary_weight(arrays["numbers"], 1.0 if tensor_scale is None else tensor_scale)
-    else:
-        if tensor_scale is not None:
-            arrays["super_scale"] = np.full((shape[0], 1), tensor_scale, np.float32)
-        weight = CodedWeight(**arrays, bits=layout.bits, offset=layout.offset, levels=layout.levels)
+    if "codes" in arrays and tensor_scale is not None:
+        arrays["super_scale"] = np.full((shape[0], 1), tensor_scale, np.float32)
+    weight = _weight_of(block_type, arrays)
+    if isinstance(weight, BlockScaledWeight):
+        check_finite(weight)
     for name in ("scale", "minimum", "super_scale", "super_minimum"):
         array = arrays.get(name)
         if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError("whose scales are not all finite")
     return weight
+
+
+def _weight_of(block_type: BlockType, arrays: Arrays) -> WeightValue:
+    layout = LAYOUTS[block_type.name]
+    if "qvalue" in arrays:
+        return QuantizedWeight(**arrays)
+    if "value" in arrays:
+        return BlockScaledWeight(**arrays, block_shape=(1, block_type.elements))
+    return CodedWeight(**arrays, bits=layout.bits, offset=layout.offset, levels=layout.levels)
 
 
 def _in_chunks(take_apart: Callable[[np.ndarray], Arrays], blocks: np.ndarray) -> Arrays:

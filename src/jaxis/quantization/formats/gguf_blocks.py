@@ -1,21 +1,24 @@
 """The blocks of GGUF tensors, as one table: where in a block each field of a weight is.
 
 A field is a function of blocks, uint8 [R, B, bytes] of R rows with B blocks each, that returns an array [R, ...].
+Blocks are of numpy, or of JAX in a program that reads rows of a table.
 Source: ggml's `ggml-common.h` and `ggml-quants.c`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.weights.code_planes import pack_bytes
-
-Arrays = dict[str, np.ndarray]
-Field = Callable[[np.ndarray], np.ndarray]
+Arrays = dict[str, Any]
+Field = Callable[[Any], Any]
 
 # What the codes of the non-linear 4-bit types mean, and those of e2m1 floats.
 IQ4_LEVELS = tuple(float(x) for x in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
@@ -42,15 +45,24 @@ class BlockLayout:
         return {name: field(blocks) for name, field in self.fields.items()}
 
 
+def _viewed(array: Any, dtype: Any) -> Any:
+    """Returns the bytes of the last axis as elements of another type."""
+    return (np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array).view(np.dtype(dtype))
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    return arrays[0].__array_namespace__().concatenate(arrays, axis=-1)
+
+
 def _nibble_pairs(runs: np.ndarray) -> np.ndarray:
     """4-bit codes, neighbours in a byte: uint8 [..., runs, n] -> uint8 [..., runs, n].
 
     In the file, the low nibbles of a run's n bytes are its first n codes, and the high ones the other n.
     """
-    two = np.ascontiguousarray(runs).view("<u2")
+    two = _viewed(runs, "<u2")
     first = (two & 0xF) | ((two >> 4) & 0xF0)
     second = ((two >> 4) & 0xF) | ((two >> 8) & 0xF0)
-    return np.concatenate([first.astype(np.uint8), second.astype(np.uint8)], axis=-1)
+    return _concatenated([first.astype(np.uint8), second.astype(np.uint8)])
 
 
 def _two_bit_codes(runs: np.ndarray) -> np.ndarray:
@@ -58,18 +70,19 @@ def _two_bit_codes(runs: np.ndarray) -> np.ndarray:
 
     The file has n codes in bits 0 and 1, and so on.
     """
-    words = np.ascontiguousarray(runs).view("<u4")
+    words = _viewed(runs, "<u4")
     codes = []
     for shift in (0, 2, 4, 6):
         each = (words >> shift) & 0x03030303
         codes.append(((each | (each >> 6) | (each >> 12) | (each >> 18)) & 0xFF).astype(np.uint8))
-    return np.concatenate(codes, axis=-1)
+    return _concatenated(codes)
 
 
 def _bit_plane(runs: np.ndarray) -> np.ndarray:
     """Eight 1-bit codes a byte: uint8 [..., 32] -> [..., 32]; in the file, bit i of byte j belongs to code 32 i + j."""
-    bits = np.unpackbits(runs, axis=-1, bitorder="little").reshape(*runs.shape, 8)
-    return np.packbits(bits.swapaxes(-1, -2), axis=-1, bitorder="little").reshape(runs.shape)
+    of = np if isinstance(runs, np.ndarray) else jnp
+    bits = of.unpackbits(runs, axis=-1, bitorder="little").reshape(*runs.shape, 8)
+    return of.packbits(bits.swapaxes(-1, -2), axis=-1, bitorder="little").reshape(runs.shape)
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
@@ -85,7 +98,7 @@ def _float16(first: int, *, is_negated: bool = False) -> Field:
     """The float16 at this byte of each block: [R, B]."""
 
     def take(blocks: np.ndarray) -> np.ndarray:
-        floats = np.ascontiguousarray(blocks[..., first : first + 2]).view("<f2")[..., 0]
+        floats = _viewed(blocks[..., first : first + 2], "<f2")[..., 0]
         return -floats if is_negated else floats
 
     return take
@@ -110,23 +123,23 @@ def _bits(first: int, end: int) -> Field:
 def _k_scale(blocks: np.ndarray) -> np.ndarray:
     """The scales, of 6 bits, in bytes 4 to 16 of a block: uint8 [R, 8 B]."""
     a, c = blocks[..., 4:8], blocks[..., 12:16]
-    return _rows(np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=-1))
+    return _rows(_concatenated([a & 63, (c & 15) | ((a >> 6) << 4)]))
 
 
 def _k_minimum(blocks: np.ndarray) -> np.ndarray:
     b, c = blocks[..., 8:12], blocks[..., 12:16]
-    return _rows(np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=-1))
+    return _rows(_concatenated([b & 63, (c >> 4) | ((b >> 6) << 4)]))
 
 
 def _q3_k_scale(blocks: np.ndarray) -> np.ndarray:
     packed = blocks[..., 96:108]
-    low = np.concatenate([packed[..., :8] & 0xF, packed[..., :8] >> 4], axis=-1)
-    high = np.concatenate([(packed[..., 8:] >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
+    low = _concatenated([packed[..., :8] & 0xF, packed[..., :8] >> 4])
+    high = _concatenated([(packed[..., 8:] >> shift) & 3 for shift in (0, 2, 4, 6)])
     return _rows((low | (high << 4)).view(np.int8) - np.int8(32))
 
 
 def _iq4_xs_scale(blocks: np.ndarray) -> np.ndarray:
-    high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
+    high = _viewed(blocks[..., 2:4], "<u2")
     high = ((high >> np.arange(0, 16, 2, dtype=np.uint16)) & 3).astype(np.uint8)
     low = (blocks[..., 4:8, None] >> np.array([0, 4], np.uint8)).reshape(high.shape) & 0xF
     return _rows((low | (high << 4)).view(np.int8) - np.int8(32))
@@ -141,7 +154,8 @@ def _tq1_0_codes(blocks: np.ndarray) -> np.ndarray:
             # The wrap of a byte drops the digits before.
             fraction = blocks[..., first:end] * np.uint8(3**i)
             digits.append((fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8))
-    return _rows(pack_bytes(np.concatenate(digits, axis=-1), 2))
+    of_bytes = _concatenated(digits).reshape(*blocks.shape[:-1], -1, 4)
+    return _rows(functools.reduce(operator.or_, (of_bytes[..., i] << 2 * i for i in range(4))))
 
 
 def _i2_s_numbers(blocks: np.ndarray) -> np.ndarray:
@@ -152,7 +166,7 @@ def _i2_s_numbers(blocks: np.ndarray) -> np.ndarray:
 def _nvfp4_scale(blocks: np.ndarray) -> np.ndarray:
     """Scales of e4m3 without a sign; what would be NaN is 0."""
     scale = blocks[..., :4] & 0x7F
-    return _rows(np.where(scale == 0x7F, np.uint8(0), scale).view(ml_dtypes.float8_e4m3fn))
+    return _rows((scale * (scale != 0x7F).astype(np.uint8)).view(ml_dtypes.float8_e4m3fn))
 
 
 _SCALE, _MINIMUM = {"scale": _float16(0)}, {"minimum": _float16(2)}
@@ -205,7 +219,7 @@ LAYOUTS: Mapping[str, BlockLayout] = {
     "MXFP4": BlockLayout(
         {
             "value": _nibbles(1, 17, 16),
-            "scale": lambda blocks: np.ascontiguousarray(blocks[..., 0]).view(ml_dtypes.float8_e8m0fnu),
+            "scale": lambda blocks: _viewed(blocks[..., 0], ml_dtypes.float8_e8m0fnu),
         }
     ),
     "NVFP4": BlockLayout({"codes": _nibbles(4, 36, 8), "scale": _nvfp4_scale}, 4, levels=E2M1_LEVELS),
