@@ -217,7 +217,7 @@ QUANTIZED = [
         *("Gemma 4, experts, values that are keys", "Granite MoE Shared", "Qwen3-Next"),
         *("Granite 4", "Falcon-H1, norm", "Jamba", "Nemotron 3"),
         *("DeepSeek V4", "Qwen3.8-Flash-Next", "GLM-5.3-Flash", "Kimi K3", "Hy4"),
-        *("DeepSeek V3.2", "Mistral 4", "Trinity", "Cohere 2 MoE", "Kimi Linear", "Ling 3", "HRM-Text"),
+        *("DeepSeek V3.2", "Trinity", "Cohere 2 MoE", "Kimi Linear", "Ling 3", "HRM-Text"),
     )
 ]
 # Routers, which llama-quantize leaves as they are, and what is no matrix.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,8 @@ def read_config(
     family = next(each for each in declared if each.is_of(reader))
     values = family.read(reader) | _pooling(keys)
     keys.check_all_read()
-    return GGUFConfig(family.names, values, reader.sizes, tuple(keys.assumptions), reader.small_tensors)
+    names = dataclasses.replace(family.names, renames=(*(family.names.renames or ()), *family.more_renames(values)))
+    return GGUFConfig(names, values, reader.sizes, tuple(keys.assumptions), reader.small_tensors)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ class GGUF:
       tensors: Names of the tensors where they are not the usual ones.
       when: Key that is not 0, or a function that says if a file is of this model; of several declarations of an
         architecture, the first that holds counts.
+      more_renames: Function of config.json that returns further renames, as in `GGUFNames`: of single layers.
       without: Names that config.json does not have, of those that the facts give.
       has_heads: False for models without attention.
       is_causal: False for encoders.
@@ -125,6 +126,7 @@ class GGUF:
     tensors: GGUFNames = USUAL_NAMES
     when: str | Callable[[ConfigReader], bool] = lambda _: True
     written: Written | None = None
+    more_renames: Callable[[Values], Sequence[tuple[str, str]]] = lambda _: ()
     without: Sequence[str] = ()
     has_heads: bool = True
     is_causal: bool = True

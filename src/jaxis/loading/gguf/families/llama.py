@@ -67,6 +67,12 @@ def _exaone4_windows(reader: ConfigReader) -> Values:
     return {"sliding_window": window} | ({} if window is None else {"layer_types": reader.layer_types(full_every=4)})
 
 
+def _stacks(values: Values) -> list[tuple[str, str]]:
+    """HRM-Text's layers are the lower stack's, then the upper one's."""
+    size = values["num_layers_per_stack"]
+    return [(f".model.layers.{i}.", f".model.{'LH'[i // size]}_module.layers.{i % size}.") for i in range(2 * size)]
+
+
 GGUFS = (
     GGUF(
         ("llama", "mixtral", "MixtralForCausalLM"),
@@ -105,8 +111,9 @@ GGUFS = (
                 **{f"ffn_{part}": f"mlp.gate_up_proj[{i}]" for i, part in enumerate(("gate", "up"))},
             },
             top_level={"hrm.z_l_init": "model.z_L_init="},
-            renames=(),  # names here, which the class' own lead to by the number of layers
+            renames=((".self_attn.qkv_proj.", ".attn.gqkv_proj."), (".self_attn.", ".attn.")),
         ),
+        more_renames=_stacks,
         without=("num_key_value_heads",),
     ),
     GGUF(("internlm2", "llama", "LlamaForCausalLM"), usual(), _NAMES),

@@ -76,6 +76,12 @@ def _listed_delta_layers(reader: ConfigReader) -> Values:
     return {"linear_attn_config": linear}
 
 
+def _outputs_of_latents(values: Values) -> list[tuple[str, str]]:
+    """Ling 3's latent attention alone has a name of its own for the output projection."""
+    latent = (i for i, kind in enumerate(values["layer_types"]) if kind == FULL)
+    return [(f".layers.{i}.attention.o_proj.", f".layers.{i}.attention.dense.") for i in latent]
+
+
 def _limits(reader: ConfigReader) -> Values:
     names = {"swiglu_clamp_exp": "expert_swiglu_limit_list", "swiglu_clamp_shexp": "share_expert_swiglu_limit_list"}
     return {name: reader.keys.for_layers(stored, reader.num_layers) for stored, name in names.items()}
@@ -145,6 +151,7 @@ GGUFS = (
                 **{"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"},
             }
         ),
+        more_renames=_outputs_of_latents,
     ),
     GGUF(
         ("kimi-k3", "kimi_linear", "KimiK3ForCausalLM"),
