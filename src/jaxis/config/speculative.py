@@ -21,11 +21,13 @@ _MTP_FAMILIES = (
     *("deepseek", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm5_next", "hy_v4", "mimo", "mimo_v2", "nemotron_h"),
     *("qwen3_5", "qwen3_next", "qwen4_exp", "step3p5"),
 )
-METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES}
+METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES} | {"dspark": "mtp"}
 # Together with the token before them, a step of 16 rows: a size that kernels are compiled for.
 DEFAULT_MAX_DRAFTS = 15
 # Drafts by layers, which compute so many in any case, one after the other.
 DEFAULT_LAYER_DRAFTS = 3
+# The published layers compute so many at once.
+_DEFAULT_DSPARK_DRAFTS = 5
 DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX = 3, 16
 
 
@@ -35,7 +37,7 @@ class SpeculativeConfig:
 
     Attributes:
       method: "ngram": as the text went on before. "suffix": also as finished outputs of the same `cache_salt` did.
-        "mtp": with the layer of the checkpoint that predicts later tokens. "eagle3": with an EAGLE-3 head.
+        "mtp", "dspark": with the layers of the checkpoint that predict later tokens. "eagle3": with an EAGLE-3 head.
         "draft_model": with another model of the same vocabulary.
       num_speculative_tokens: Maximum number of tokens to guess ahead for a sequence in a step; the number that pays is
         measured. 0: none are guessed, whatever else is given.
@@ -104,6 +106,7 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
     values = {str(key): value for key, value in given.items() if value is not None}
     if values.get("num_speculative_tokens") == 0:
         values.setdefault("method", "ngram")
+    default = _DEFAULT_DSPARK_DRAFTS if values.get("method") == "dspark" else DEFAULT_LAYER_DRAFTS
     method = values["method"] = METHOD_ALIASES.get(str(values.get("method")), values.get("method"))
     if method not in METHODS:
         raise ConfigError(f"speculative_config: method={method!r} is not implemented: give {' or '.join(METHODS)}")
@@ -113,7 +116,7 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
         values[_BY_BATCH_SIZE] = by_size = _by_batch_size(values[_BY_BATCH_SIZE])
         values.setdefault("num_speculative_tokens", max(1, *(most for _, _, most in by_size)))
     elif method in LAYER_METHODS:
-        values.setdefault("num_speculative_tokens", DEFAULT_LAYER_DRAFTS)
+        values.setdefault("num_speculative_tokens", default)
     _check_model(method, values)
     _complete_lookup_range(values)
     if values.get("num_speculative_tokens") == 0:

@@ -242,7 +242,7 @@ class CompressedAttention(JaxModule):
         if self.q_b_norm is not None:
             q = self.q_b_norm(q)
         q = rotate_last(self.rope, q, positions)
-        entries = rotate_last(self.rope, self.kv_norm(entries)[:, None], positions)[:, 0]
+        entries = self._rotated(entries, positions)
         if caches[0] is None:
             out = self._within_sequences(caches, q, entries, x, latent, metadata)
         else:
@@ -251,6 +251,13 @@ class CompressedAttention(JaxModule):
         out = self.o_a_proj.values_of(out.reshape(num_tokens, sizes.output_groups, -1))
         out = self.o_b_proj(out.reshape(num_tokens, -1))
         return tuple(caches) if isinstance(kv_cache, tuple) else caches[0], out
+
+    def _rotated(self, entries: jax.Array, positions: jax.Array) -> jax.Array:
+        return rotate_last(self.rope, self.kv_norm(entries)[:, None], positions)[:, 0]
+
+    def last_seen(self, metadata: AttentionMetadata) -> jax.Array:
+        """Returns i32 [T], the last position whose entry a token sees."""
+        return metadata.input_positions
 
     def _from_caches(
         self,
@@ -269,7 +276,7 @@ class CompressedAttention(JaxModule):
             self.sinks[...],
             caches[0],
             self.groups_from_caches(caches, x, latent, metadata),
-            batch,
+            batch._replace(positions=self.last_seen(metadata)),
             window=self.sizes.window,
             scale=self.sizes.head_dim**-0.5,
         )
@@ -328,6 +335,22 @@ class CompressedAttention(JaxModule):
             num_selected = self.indexer.sizes.num_selected
             sees = select_from_whole_sequences(*queries, keys, sees, num_selected=num_selected)
         return entries, sees
+
+
+class BlockAttention(CompressedAttention):
+    """Attention of the last B tokens of a sequence to the W tokens before them and to all of themselves (DSpark).
+
+    `sizes.window` is W + B. It needs a cache.
+    """
+
+    def keep(self, kv_cache: PagedCache, x: jax.Array, metadata: AttentionMetadata) -> PagedCache:
+        """Returns the cache with the entries of x [T, E]."""
+        entries = self._rotated(self.kv_proj(x), metadata.input_positions)
+        return write_rows(entries, kv_cache, metadata.batch_for(self.span))
+
+    def last_seen(self, metadata: AttentionMetadata) -> jax.Array:
+        request, _ = metadata.batch.request_of_token()
+        return metadata.seq_lens[request] - 1
 
 
 def groups_seen(closed: ClosedGroups, metadata: AttentionMetadata, num_tokens: int) -> jax.Array:

@@ -19,10 +19,12 @@ from jaxis.models.common.deepseek_v4 import (
     rope_of,
     rotary_dim,
     rotary_embedding,
+    window_attention,
 )
+from jaxis.models.common.dspark import DSparkParts
 from jaxis.models.common.family import Family
-from jaxis.models.common.prediction_layers import PredictionNames
-from jaxis.models.common.streams import StreamsModel, manifold_connection, mixing_norm
+from jaxis.models.common.prediction_layers import DraftParts, PredictionNames
+from jaxis.models.common.streams import StreamsModel, last_mixer, manifold_connection, mixing_norm
 
 _KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 _SPARSE, _HEAVY = 4, 128  # the published ratios
@@ -76,8 +78,10 @@ class DeepseekV4ForCausalLM(CausalLM):
             rope_of(config, kind)
 
     @classmethod
-    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
-        """Returns the first prediction layer, with streams as `MTPBlock` in DeepSeek's code."""
+    def prediction_names(cls, config: HFConfig) -> DraftParts | None:
+        """Returns DSpark's layers, or the first prediction layer, with streams as `MTPBlock` in DeepSeek's code."""
+        if config.get("dspark_block_size"):
+            return DSparkParts(config=config, reads_outputs=True, make_mixer=last_mixer)
         return PredictionNames.numbered(
             config,
             module="mtp.0",
@@ -93,23 +97,22 @@ class DeepseekV4ForCausalLM(CausalLM):
 
 def _attention(scope: LayerScope) -> CompressedAttention:
     config, own = scope.config, scope / "self_attn"
-    ratio = _ratio(config, scope.layer_index)
-    rope, sizes = rotary_embedding(scope, "compress" if ratio else "main"), attention_sizes(config)
-    compressor = indexer = None
-    if ratio:
-        is_sparse = _kind(config, scope.layer_index) == _KINDS[1]
-        compressor = Compressor(
-            own / "compressor",
-            head_dim=sizes.head_dim,
-            num_heads=sizes.num_heads,
-            group_size=ratio,
-            overlaps=is_sparse,
-            rope=rope,
+    if not (ratio := _ratio(config, scope.layer_index)):
+        return window_attention(scope)
+    rope, sizes = rotary_embedding(scope, "compress"), attention_sizes(config)
+    is_sparse, indexer = _kind(config, scope.layer_index) == _KINDS[1], None
+    compressor = Compressor(
+        own / "compressor",
+        head_dim=sizes.head_dim,
+        num_heads=sizes.num_heads,
+        group_size=ratio,
+        overlaps=is_sparse,
+        rope=rope,
+    )
+    if is_sparse:
+        indexer = CompressedIndexer(
+            own / "indexer", index_sizes(config), query_size=sizes.q_lora_rank, group_size=ratio, rope=rope
         )
-        if is_sparse:
-            indexer = CompressedIndexer(
-                own / "indexer", index_sizes(config), query_size=sizes.q_lora_rank, group_size=ratio, rope=rope
-            )
     return CompressedAttention(own, sizes, rope=rope, group_size=ratio, compressor=compressor, indexer=indexer)
 
 
@@ -120,8 +123,8 @@ def _kind(config: HFConfig, layer_index: int) -> str:
         ("layer_types", dict.fromkeys(_KINDS)) if kinds else ("compress_ratios", {0: "", _SPARSE: "", _HEAVY: ""})
     )
     listed = config[key]
-    if layer_index == config["num_hidden_layers"] == len(listed):
-        return _KINDS[0]  # the prediction layer, which is listed in published files only
+    if layer_index >= config["num_hidden_layers"]:
+        return _KINDS[0]  # a layer that drafts
     if layer_index >= len(listed) or listed[layer_index] not in names:
         raise config.fault(key, why=f"expected one of {', '.join(map(str, names))} for each layer")
     return listed[layer_index] if kinds else _KINDS[list(names).index(listed[layer_index])]
@@ -136,8 +139,8 @@ def _ratio(config: HFConfig, layer_index: int) -> int:
 
 def _uses_token_ids(config: HFConfig, layer_index: int) -> bool:
     """Returns whether the layer's experts are chosen by token ids; such layers come first."""
-    if layer_index == config["num_hidden_layers"]:
-        return False  # the prediction layer
+    if layer_index >= config["num_hidden_layers"]:
+        return False  # a layer that drafts
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return layer_index < config.get("num_hash_layers", 3)

@@ -27,7 +27,9 @@ from jaxis.models.common.deepseek_v4 import (
     experts,
     index_sizes,
     rotary_embedding,
+    window_attention,
 )
+from jaxis.models.common.dspark import DSparkParts
 from jaxis.models.common.family import Family
 from jaxis.models.common.streams import StreamsModel, manifold_connection, num_streams
 from jaxis.models.common.text_part import TextPart
@@ -80,6 +82,9 @@ class DeepseekV41Model(StreamsModel):
     def last_output(self, x: Any) -> jax.Array:
         return read_streams(*x)
 
+    def states_of(self, x: Any) -> jax.Array:
+        return x[0]
+
 
 class DeepseekV41ForConditionalGeneration(TextPart, CausalLM):
     """The text of a model that also sees; published files name it and the whole alike."""
@@ -103,17 +108,24 @@ class DeepseekV41ForConditionalGeneration(TextPart, CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         check_common_keys(config)
-        for key in (each for each in config if each.startswith("dspark_")):
-            config.ignore(key, because="layers that draft tokens do not change logits")
         _check_sources(config)
+
+    @classmethod
+    def prediction_names(cls, config: HFConfig) -> DSparkParts | None:
+        """Returns DSpark's layers, which read what enters the attention of some layers."""
+        if not config.get("dspark_block_size"):
+            return None
+        if set(config["dspark_target_layer_ids"]) & set(_engram_layers(config)):
+            raise config.fault("dspark_target_layer_ids", "engram_layer_ids", why="expected different layers")
+        return DSparkParts(config=config, reads_outputs=False)
 
 
 def _attention(scope: LayerScope) -> CompressedAttention:
     config, own, index = scope.config, scope / "self_attn", scope.layer_index
-    ratio, sizes = config["compress_ratios"][index], attention_sizes(config)
-    rope = rotary_embedding(scope, "compress" if ratio else "main")
-    if not ratio:
-        return CompressedAttention(own, sizes, rope=rope, group_size=0, norms_queries=False)
+    # Those behind the model's own draft.
+    if index >= config["num_hidden_layers"] or not (ratio := config["compress_ratios"][index]):
+        return window_attention(scope, norms_queries=False)
+    rope, sizes = rotary_embedding(scope, "compress"), attention_sizes(config)
     makes_entries = index in config["kv_source_layer_ids"]
     shared: dict[str, Any] = {"group_size": ratio, "rope": rope}
     compressor = indexer = None

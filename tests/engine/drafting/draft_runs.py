@@ -20,14 +20,16 @@ from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.kernels import native
+from jaxis.models.common.interfaces import block_size_of
 from jaxis.models.draft_loader import load_draft_model, load_eagle3
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.wrappers import PackingConfig
 from jaxis.sampling_params import SamplingParams
 from tests.support.chain_checkpoints import write_chain_checkpoint, write_nemotron_checkpoint
+from tests.support.dspark import WholeBlocks, write_dspark_checkpoint
 from tests.support.eagle_checkpoints import write_head, write_target
-from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
+from tests.support.prediction_checkpoints import WholeDrafts, family, write_prediction_checkpoint
 from tests.support.stream_predictions import write_streams_checkpoint
 
 NUM_DRAFTS = 3
@@ -57,6 +59,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "streams": lambda folder: write_streams_checkpoint(folder, "Qwen3.8-Flash-Next"),
     "compressed": lambda folder: write_streams_checkpoint(folder, "DeepSeek V4"),
     "gated": lambda folder: write_streams_checkpoint(folder, "Hy4"),
+    # A block of tokens at once.
+    "blocks": lambda folder: write_dspark_checkpoint(folder, "DeepSeek V4.1"),
     "windows": _write_prediction("Mellum 2", head_dim=32),
     # Of recurrent layers, and one of attention that predicts.
     "recurrent": _write_prediction("Qwen3.5"),
@@ -103,6 +107,11 @@ def make_runner(
         load(model, config_of(draft_folder), mesh)
     plan = plan_kv_caches(model, config, mesh, num_blocks=num_blocks)
     return Runner(config, Programs(DeviceExecutor(config, model, mesh, plan), lambda _: contextlib.nullcontext()))
+
+
+def drafts_of_whole(runner: Runner) -> WholeDrafts | WholeBlocks:
+    """What drafts by the runner's model without its caches."""
+    return (WholeBlocks if block_size_of(runner.model.draft) else WholeDrafts)(runner.model)
 
 
 def run(

@@ -11,18 +11,19 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.mesh import make_mesh
-from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, MODELS, NUM_DRAFTS, make_runner, run
+from tests.engine.drafting.draft_runs import MAX_MODEL_LEN, MODELS, NUM_DRAFTS, drafts_of_whole, make_runner, run
 from tests.support.parity import prompt
-from tests.support.prediction_checkpoints import WholeDrafts
 from tests.support.quick_rows import quick_rows
+
+SLOW = {"groups", "compressed", "gated", "blocks", "step 5"}
 
 
 @pytest.mark.parametrize("chunk", [7, 1, 64])
-@pytest.mark.parametrize("kind", quick_rows(MODELS, MODELS.keys() - {"groups", "compressed", "gated", "step 5"}))
+@pytest.mark.parametrize("kind", quick_rows(MODELS, MODELS.keys() - SLOW))
 def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
     runner = make_runner(folders(kind), max_num_batched_tokens=chunk)
     sequences, drafts = run(runner, [prompt(20), prompt(33), prompt(5)], num_tokens=16)
-    drafts_of = WholeDrafts(runner.model)
+    drafts_of = drafts_of_whole(runner)
     for tokens, by_length in zip(sequences, drafts, strict=True):
         assert len(by_length) > 3
         for length, guesses in by_length.items():
@@ -39,7 +40,7 @@ def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
     sequences, drafts = run(runner, prompts, num_tokens=16, expected=plain)
     assert sequences == plain
     assert all(len(by_length) < 14 for by_length in drafts)  # steps gave several tokens
-    drafts_of = WholeDrafts(runner.model)
+    drafts_of = drafts_of_whole(runner)
     for tokens, by_length in zip(sequences, drafts, strict=True):
         for length, guesses in by_length.items():
             assert guesses == drafts_of(tokens[:length], NUM_DRAFTS)[0]

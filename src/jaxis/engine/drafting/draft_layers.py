@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AbstractSequence
 
@@ -13,7 +14,7 @@ from jaxis.engine.execution.runner import NewestStep, Runner
 from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
-from jaxis.models.common.interfaces import draft_of
+from jaxis.models.common.interfaces import block_size_of, draft_of
 
 
 class DraftLayers(Drafter):
@@ -32,7 +33,9 @@ class DraftLayers(Drafter):
 
     def __init__(self, runner: Runner, num_drafts: int, extend: Callable[[Sequence, int, int], bool]) -> None:
         self._runner, self._num_drafts, self._extend = runner, num_drafts, extend
-        self._reads_next_token = bool(draft_of(runner.model).reads_next_token)
+        layers = draft_of(runner.model)
+        self._reads_next_token = bool(layers.reads_next_token)
+        self._num_places = max(num_drafts, block_size_of(layers))
 
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
         """Runs the layers on the newest step, and waits for the drafts if any are wanted."""
@@ -54,7 +57,8 @@ class DraftLayers(Drafter):
         if not drafted:
             return [()] * len(requests)
         of_sequences = dict(zip(drafted, np.asarray(drafts).tolist(), strict=False))
-        return [of_sequences.get(sequence.seq_id, ())[:limit] for sequence, limit in requests]
+        found = (of_sequences.get(sequence.seq_id, ())[:limit] for sequence, limit in requests)
+        return [list(itertools.takewhile(lambda token_id: token_id >= 0, token_ids)) for token_ids in found]
 
     def programs(self, num_running: int, num_tokens: int) -> list[DraftKey]:
         shapes = self._runner.step_shape(num_running), self._runner.step_shape(num_tokens, num_tokens)
@@ -91,5 +95,5 @@ class DraftLayers(Drafter):
     def _has_room(self, sequence: Sequence) -> bool:
         """Returns whether the sequence's blocks have places for the drafts' keys and values; extends them if needed."""
         # Places for all drafts, even where fewer are wanted. From position 0: no block of the newest step is freed.
-        num_tokens = sequence.num_tokens + self._num_drafts
+        num_tokens = sequence.num_tokens + self._num_places
         return num_tokens <= self._runner.max_model_len and self._extend(sequence, 0, num_tokens)

@@ -14,7 +14,9 @@ from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.engine.speculation import NoSpeculation
+from jaxis.errors import ConfigError
 from jaxis.kernels.paged_cache import PagedCache
+from jaxis.models.common.interfaces import block_size_of, draft_of
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 
@@ -80,6 +82,11 @@ def is_on_by_default(runner: Runner) -> bool:
 
 def _drafter(config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]) -> Drafter:
     if config.method in LAYER_METHODS:
+        if (size := block_size_of(draft_of(runner.model))) and config.num_speculative_tokens > size:
+            raise ConfigError(
+                f"speculative_config: num_speculative_tokens={config.num_speculative_tokens} is more than the {size} "
+                "tokens that the checkpoint's layers draft at once: give at most so many"
+            )
         return DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
     if config.method == "suffix":
         return SuffixDrafter(

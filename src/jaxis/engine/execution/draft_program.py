@@ -2,7 +2,7 @@
 
 Draft layers see every token that the target computes, in the same places of caches of their own. The first draft
 follows from the step's own hidden states. Each later draft follows from the draft before it, whose keys and values are
-written where the next step's will be.
+written where the next step's will be. Some layers draft a block of tokens at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from jaxis.engine.execution.step_shapes import StepShape
 from jaxis.engine.scheduling.sequence import BlockTable
 from jaxis.kernels.sampling import argmax
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.models.common.interfaces import block_size_of
+
+# Of a draft and those before it to be right, by the layers that draft.
+_LEAST_CHANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class DraftKey:
     """The draft layers over a step, then the drafts of some of its sequences: as many as the packed drafting says.
 
     (arrays, draft caches, hidden states [T, E], auxiliary hidden states, last tokens i32 [max R], packed step, packed
-    drafting) -> (draft caches, drafts i32 [N, num_drafts]). The caches are donated.
+    drafting) -> (draft caches, drafts i32 [N, num_drafts], negative where they are not worth a try). The caches are
+    donated.
 
     Attributes:
       shape: Shape of the step.
@@ -194,6 +199,11 @@ def draft(
     drafts = jnp.zeros((key.num_drafts, key.num_rows), jnp.int32)
     if key.num_rows == 0:
         return caches, drafts.T
+    if size := block_size_of(layers):
+        metadata = tokens_of_each(key, fields, fields["positions"], size)
+        caches, block = layers.draft_block(model, caches, fields["newest_ids"], metadata)
+        is_likely = jnp.cumprod(block.chances, axis=1) >= _LEAST_CHANCE
+        return caches, jnp.where(is_likely, block.drafts, -1)[:, : key.num_drafts]
 
     def following(states: jax.Array) -> jax.Array:
         """Returns the most likely tokens after the rows of these states."""
@@ -212,7 +222,7 @@ def draft(
         number: jax.Array, carry: tuple[list[Any], jax.Array, jax.Array, jax.Array]
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
         caches, states, newest_ids, drafts = carry
-        metadata = one_token_each(key, fields, fields["positions"] + number - first)
+        metadata = tokens_of_each(key, fields, fields["positions"] + number - first)
         caches, states = layers(model, caches, newest_ids, states, metadata)
         newest_ids = following(states)
         return caches, states, newest_ids, drafts.at[number].set(newest_ids)
@@ -221,16 +231,19 @@ def draft(
     return caches, drafts.T
 
 
-def one_token_each(key: DraftKey, fields: dict[str, jax.Array], positions: jax.Array) -> AttentionMetadata:
-    """Returns the metadata of a step of one token of each sequence that drafts, at these positions i32 [N]."""
+def tokens_of_each(
+    key: DraftKey, fields: dict[str, jax.Array], positions: jax.Array, size: int = 1
+) -> AttentionMetadata:
+    """Returns the metadata of a step of tokens of each sequence that drafts, from these positions i32 [N] on."""
     number, num_spans = fields["num_sequences"][0], len(key.shape.spans)
+    num_decodes = number if size == 1 else 0
     tables = tuple(fields[f"block_tables_{i}"].reshape(key.num_rows, -1) for i in range(num_spans))
     return AttentionMetadata(
-        input_positions=positions,
+        input_positions=(positions[:, None] + jnp.arange(size, dtype=jnp.int32)).reshape(-1),
         block_tables=tables[0],
-        seq_lens=positions + 1,
-        query_start_loc=jnp.minimum(jnp.arange(key.num_rows + 1, dtype=jnp.int32), number),
-        request_distribution=jnp.stack([number, number, number]),
+        seq_lens=positions + size,
+        query_start_loc=size * jnp.minimum(jnp.arange(key.num_rows + 1, dtype=jnp.int32), number),
+        request_distribution=jnp.stack([num_decodes, num_decodes, number]),
         spans=key.shape.spans,
         other_block_tables=tables[1:],
     )

@@ -36,8 +36,7 @@ from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.models.common.config_rules import ConfigRules
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAdditions, LoadableWithIterator
 from jaxis.models.common.prediction_layers import (
-    PredictionLayer,
-    PredictionNames,
+    DraftParts,
     num_prediction_layers,
     without_layers,
 )
@@ -162,7 +161,7 @@ class DecoderModel(JaxModule):
 
         def run(i: int, x: jax.Array, number: int = 0) -> jax.Array:
             if next(runs) in self.aux_hidden_state_layers:
-                aux_hidden_states.append(x)
+                aux_hidden_states.append(self.states_of(x))
             layer = self.layers[i]
             with jax.named_scope(f"layer_{i}"):
                 call = layer if calls_are_observed() else functools.partial(run_layer, *nnx.split(layer))
@@ -174,7 +173,7 @@ class DecoderModel(JaxModule):
 
         x = self.run_layers(x, run)
         if next(runs) in self.aux_hidden_state_layers:
-            aux_hidden_states.append(x)
+            aux_hidden_states.append(self.states_of(x))
         outputs = x if self.hands_on else self.norm(self.last_output(x))
         return None if kv_caches is None else caches[: len(kv_caches)], outputs, aux_hidden_states
 
@@ -189,6 +188,10 @@ class DecoderModel(JaxModule):
 
     def last_output(self, x: jax.Array) -> jax.Array:
         """Output of the last layer -> [T, E] before the final norm; the counterpart of `first_input`."""
+        return x
+
+    def states_of(self, x: Any) -> jax.Array:
+        """Input of a layer -> its hidden states [T, E], or [T, S, E] of streams."""
         return x
 
     def run_layers(self, x: jax.Array, run: RunOfLayer) -> jax.Array:
@@ -387,13 +390,12 @@ class CausalLM(JaxModule, LoadableWithIterator, ConfigRules):
         names = self.prediction_names(config) if self.num_prediction_layers else None
         self.prediction = names if vllm_config.load_config.prediction_layer else None
         if self.prediction is not None:
-            self.draft = PredictionLayer(scope, type(self).layer_class, self.prediction)
-            if not self.prediction.hands_on_normed:
-                self.model.aux_hidden_state_layers = (len(self.model.layers),)
+            self.draft = self.prediction.make_draft(scope, type(self).layer_class)
+            self.model.aux_hidden_state_layers = self.prediction.layers_read(len(self.model.layers))
         elif vllm_config.load_config.prediction_layer:
             raise ConfigError(
                 f"{scope.config.source} is of a model without layers that predict later tokens, or of one whose layers "
-                "jaxis cannot use: draft tokens with another method than mtp"
+                "jaxis cannot use: draft tokens with another method than mtp and dspark"
             )
 
     @classmethod
@@ -425,10 +427,10 @@ class CausalLM(JaxModule, LoadableWithIterator, ConfigRules):
         return DecoderOptions()
 
     @classmethod
-    def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
-        """Returns the parts of the first prediction layer, which is loaded only on request.
+    def prediction_names(cls, config: HFConfig) -> DraftParts | None:
+        """Returns the parts of the first prediction layer, or of layers that draft together; loaded only on request.
 
-        None if it cannot be loaded. Further prediction layers are never loaded.
+        None if they cannot be loaded. Further prediction layers are never loaded.
         """
         del config
         return None

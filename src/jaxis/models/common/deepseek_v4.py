@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.layers.checkpoint_names import Rename
-from jaxis.layers.compressed_attention import CompressedAttentionSizes
+from jaxis.layers.compressed_attention import BlockAttention, CompressedAttention, CompressedAttentionSizes
 from jaxis.layers.glu import LimitedGLU
 from jaxis.layers.indexer import IndexerSizes
 from jaxis.layers.moe import SparseMoE
@@ -51,6 +52,8 @@ def check_common_keys(config: HFConfig) -> None:
     ):
         config.expect(key, *values)
     config.ignore("expert_dtype", because="the tensors of experts say it")
+    for key in (each for each in config if each.startswith("dspark_")):
+        config.ignore(key, because="layers that draft tokens do not change logits")
 
 
 def attention_sizes(config: HFConfig) -> CompressedAttentionSizes:
@@ -62,6 +65,16 @@ def attention_sizes(config: HFConfig) -> CompressedAttentionSizes:
         output_groups=config["o_groups"],
         o_lora_rank=config["o_lora_rank"],
     )
+
+
+def window_attention(scope: LayerScope, **settings: Any) -> CompressedAttention:
+    """Creates the attention of a layer without compressed entries, or of one that drafts a block."""
+    config, own, sizes = scope.config, scope / "self_attn", attention_sizes(scope.config)
+    settings |= {"rope": rotary_embedding(scope, "main"), "group_size": 0}
+    size = config.get("dspark_block_size") if scope.layer_index >= config["num_hidden_layers"] else None
+    if not size:
+        return CompressedAttention(own, sizes, **settings)
+    return BlockAttention(own, dataclasses.replace(sizes, window=sizes.window + size), **settings)
 
 
 def index_sizes(config: HFConfig) -> IndexerSizes:

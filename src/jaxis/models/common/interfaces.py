@@ -88,6 +88,11 @@ def draft_of(model: Any) -> Any:
     return getattr(model, "draft", None)
 
 
+def block_size_of(draft: Any) -> int:
+    """Returns the tokens that a module of `draft_of` drafts at once; 0 if it drafts one after the other."""
+    return getattr(draft, "block_size", 0)
+
+
 class LoadableWithIterator:
     """Gives a model class whose names and shapes match the checkpoint's a `load_weights` by the automatic loader."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,24 @@ def num_prediction_layers(config: HFConfig, default: int = 0) -> int:
     return config.get(_NUM_LAYERS, default)
 
 
+class DraftParts(Protocol):
+    """Description of layers in a checkpoint that draft, whose parameters are in a model's `draft`."""
+
+    def layers_read(self, num_layers: int) -> tuple[int, ...]:
+        """Returns the layers, of so many, whose inputs are read, as `DecoderModel.aux_hidden_state_layers`."""
+        ...
+
+    def make_draft(self, scope: LayerScope, layer_class: Callable[[LayerScope], Any]) -> JaxModule:
+        """Creates them from the model's scope and the factory of its layers."""
+        ...
+
+    def parameter_name(self, name_in_file: str, draft_name: str) -> str:
+        """Returns the parameter below `draft_name` that a tensor fills; other names stay."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class PredictionNames:
+class PredictionNames(DraftParts):
     """Names of a prediction layer's parts in a checkpoint, after its renames.
 
     Attributes:
@@ -99,8 +115,13 @@ class PredictionNames:
         )
         return dataclasses.replace(usual, **others)
 
+    def layers_read(self, num_layers: int) -> tuple[int, ...]:
+        return () if self.hands_on_normed else (num_layers,)
+
+    def make_draft(self, scope: LayerScope, layer_class: Callable[[LayerScope], Any]) -> PredictionLayer:
+        return PredictionLayer(scope, layer_class, self)
+
     def parameter_name(self, name_in_file: str, draft_name: str) -> str:
-        """Returns the parameter of a `PredictionLayer` named `draft_name` that a tensor fills; other names stay."""
         if not name_in_file.startswith(f"{self.module}."):
             return name_in_file
         rest = name_in_file.removeprefix(f"{self.module}.")

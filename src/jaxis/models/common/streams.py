@@ -52,5 +52,10 @@ def manifold_connection(scope: LayerScope) -> HyperConnection:
 
 def mixing_norm(scope: LayerScope) -> StreamsNorm:
     """Creates DeepSeek V4's final norm, of a mixture of the streams, with config.json's `hc_eps`."""
+    return StreamsNorm(scope, last_mixer(scope / "mixer"))
+
+
+def last_mixer(scope: LayerScope) -> HyperMixer:
+    """Creates the mixture of streams in that norm."""
     config = scope.config
-    return StreamsNorm(scope, HyperMixer(scope / "mixer", num_streams(config), epsilon=config.get("hc_eps", 1e-6)))
+    return HyperMixer(scope, num_streams(config), epsilon=config.get("hc_eps", 1e-6))
