@@ -14,6 +14,10 @@ def test_names_of_layers_by_family_mean_the_same(name: str) -> None:
     assert parse_speculative_config({"method": name}) == SpeculativeConfig("mtp", 3)
 
 
+def test_dspark_is_another_name_with_a_block_of_drafts() -> None:
+    assert parse_speculative_config({"method": "dspark"}) == SpeculativeConfig("mtp", 5)
+
+
 @pytest.mark.parametrize("others", [{}, {"method": "mtp"}, {"method": "draft_model", "model": "folder"}])
 def test_no_tokens_turn_it_off_and_load_nothing(others: dict[str, str]) -> None:
     config = parse_speculative_config({"num_speculative_tokens": 0, **others})

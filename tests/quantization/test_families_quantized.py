@@ -28,18 +28,8 @@ LOW_PRECISION = (
     *("LFM2", "MiniMax M2"),
     *("DeepSeek V3.2", "Gemma 4, shared keys and values, embeddings of layers"),
     *("Falcon Mamba", "Gemma 3n", "GPT-OSS", "Jamba", "Kimi Linear", "Llama 4", "MiMo V2 Flash", "Mistral 4"),
-    *(
-        "OLMo Hybrid",
-        "Step 3.5",
-        "Hy4",
-        "GLM-5.3-Flash",
-        "Step 5",
-        "LongCat-Flash",
-        "LongCat 2.0",
-        "Ling 2.5",
-        "Mistral Large 4",
-    ),
-    *("Inkling", "Inkling 2"),
+    *("OLMo Hybrid", "Step 3.5", "Hy4", "GLM-5.3-Flash", "Step 5", "LongCat-Flash", "LongCat 2.0", "Ling 2.5"),
+    *("Mistral Large 4", "Inkling", "Inkling 2", "DeepSeek V4.1"),
 )
 # Matrices of few elements that decide much, or that no vector is multiplied by; they stay as they are.
 FLOATS = re.compile(

@@ -15,6 +15,7 @@ from tests.quantization.test_quark import mxfp4
 from tests.support import parity
 from tests.support.block_checkpoints import FP8, quantize_fp8
 from tests.support.compressed_checkpoints import config_of, encoded_by, scheme_of, write_stored
+from tests.support.dspark import WholeBlocks, write_dspark_checkpoint
 from tests.support.parity import FAMILIES
 from tests.support.prediction_checkpoints import WholeDrafts
 from tests.support.quantized_models import load, logits
@@ -363,13 +364,15 @@ def test_an_owners_format_gives_the_logits_of_the_weights_it_stands_for(name, tm
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", ["DeepSeek V4", "Qwen3.8-Flash-Next FP8", "GLM-5.3-Flash FP8"])
+@pytest.mark.parametrize("name", ["DeepSeek V4", "Qwen3.8-Flash-Next FP8", "GLM-5.3-Flash FP8", "DeepSeek V4.1"])
 def test_a_prediction_layer_in_an_owners_format_drafts_by_the_weights_it_stands_for(name, tmp_path):
     (family, changes), layers, encode, config = OWNERS[name]
-    source = write_streams_checkpoint(tmp_path, family, **changes)
-    layers = rf"{layers}|mtp\.(0\.[eh]_proj|fc_\w+)\.weight$"
+    is_dspark = family == "DeepSeek V4.1"
+    write, drafts_of = (write_dspark_checkpoint, WholeBlocks) if is_dspark else (write_streams_checkpoint, WholeDrafts)
+    source = write(tmp_path, family, **changes)
+    layers = rf"{layers}|mtp\.(0\.([eh]|main)_proj|fc_\w+)\.weight$"
     stored, wide = write_stored(tmp_path, source, encode, config, layers=layers)
-    _, expected = WholeDrafts(load(wide, prediction_layer=True))(IDS, 2)
+    _, expected = drafts_of(load(wide, prediction_layer=True))(IDS, 2)
     for native in (False, True):
-        _, found = WholeDrafts(load(stored, native=native, prediction_layer=True))(IDS, 2)
+        _, found = drafts_of(load(stored, native=native, prediction_layer=True))(IDS, 2)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from torch.nn import functional
 
 from jaxis.kernels.paged_cache import to_stored
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -27,9 +28,9 @@ from jaxis.layers.module import named_modules
 from tests.support.deepseek_v41_reference import Attention, Layer, Norm
 from tests.support.parity import FAMILIES, Family, checkpoint_folder, reference_model
 
-BLOCK_SIZE, NOISE, NUM_LAYERS, RANK = 5, 128, 3, 12
+BLOCK_SIZE, NOISE, NUM_LAYERS = 5, 128, 3
 KEYS = {
-    **{"dspark_block_size": BLOCK_SIZE, "dspark_noise_token_id": NOISE, "dspark_markov_rank": RANK},
+    **{"dspark_block_size": BLOCK_SIZE, "dspark_noise_token_id": NOISE, "dspark_markov_rank": 12},
     **{"dspark_n_routed_experts": 6, "dspark_num_experts_per_tok": 2, "num_nextn_predict_layers": NUM_LAYERS},
 }
 # Layers whose inputs (V4.1) or outputs (V4) are read.
@@ -89,8 +90,9 @@ class DSparkReference(torch.nn.Module):
         super().__init__()
         self.is_v4, self.head = name == "DeepSeek V4", _HEADS[name]
         self.config = config = copy.deepcopy(config)
-        config.n_routed_experts, config.num_experts_per_tok = 6, 2
-        number, size = config.num_hidden_layers, config.hidden_size
+        config.n_routed_experts = config.dspark_n_routed_experts
+        config.num_experts_per_tok = config.dspark_num_experts_per_tok
+        number, size, rank = config.num_hidden_layers, config.hidden_size, config.dspark_markov_rank
         config.compress_ratios = [0] * (number + NUM_LAYERS)
         config.kv_source_layer_ids = config.index_source_layer_ids = config.engram_layer_ids = []
         config.candidate_source_layer_id = -1
@@ -103,11 +105,11 @@ class DSparkReference(torch.nn.Module):
         first.main_norm, last.norm = Norm(size, config.rms_norm_eps), Norm(size, config.rms_norm_eps)
         last.markov_head = torch.nn.ModuleDict(
             {
-                self.head[0]: torch.nn.Embedding(config.vocab_size, RANK),
-                self.head[1]: torch.nn.Linear(RANK, config.vocab_size, bias=False),
+                self.head[0]: torch.nn.Embedding(config.vocab_size, rank),
+                self.head[1]: torch.nn.Linear(rank, config.vocab_size, bias=False),
             }
         )
-        last.confidence_head = torch.nn.ModuleDict({"proj": torch.nn.Linear(size + RANK, 1, bias=False)})
+        last.confidence_head = torch.nn.ModuleDict({"proj": torch.nn.Linear(size + rank, 1, bias=False)})
         if self.is_v4:
             streams = config.hc_mult
             last.hc_head_fn = torch.nn.Parameter(torch.zeros(streams, streams * size))
@@ -152,21 +154,41 @@ class DSparkReference(torch.nn.Module):
 
 
 @lru_cache
-def dspark_reference(name: str) -> DSparkReference:
-    return DSparkReference(name, reference_model(family(name)).config)
+def dspark_reference(name: str, **changes: Any) -> DSparkReference:
+    return DSparkReference(name, reference_model(family(name, **changes)).config)
 
 
-def write_dspark_checkpoint(folder: Path, name: str) -> Path:
-    """Saves a family's model with DSpark's layers, under the published names."""
-    saved = Path(checkpoint_folder(family(name)))
+def write_dspark_checkpoint(folder: Path, name: str, **changes: Any) -> Path:
+    """Saves a family's model, with some other settings, and DSpark's layers, under the published names."""
+    saved = Path(checkpoint_folder(family(name, **changes)))
     config, tensors = json.loads((saved / "config.json").read_text()), load_file(saved / "model.safetensors")
     of_draft = {
         key: value.numpy()
-        for key, value in dspark_reference(name).state_dict().items()
+        for key, value in dspark_reference(name, **changes).state_dict().items()
         if name != "DeepSeek V4" or not key.endswith("bias_vl")
     }
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors | of_draft, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_last_token_dspark_checkpoint(folder: Path) -> Path:
+    """Saves a model whose next token follows from the last one alone, with layers whose drafts are as the model's.
+
+    Blocks add 0. The layers' logits are those of the table of pairs of tokens, which has the model's logits.
+    """
+    rank = 65  # of the embeddings, and one for the estimates
+    write_dspark_checkpoint(folder, "DeepSeek V4.1", dspark_markov_rank=rank)
+    tensors = load_file(folder / "model.safetensors")
+    for key, tensor in tensors.items():
+        if key.endswith((".wo_b.weight", ".w2.weight", "engram.wkv.weight", "mtp.2.norm.weight")):
+            tensors[key] = np.zeros_like(tensor)
+    embed = torch.from_numpy(tensors["embed.weight"])
+    normed = functional.rms_norm(embed, embed.shape[1:], torch.from_numpy(tensors["norm.weight"]), 1e-20).numpy()
+    tensors["mtp.2.markov_head.embed.weight"] = np.pad(normed, ((0, 0), (0, 1)), constant_values=9.0)
+    tensors["mtp.2.markov_head.head.weight"] = np.pad(tensors["head.weight"], ((0, 0), (0, 1)))
+    tensors["mtp.2.confidence_head.proj.weight"] = np.eye(1, 64 + rank, 64 + rank - 1, dtype=np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

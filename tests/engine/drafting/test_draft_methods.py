@@ -29,7 +29,7 @@ def speculative(folders, kind):
     ("kind", "quantization"),
     [
         *[("eagle3", "int8"), ("eagle3", None), ("grouped", "int8"), ("grouped", None)],
-        *[("latent", "int4"), ("draft_model", "int8")],
+        *[("latent", "int4"), ("draft_model", "int8"), pytest.param("blocks", "int8", marks=pytest.mark.slow)],
     ],
 )
 def test_answers_stay_and_drafts_are_made(folders, kind, quantization):
@@ -63,6 +63,12 @@ def drafts_are_tried(llm):
     while llm.engine.speculation.counts.num_draft_tokens == 0 and time.monotonic() < started + 60:
         llm.generate([prompt(4)], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
     return llm.engine.speculation.counts.num_draft_tokens > 0
+
+
+@pytest.mark.slow
+def test_more_drafts_than_the_layers_make_at_once_are_refused(folders):
+    with pytest.raises(ConfigError, match="num_speculative_tokens=6 is more than the 5 tokens that the checkpoint's"):
+        LLM(folders("blocks")[0], speculative_config={"method": "dspark", "num_speculative_tokens": 6}, **SMALL)
 
 
 def test_vllms_names_of_families_stand_for_mtp():

@@ -10,6 +10,7 @@ from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.engine import LLMEngine
 from tests.engine.drafting.draft_runs import MODELS, make_runner
 from tests.support.drafters import AllDrafts
+from tests.support.dspark import write_last_token_dspark_checkpoint
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import family, write_last_token_checkpoint
 from tests.support.stream_predictions import FORMS, write_last_token_streams_checkpoint
@@ -90,11 +91,16 @@ def test_a_layer_that_predicts_as_a_model_with_streams_does_is_always_right(tmp_
     check_always_right((write_last_token_streams_checkpoint(tmp_path, name), None))
 
 
-def check_always_right(pair):
+@pytest.mark.slow
+def test_a_block_of_layers_that_draft_as_the_model_does_is_always_right(tmp_path):
+    check_always_right((write_last_token_dspark_checkpoint(tmp_path), None), num_drafts=5)
+
+
+def check_always_right(pair, num_drafts=3):
     runner = make_runner(pair, max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.programs, tokenizer=None, eos_token_ids=frozenset())
-    drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
-    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
+    drafter = DraftLayers(engine.runner, num_drafts, lambda *of: engine.scheduler.block_manager.extend(*of))
+    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=num_drafts)
     requests = [
         engine.add_request(str(n), prompt(n), SamplingParams(temperature=0.0, max_tokens=17)) for n in (20, 33, 5)
     ]
