@@ -25,7 +25,7 @@ def load(folder):
     return load_model(VllmConfig(config, load_config=LoadConfig(prediction_layer=True)), make_mesh())
 
 
-@pytest.mark.parametrize("name", ["DeepSeek V4", "DeepSeek V4.1"])
+@pytest.mark.parametrize("name", ["DeepSeek V4.1", pytest.param("DeepSeek V4", marks=pytest.mark.slow)])
 def test_a_block_is_that_of_the_published_equations(tmp_path, name):
     blocks = WholeBlocks(load(write_dspark_checkpoint(tmp_path, name)))
     # Before a window is full, and after.
