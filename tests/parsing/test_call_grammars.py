@@ -61,6 +61,7 @@ K3_OPENING = "<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|>" 
 PYTHON = {"seed_oss"}  # the template writes lists and booleans as Python does
 # What ends a turn ends the answer, and is in no grammar.
 ENDS = (
+    "<|content_model_end_sampling|>",
     "<|close|>message<|sep|><|end_of_msg|>",
     "</s>",
     "<|call|>",
@@ -246,7 +247,8 @@ def test_what_the_template_writes_is_allowed(name):
     turn = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": [call]}
     messages = with_template_arguments([{"role": "user", "content": "?"}, turn], form.template)
     text = render_chat_template(form.template, messages, add_generation_prompt=False).removeprefix("USER")
-    text = text.removeprefix("<think></think>").removeprefix(K3_OPENING).lstrip("\n")
+    text = text.removeprefix("<think></think>").removeprefix(K3_OPENING)
+    text = text.removeprefix(f"<|message_model|>{tool.name}").lstrip("\n")
     text = re.sub(r'(?:\n<think></think>|, "id": "[^"]*")', "", text)
     for end in ENDS:
         text = text.removesuffix(end)

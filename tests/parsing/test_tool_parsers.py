@@ -147,6 +147,9 @@ def test_jumbled_text_is_the_same_at_any_cut(name):
 # What only looks like a call, or is one that is wrong: (format, text, content, calls).
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 NOW = ("now", "{}", "complete")
+INKLING_NOW = '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
+INKLING_YES = "<|message_model|><|content_text|>Yes.<|end_message|><|content_model_end_sampling|>"
+INKLING_CUT = INKLING_NOW.replace("args", "x").removesuffix("<|end_message|>").partition("now")[2]
 K3_TOOLS, M3_END = "<|open|>tools<|sep|>", "]<]minimax[>[</tool_call>"
 K3_CALL = f'{K3_TOOLS}<|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|>'
 M3_CALL = f']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n{M3_END}'
@@ -313,6 +316,16 @@ ODD = [
     ("pythonic", "[unknown(a=1)]", None, []),
     ("pythonic", "So: [now()]", None, []),
     ("pythonic", "[now(a='b", "", [("now", '{"a": "b', "unfinished")]),
+    ("inkling", INKLING_NOW, "", [NOW]),
+    ("inkling", INKLING_NOW.removeprefix("<|message_model|>") + INKLING_NOW + INKLING_YES, "Yes.", [NOW, NOW]),
+    ("inkling", "now" + INKLING_NOW, "now", [NOW]),
+    ("inkling", "<|content_text|>now" + INKLING_NOW, "now", [NOW]),
+    ("inkling", "now <b>", "now <b>", []),
+    ("inkling", INKLING_NOW.removesuffix("}<|end_message|>"), "", [NOW]),
+    ("inkling", INKLING_NOW.partition("{}")[0] + '{"a": "<', "", [("now", '{"a": "<', "unfinished")]),
+    ("inkling", INKLING_NOW.partition('"args"')[0], INKLING_NOW.partition('"args"')[0].partition("now")[2], []),
+    ("inkling", INKLING_NOW.replace('"args"', '"x"'), INKLING_CUT, []),
+    ("inkling", "<|content_invoke_tool_text|>now(1)<|end_message|>" + INKLING_NOW, "now(1)", [NOW]),
     ("kimi_k3", K3_CALL, "", [NOW]),
     ("kimi_k3", K3_CALL + K3_CALL.replace("1", "2") + "<|close|>tools<|sep|><|close|>message<|sep|>", "", [NOW, NOW]),
     ("kimi_k3", "Hi <b>.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>", "Hi <b>.", []),
@@ -419,6 +432,21 @@ REASONING = [
     ("kimi_k3", "<|open|>response<|sep|>", "Yes.<|close|>response<|sep|><|end_of_msg|>", "", "Yes."),
     ("kimi_k3", "<|open|>think<|sep|>", "Hm.<|end_of_msg|>", "Hm.", ""),
     ("kimi_k3", "<|open|>think<|sep|>", "Hm." + K3_CALL, "Hm.", ""),
+    *(
+        ("inkling", prompt, before + "<|content_thinking|>Hm. <b>\n<|end_message|>" + INKLING_YES, "Hm. <b>", "Yes.")
+        for prompt, before in (("<|message_model|>", ""), ("Hi", "<|message_model|>"))
+    ),
+    ("inkling", "<|message_model|><|content_thinking|>", "Hm.<|end_message|>" + INKLING_YES, "Hm.", "Yes."),
+    ("inkling", "<|message_model|><|content_text|>", "now<|end_message|>" + INKLING_NOW, "", "now"),
+    ("inkling", "<|message_model|>", "<|content_thinking|>Hm." + INKLING_NOW, "Hm.", ""),
+    (
+        "inkling",
+        "<|message_model|>",
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_thinking|>So.<|end_message|>" + INKLING_YES,
+        "Hm.\nSo.",
+        "Yes.",
+    ),
+    ("inkling", "<|message_model|>", "<|content_thinking|>Hm.<|content_model_end_sampling|>", "Hm.", ""),
     ("minimax_m3", "]~b]ai\n", "<mm:think>Hm.\n</mm:think>\n\nYes.[e~[", "Hm.", "Yes."),
     ("minimax_m3", "]~b]ai\n<mm:think>", "Hm.</mm:think>Yes.", "Hm.", "Yes."),
     ("minimax_m3", "]~b]ai\n", "</mm:think>\nYes.", "", "Yes."),

@@ -111,6 +111,15 @@ KIMI_K3 = Format(
     "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>" + _END,
     "kimi_k3",
 )
+INKLING = Format(
+    "inkling",
+    _LOOP + "{% if m.reasoning_content %}<|message_model|><|content_thinking|>{{ m.reasoning_content }}<|end_message|>"
+    "{% endif %}{% if m.content %}<|message_model|><|content_text|>{{ m.content }}<|end_message|>{% endif %}"
+    + _CALLS
+    + '<|message_model|>{{ f.name }}<|content_invoke_tool_json|>{"name":"{{ f.name }}",'
+    '"args":{{ f.arguments | tojson }}}<|end_message|>{% endfor %}<|content_model_end_sampling|>' + _END,
+    "inkling",
+)
 _M3_VALUE = (
     "{% macro value(v) %}{% if v is string %}{{ v }}{% elif v is mapping %}{% for k, x in v.items() %}"
     "]<]minimax[>[<{{ k }}>{{ value(x) }}]<]minimax[>[</{{ k }}>{% endfor %}{% elif v is iterable %}"

@@ -11,6 +11,7 @@ _TOOL_MARKS = (
     (("json-formatted list of actions",), "cohere_command_r"),
     (("<|tool_call_begin|>",), "kimi_k2"),
     (("<|open|>", "<|end_of_msg|>"), "kimi_k3"),
+    (("<|content_invoke_tool_json|>",), "inkling"),
     (("]<]minimax[>[",), "minimax_m3"),
     (("<｜DSML｜ calls>",), "deepseek_v41"),
     (("<｜DSML｜tool_calls>",), "deepseek_v4"),
@@ -45,6 +46,7 @@ _TOOL_MARKS = (
 )
 _REASONING_MARKS = (
     (("<|open|>", "<|end_of_msg|>"), "kimi_k3"),
+    (("<|content_thinking|>",), "inkling"),
     (("<mm:think>",), "minimax_m3"),
     (("<|START_THINKING|>", "<|START_TEXT|>"), "cohere_command4"),
     (("<|START_THINKING|>",), "cohere_command3"),

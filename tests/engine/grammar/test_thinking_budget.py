@@ -36,6 +36,10 @@ FORMATS = {
     "glm45": (THINK, ()),
     "granite": (THINK | PHRASES, ()),
     "hunyuan_a13b": (THINK, ()),
+    "inkling": (
+        {"<|content_thinking|>": "<|end_message|>"},
+        ("<|content_model_end_sampling|>", "<|message_model|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    ),
     "kimi_k2": (THINK, ("<|tool_calls_section_begin|>",)),
     "kimi_k3": ({"<|open|>think<|sep|>": "<|close|>think<|sep|><|open|>response<|sep|>"}, ()),
     "minicpm": ({"<|thought_start|>": "<|thought_end|>"}, ()),
@@ -51,13 +55,19 @@ FORMATS = {
     "seed_oss": ({"<seed:think>": "</seed:think>"}, ()),
 }
 # Of formats in which thinking may come again, what then stands before the word that it must not begin with.
-AGAIN = {"openai_gptoss": ("<|channel|>", "analysis"), "muse_glimmer": ("to=", "self")}
+AGAIN = {
+    "openai_gptoss": ("<|channel|>", "analysis"),
+    "muse_glimmer": ("to=", "self"),
+    "inkling": ("<|message_model|>", "<|content_thinking|>"),
+}
 ADDED = (
     *("<|inner_prefix|>", "<|inner_suffix|>", "<|START_THINKING|>", "<|END_THINKING|>", "<think>", "</think>"),
     *("<|channel>", "<channel|>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>"),
     *("<|tool_calls_section_begin|>", "<|thought_start|>", "<|thought_end|>", "<mm:think>", "</mm:think>"),
     *("<|open|>", "<|close|>", "<|sep|>"),
+    *("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    *("<|end_message|>", "<|content_model_end_sampling|>"),
 )
 WORDS = ("assistant", "analysis", "anal", "final", "self", "user", "thought", "process", " is", "a<", "</t")
 
@@ -117,6 +127,7 @@ def test_every_token_is_free_or_forced_as_a_replay_says(name, opened, tokenizer)
     prompt = "Hi " + next(iter(openings)) if opened else "Hi"
     marks = REASONING_PARSERS[name].marks(prompt)
     script = [*openings, *closings, "<|start|>assistant", " to=self", " to=user<|message|>", "<|channel|>final"]
+    script += AGAIN.get(name, ())[:1] * 4
     num_forced = num_refused = 0
     for seed in range(12):
         draw = random.Random(seed)

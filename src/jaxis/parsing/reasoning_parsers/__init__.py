@@ -7,6 +7,7 @@ from jaxis.parsing.reasoning_parsers.answer_tags import ErnieReasoningParser, Hu
 from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.parsing.reasoning_parsers.granite import GraniteReasoningParser
 from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
+from jaxis.parsing.reasoning_parsers.inkling import InklingReasoningParser
 from jaxis.parsing.reasoning_parsers.muse_glimmer import MuseGlimmerReasoningParser
 from jaxis.parsing.reasoning_parsers.tags import (
     ApertusReasoningParser,
@@ -32,6 +33,7 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "glm45": ThinkReasoningParser,
     "granite": GraniteReasoningParser,
     "hunyuan_a13b": HunyuanReasoningParser,
+    "inkling": InklingReasoningParser,
     "kimi_k2": KimiReasoningParser,
     "kimi_k3": KimiK3ReasoningParser,
     "minicpm": MiniCPMReasoningParser,

@@ -14,6 +14,7 @@ from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser
 from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
 from jaxis.parsing.tool_parsers.hermes import HermesToolParser, LongcatToolParser
+from jaxis.parsing.tool_parsers.inkling import InklingToolParser
 from jaxis.parsing.tool_parsers.invocations import (
     DeepSeekV4ToolParser,
     DeepSeekV32ToolParser,
@@ -50,6 +51,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesToolParser,
     "hunyuan_a13b": HunyuanToolParser,
     "hy_v3": HunyuanV3ToolParser,
+    "inkling": InklingToolParser,
     "kimi_k2": KimiToolParser,
     "kimi_k3": KimiK3ToolParser,
     "lfm2": LFM2ToolParser,

@@ -65,7 +65,7 @@ class JSONToolParser(ToolParser):
                     self._whole_call(name, call_id, arguments)
             elif key == "id":
                 call_id = yield from read_json_string(self._reader)
-            elif key not in _ARGUMENTS_KEYS:
+            elif key not in (*_ARGUMENTS_KEYS, self.arguments_key):
                 raise MalformedCallError
             elif name is not None:
                 yield from self._read_arguments(name, call_id, _VALUE_ENDS)
