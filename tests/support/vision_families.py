@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import transformers
 import yaml
 from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
-from transformers.image_utils import SizeDict
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, SizeDict
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.cohere2_vision.processing_cohere2_vision import Cohere2VisionProcessor
@@ -417,6 +418,62 @@ _MINIMAX_M3 = dataclasses.replace(
     publish=_publish_minimax_m3,
     has_image_processor=False,
 )
+
+
+def _inkling(name: str, *, has_more: bool, scale: tuple[Any, Any]) -> VisionFamily:
+    """Inkling's processors need torchvision: this cuts the padded images as they do, a patch after the other.
+
+    Args:
+      name: Of the family.
+      has_more: Whether rows of whole patches have one more, and patches two equal frames.
+      scale: Mean and deviation of pixels.
+    """
+    side = PATCH * MERGE
+    mean, std = (np.asarray(each, np.float32)[:, None, None] for each in scale)
+
+    def call(_: Any, images: list[Image]) -> Inputs:
+        patches, grids = [], []
+        for image in images:
+            pixels = np.asarray(image, np.float32).transpose(2, 0, 1)
+            rows = -(-image.height // side)
+            columns = image.width // side + 1 if has_more else -(-image.width // side)
+            grids.append([1, rows, columns])
+            for row, column in itertools.product(range(rows), range(columns)):
+                patch = pixels[:, row * side : (row + 1) * side, column * side : (column + 1) * side]
+                missing = [(0, 0), *((0, side - size) for size in patch.shape[1:])]
+                padded = np.pad(patch, missing, constant_values=-1.0)
+                patches.append(((padded / 255 - mean) / std).transpose(1, 2, 0))
+        pixel_values = np.stack(patches)
+        if has_more:
+            return {"pixel_values": np.stack([pixel_values] * 2, axis=1), "grids": grids}
+        return {"pixel_values": pixel_values, "image_grid_thw": np.asarray(grids), "grids": grids}
+
+    def views(inputs: Inputs, index: int) -> Sequence[np.ndarray]:
+        before = sum(int(np.prod(grid)) for grid in inputs["grids"][:index])
+        _, rows, columns = inputs["grids"][index]
+        pixels = inputs["pixel_values"][before : before + rows * columns]
+        pixels = (pixels[:, 0] if has_more else pixels).reshape(rows, columns, side, side, 3)
+        return [pixels.transpose(4, 0, 2, 1, 3).reshape(3, rows * side, columns * side)]
+
+    settings = {
+        "image_processor_type": f"{name.replace(' ', '')}ImageProcessor",
+        "size": {"height": side, "width": side},
+    }
+    settings |= {"image_mean": list(scale[0]), "image_std": list(scale[1])}
+    return VisionFamily(
+        name,
+        SimpleNamespace(to_dict=lambda: settings),
+        call,
+        {},
+        lambda inputs, index: "<|unused_200054|>" * int(np.prod(inputs["grids"][index])),
+        ("<|unused_200054|>",),
+        "<|unused_200054|>",
+        views,
+        has_image_processor=False,
+    )
+
+
+_INKLING = _inkling("Inkling", has_more=True, scale=(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
 
 
 def _views_of_gemma4(inputs: Inputs, index: int) -> np.ndarray:
@@ -987,7 +1044,7 @@ FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE, _QWEN3_8_FLASH_NEXT, _MINIMAX_M3),
     _MISTRAL_LARGE_4,
-    _GLM_5_3_FLASH,
+    *(_GLM_5_3_FLASH, _INKLING),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _DEEPSEEK_VL, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
     *(

@@ -93,7 +93,9 @@ class ImageEncoder:
         self.max_inputs, self.files, self.num_encoded = max_inputs, files, 0
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
         self.patch_size, self.merge_size, self._ends_lines = tower.patch_size, tower.merge_size, tower.ends_lines
-        self._channels = {3, 3 * tower.num_frames}  # of an image's pixels, and of those of a video's frames together
+        self._outside = tower.outside
+        # Of an image's pixels, and of those of a video's frames together.
+        self._channels = {3, 3 * tower.num_frames} if tower.outside is None else {4}
         self.embedding_size = context.model.hidden_states.shape[-1] * (1 + tower.num_additions)
         self._context = context
         self._programs: dict[tuple[int, int], SlicedProgram] = {}  # by patches of a view, and channels
@@ -239,7 +241,9 @@ class ImageEncoder:
     def encode(self, arrays: list[jax.Array], packed: jax.Array, num_padded: int, num_channels: int) -> jax.Array:
         """The tower over a packed view, when jitted: float32 [num_padded / merge_size ** 2, embedding_size]."""
         patches = unpack_patches(packed, self.patch_size, num_padded, num_channels)
-        by_channel = patches.pixels.reshape(num_padded, -1, 3).astype(jnp.float32)
+        by_channel = patches.pixels.reshape(num_padded, -1, 3 if self._outside is None else 4).astype(jnp.float32)
+        if self._outside is not None:
+            by_channel = jnp.where(by_channel[..., 3:] > 0, by_channel[..., :3], jnp.float32(self._outside))
         mean, std = (jnp.asarray(each, jnp.float32) for each in (self._scale.mean, self._scale.std))
         scaled = (by_channel * jnp.float32(self._scale.factor) - mean) / std
         tower: Any = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, arrays))

@@ -35,6 +35,7 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.residual_blocks import MixingDecoderLayer, MixingModel
 from jaxis.models.common.sparse_layers import is_sparse_layer
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.inkling import InklingVision
 
 _FULL, _SLIDING = "hybrid", "hybrid_sliding"
 _LAYOUT = StackLayout(transposed=False, interleaved=True)
@@ -207,6 +208,7 @@ class Inkling2Model(MixingModel):
 
 class InklingForConditionalGeneration(TextPart, CausalLM):
     layer_class = InklingDecoderLayer
+    tower = InklingVision
     text_renames = (("model.llm", "model"),)
     text_model_types = ("inkling_text",)
     renames = (
@@ -268,6 +270,7 @@ class InklingForConditionalGeneration(TextPart, CausalLM):
 
 class Inkling2ForConditionalGeneration(InklingForConditionalGeneration):
     layer_class = Inkling2DecoderLayer
+    tower = None
     model_class = Inkling2Model
     text_model_types = ("inkling2_text",)
     renames = (

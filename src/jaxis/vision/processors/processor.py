@@ -53,7 +53,8 @@ class ViewGroup(NamedTuple):
     """Views of one size, and the tokens that stand for them.
 
     Attributes:
-      views: uint8 [views, height, width, 3]; of a video, [views, height, width, 3 * frames], frame after frame.
+      views: uint8 [views, height, width, 3], with a fourth channel for towers with `outside`; of a video,
+        [views, height, width, 3 * frames], frame after frame.
       token_ids: Tokens in the prompt.
       rows: Indices of the tokens that take the views' embeddings.
       order: Indices of the embeddings that `rows` take, counted over all views; -1 is the tower's embedding of the end

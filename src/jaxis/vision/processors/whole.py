@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ class WholeProcessor(ImageProcessor):
       resize: Width and height after resizing, from those before; patches that they fill in part are filled with zeros.
       start_id, break_id, end_id: Tokens before an image, between its rows, and after it; None for none.
       has_grid: True if RoPE counts rows and columns.
+      marks_image: True for views with a fourth channel, 255 where the image is and 0 beside it.
       canvas: Width and height of the view, from the image's; None for the patches that the resized image fills in part.
     """
 
@@ -49,12 +51,14 @@ class WholeProcessor(ImageProcessor):
     break_id: int | None = None
     end_id: int | None = None
     has_grid: bool = False
+    marks_image: bool = False
     canvas: Callable[[Size], Size] | None = None
 
     def views(self, image: Image) -> np.ndarray:
         (width, height), (rows, columns) = self.resize(image.size), self._grid(*image.size)
-        view = np.zeros((1, rows * self.side, columns * self.side, 3), np.uint8)
-        view[0, :height, :width] = np.asarray(self.resized(image, width, height))
+        view = np.zeros((1, rows * self.side, columns * self.side, 3 + self.marks_image), np.uint8)
+        view[0, :height, :width, 3:] = 255
+        view[0, :height, :width, :3] = np.asarray(self.resized(image, width, height))
         return view
 
     def grid(self, width: int, height: int) -> tuple[int, int] | None:
@@ -146,6 +150,25 @@ def read_glm5_next(settings: ProcessorSettings) -> WholeProcessor:
 
     shared = settings.shared("<|image|>", CLIP_SCALE)
     return WholeProcessor(**shared, side=side, resize=lambda size: sizes(size)[0], canvas=lambda size: sizes(size)[1])
+
+
+def read_inkling(settings: ProcessorSettings) -> WholeProcessor:
+    """Reads the settings of Inkling, whose images have a patch more in each row than they need."""
+    settings.check("rescale_image_frac", "rescale_image_max_upscaled_long_edge")
+    side, factor = settings.square(40), settings.image("rescale_image_frac", 1.0)
+    most = settings.image("rescale_image_max_upscaled_long_edge", math.inf)
+
+    def resize(size: Size) -> Size:
+        ratio = min(max(size) * factor, max(most, *size)) / max(size)
+        width, height = (math.floor(each * ratio + 0.5) for each in size)
+        return width, height
+
+    def canvas(size: Size) -> Size:
+        width, height = resize(size)
+        return (width // side + 1) * side, height
+
+    shared = settings.shared(_INKLING_IMAGE, CLIP_SCALE, 1)
+    return WholeProcessor(**shared, side=side, resize=resize, canvas=canvas, marks_image=True)
 
 
 def read_kimi(settings: ProcessorSettings) -> WholeProcessor:
@@ -270,6 +293,7 @@ def read_deepseek_vl(settings: ProcessorSettings) -> SquareProcessor:
     return SquareProcessor(**shared, side=patch, resize=resize, size=size, color=color)
 
 
+_INKLING_IMAGE = "<|unused_200054|>"
 _PLAIN_ROPE = functools.partial(read_qwen, has_grid=False)
 READERS: Mapping[str, Reader] = {
     "DeepseekVLProcessor": read_deepseek_vl,
@@ -277,6 +301,8 @@ READERS: Mapping[str, Reader] = {
     "Glm4v": read_glm,
     "Glm5Next": read_glm5_next,
     "Glm46V": read_glm,
+    "InklingImageProcessor": read_inkling,
+    "InklingProcessor": read_inkling,
     "KimiK25": read_kimi,
     "Kimi_K25": read_kimi,
     "Lfm3Vl": _PLAIN_ROPE,

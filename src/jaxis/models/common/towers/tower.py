@@ -42,6 +42,8 @@ class VisionTower(JaxModule, LoadableWithIterator):
       vision: Options of the transformer.
       make_projector: Factory of the projector.
       tower_class: Class of the transformer.
+      outside: Value of pixels beside the image, before the processor's scale, where it is none of a pixel: views have
+        a fourth channel then, which is 0 there; None: views have three.
       ends_lines: True if an embedding of the end of a line of patches follows all others.
       num_additions: Number of the text's first layers that receive additions at an image's tokens (DeepStack,
         arXiv:2406.04334). The additions follow the embeddings.
@@ -61,6 +63,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
     vision: ClassVar[VisionOptions]
     make_projector: ClassVar[Make] = Projection()
     tower_class: ClassVar[type[VisionTransformer]] = VisionTransformer
+    outside: ClassVar[float | None] = None
     ends_lines: ClassVar[bool] = False
     num_additions: int = 0
 
