@@ -1,4 +1,4 @@
-"""Inkling and Inkling 2, their text: biases of scores by distance, four short convolutions a layer, experts."""
+"""Inkling, and the text of Inkling 2: biases of scores by distance, four short convolutions a layer, experts."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ class Inkling2ForConditionalGeneration(InklingForConditionalGeneration):
 
 
 FAMILY = Family(
-    "Inkling, Inkling 2 (text)",
+    "Inkling, Inkling 2 (of 2 the text)",
     (InklingForConditionalGeneration, Inkling2ForConditionalGeneration),
     "no RoPE, but biases of scores by distance that each token mixes of learned profiles; windows in most layers, four "
     "short convolutions a layer, two shared experts that the router weighs; 2: bounded heads, sinks of each token, "

@@ -41,7 +41,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
         therefore have parameter names.
       vision: Options of the transformer.
       make_projector: Factory of the projector.
-      tower_class: Class of the transformer.
+      tower_class: Class of the transformer, or of what takes its place.
       outside: Value of pixels beside the image, before the processor's scale, where it is none of a pixel: views have
         a fourth channel then, which is 0 there; None: views have three.
       ends_lines: True if an embedding of the end of a line of patches follows all others.
@@ -62,7 +62,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
     names: ClassVar[CheckpointNames] = CheckpointNames()
     vision: ClassVar[VisionOptions]
     make_projector: ClassVar[Make] = Projection()
-    tower_class: ClassVar[type[VisionTransformer]] = VisionTransformer
+    tower_class: ClassVar[Make] = VisionTransformer
     outside: ClassVar[float | None] = None
     ends_lines: ClassVar[bool] = False
     num_additions: int = 0
@@ -75,7 +75,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
             of_tower.config.ignore(key, because=_NOT_OF_TOWERS)
         options = self.options(scope.config)
         self.patch_size, self.merge_size, self.num_frames = options.patch_size, options.merge_size, options.num_frames
-        self.tower = self.tower_class(of_tower, options)
+        self.tower = type(self).tower_class(of_tower, options)
         self.projector = type(self).make_projector(scope / "projector", options)
         self.add_parts(scope)
 
