@@ -1,4 +1,4 @@
-"""Inkling and Inkling 2: keys that mean something else are refused, drafts by n-grams, experts in MXFP8."""
+"""Inkling and Inkling 2: keys that are refused, drafts by n-grams, two devices, experts in MXFP8."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.quantization.test_modelopt import mxfp8
 from tests.support import parity
 from tests.support.places import TESTS
 from tests.support.quantized_models import load, logits
+from tests.support.simulated_devices import run_on_devices
 
 PUBLISHED = TESTS / "data" / "configs" / "inkling-small.json"
 IDS = [1, 5, 9, 120, 33, 44, 45, 7, 99, 98, 97]
@@ -52,6 +53,36 @@ def test_drafts_by_ngrams_change_no_token(name):
         params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
         [output] = llm.generate({"prompt_token_ids": tokens}, params)
     assert output.outputs[0].token_ids == parity.reference_greedy_tokens(family_of(name), tokens, 40)
+
+
+def answers_on(name: str, num_devices: int) -> list[Any]:
+    """Greedy tokens and their log-probabilities of a prompt alone and of two together."""
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": "8MiB", "max_model_len": 128}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    prompts: list[Any] = [{"prompt_token_ids": parity.prompt(length)} for length in (50, 17)]
+    family = family_of(name)  # whose windowed layers have 3 key-value heads
+    family = dataclasses.replace(
+        family, config=family.config | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2}
+    )
+    folder = parity.checkpoint_folder(family)
+    with LLM(folder, tensor_parallel_size=num_devices, show_progress=False, **options) as llm:
+        outputs = [*llm.generate(prompts[:1], params), *llm.generate(prompts, params)]
+    return [
+        [token, next(iter(at.values())).logprob]
+        for output in outputs
+        for token, at in zip(output.outputs[0].token_ids, output.outputs[0].logprobs or [], strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("name", ["Inkling"])
+def test_two_devices_answer_as_one(name):
+    script = f"import tests.models.test_inkling as t, json; print(json.dumps(t.answers_on({name!r}, 2)))"
+    found = json.loads(run_on_devices("-c", script, num_devices=2).splitlines()[-1])
+    for (token, logprob), (expected, expected_logprob) in zip(found, answers_on(name, 1), strict=True):
+        assert token == expected
+        assert logprob == pytest.approx(expected_logprob, abs=1e-5)
 
 
 @pytest.mark.slow
