@@ -12,7 +12,8 @@ struct HeadMatmul {
   const float* x;  // [tokens, heads, weight.format.k]
   int64_t tokens, heads;
   ExpertMatrices weight;  // without biases
-  float* out;             // [tokens, heads, weight.n]
+  bool quantize_activations;
+  float* out;  // [tokens, heads, weight.n]
 };
 
 }  // namespace jaxis

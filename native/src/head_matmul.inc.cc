@@ -19,7 +19,7 @@ void head_matmul(const HeadMatmul& a, const Pool& pool) {
     segments[h] = {h, h * a.tokens, {}, {}};
     segments[h].rows.rows = a.tokens;
   }
-  prepare_segments(segments, a.heads, a.weight.format, false, pool,
+  prepare_segments(segments, a.heads, a.weight.format, a.quantize_activations, pool,
                    [&](int64_t place) { return a.x + (place % a.tokens * a.heads + place / a.tokens) * k; });
   for_each_panel(segments, a.heads, a.weight, pool,
                  [&](const Segment& segment, int64_t panel, int64_t first_row, int64_t num_rows) {

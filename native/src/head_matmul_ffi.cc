@@ -6,7 +6,8 @@
 namespace jaxis {
 namespace {
 
-ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, ffi::Span<const int64_t> format, F32Result out) {
+ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, bool quantize_activations,
+                           ffi::Span<const int64_t> format, F32Result out) {
   return run_kernel("head_matmul", threads, [&](const Pool& pool) {
     require_shape("x", x, {kAnySize, kAnySize, kAnySize});
     const int64_t tokens = x.dimensions()[0], heads = x.dimensions()[1], k = x.dimensions()[2];
@@ -18,6 +19,8 @@ ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, ffi::Span<
     a.weight.data = weight.typed_data();
     a.weight.format = make_weight_format(format, k);
     a.weight.n = out->dimensions()[2];
+    a.quantize_activations = quantize_activations;
+    if (quantize_activations) require_quantizable_activations(a.weight.format);
     a.out = out->typed_data();
     require_packed("weight", weight, heads, a.weight.n, a.weight.format);
     kernels().head_matmul(a, pool);
@@ -29,6 +32,11 @@ ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, ffi::Span<
 
 using namespace jaxis;
 
-JAXIS_HANDLER(
-    jaxis_head_matmul, run_head_matmul,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<U8>().Attr<ffi::Span<const int64_t>>("format").Ret<F32>());
+JAXIS_HANDLER(jaxis_head_matmul, run_head_matmul,
+              ffi::Ffi::Bind()
+                  .Ctx<ffi::ThreadPool>()
+                  .Arg<F32>()
+                  .Arg<U8>()
+                  .Attr<bool>("quantize_activations")
+                  .Attr<ffi::Span<const int64_t>>("format")
+                  .Ret<F32>());

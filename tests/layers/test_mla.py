@@ -169,6 +169,21 @@ class TestUpProjection:
         layer = self.filled(weight, PackingConfig(rules) if is_native else rules)
         self.check(layer, np.asarray(dequantize(quantize(weight, WeightScheme("int8", None)), jnp.float32)))
 
+    @needs_native
+    @pytest.mark.parametrize(("act_qtype", "atol"), [(None, 5e-5), ("int8", 0.3)])
+    def test_heads_of_whole_panels_without_keys_keep_a_quantized_weight(self, act_qtype, atol):
+        self.N, self.V, self.L = 0, 64, 96
+        weight, x = self.weight(), jnp.asarray(random(7, self.H, self.L, seed=3))
+        rules = parse_quantization([{**INT8[0], "act_qtype": act_qtype}])
+        layer = self.filled(weight, PackingConfig(rules))
+        assert layer.value_weight.get_value().storage == "int8"
+        stands_for = np.asarray(dequantize(quantize(weight, WeightScheme("int8", None)), jnp.float32))
+        expected = np.einsum("thl,hvl->thv", x, stands_for.reshape(self.H, self.V, self.L))
+        found = layer.values_of(x)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+        assert (np.abs(found - expected).max() > 1e-3) == (act_qtype is not None)
+        np.testing.assert_array_equal(jnp.concatenate([layer.values_of(row[None]) for row in x]), found)
+
     def test_a_bfloat16_model_upcasts_to_bfloat16(self):
         layer = self.filled(self.weight(), parse_quantization(INT8), jnp.bfloat16)
         assert layer.weight.get_value().dtype == jnp.bfloat16

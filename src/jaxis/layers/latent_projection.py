@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeVar, cast
 
 import jax
@@ -10,7 +11,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
+from jaxis.kernels.native_constants import PANEL_ROWS
 from jaxis.kernels.weights import PackedWeight, head_matmul
+from jaxis.kernels.weights.packed_weight import device_array
 from jaxis.kernels.weights.stack_packer import pack_stack
 from jaxis.layers.addition import HeadwiseAddition
 from jaxis.layers.linear import JaxLinear
@@ -25,8 +28,8 @@ class LatentUpProjection(JaxLinear):
     Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents absorbs it into queries and outputs: it
     multiplies by it one head at a time, in both directions, which the kernels for whole layers cannot do. A quantized
     weight is therefore dequantized on loading: to the model's type, or, packed for the native kernels, to float32
-    (bfloat16 where that is exact). Packed, it becomes `key_weight`, H matrices [L, N], and `value_weight`, H matrices
-    [V, L].
+    (bfloat16 where that is exact), unless it `keeps_panels`. Packed, it becomes `key_weight`, H matrices [L, N], and
+    `value_weight`, H matrices [V, L].
 
     Attributes:
       head_addition: Addition of adapters to the absorbed projection; None for none.
@@ -60,6 +63,11 @@ class LatentUpProjection(JaxLinear):
             prefix=prefix,
         )
         self.dtype = dtype
+
+    @property
+    def keeps_panels(self) -> bool:
+        """Whether a packed weight stays as it is: its panels are those of the heads, one after the other."""
+        return self.key_dim == 0 and self.value_dim % PANEL_ROWS == 0
 
     def keys_and_values(self, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns keys [T, H, N] and values [T, H, V] of latents [T, L]."""
@@ -124,6 +132,10 @@ class LatentUpProjection(JaxLinear):
         self, weight: PackedWeight, dtype: DTypeLike | None = None
     ) -> tuple[PackedWeight | jax.Array, PackedWeight]:
         """Returns `key_weight` and `value_weight`: in `dtype`, or bfloat16 where that is exact, else float32."""
+        if self.keeps_panels and weight.master is None:
+            panels = np.asarray(weight.data).reshape(self.num_heads, -1, weight.data.shape[-1])
+            no_keys = jnp.zeros((self.num_heads, self.input_size, 0))
+            return no_keys, dataclasses.replace(weight, data=device_array(panels), out_size=self.value_dim)
         floats = np.asarray(weight.matmul(jnp.eye(self.input_size)).T)
         if dtype is None:
             rounded = floats.astype(ml_dtypes.bfloat16)

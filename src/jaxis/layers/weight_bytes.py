@@ -56,8 +56,7 @@ def stored_weights(
     of packed floats, which keep the checkpoint's type; None is that of the model's. Raises ConfigError if the devices
     cannot share the model's heads equally.
     """
-    # Its matrices multiply heads one by one, and are kept in floats.
-    floats = {id(module.weight) for _, module in named_modules(model) if isinstance(module, LatentUpProjection)}
+    by_heads = {id(m.weight): m for _, m in named_modules(model) if isinstance(m, LatentUpProjection)}
     copies = _copies(model, mesh.shape[MODEL_AXIS])
     stored = []
     for name, param in {id(param): (name, param) for name, param in named_parameters(model)}.values():
@@ -68,7 +67,9 @@ def stored_weights(
             axes = (SPREAD_EXPERT, *(None for _ in axes[1:]))
         elements = _on_one_device(mesh, axes, shape)
         loader = param.get_metadata().get("weight_loader")
-        recipe = loader.recipe if isinstance(loader, WeightLoader) and id(param) not in floats else WeightRecipe()
+        recipe = loader.recipe if isinstance(loader, WeightLoader) else WeightRecipe()
+        if (layer := by_heads.get(id(param))) is not None and not (recipe.packs and layer.keeps_panels):
+            recipe = WeightRecipe()  # it is kept in floats
         if recipe.format is PLAIN and recipe.scheme is None:
             kept = float_bytes if recipe.packs else None
             nbytes = elements * (kept or param.get_value().dtype.itemsize)

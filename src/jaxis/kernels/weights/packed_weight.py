@@ -388,7 +388,10 @@ def _head_product(out_size: int, weight_format: PackedFormat) -> Callable[..., j
     def kernel(x: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
         del master
         output = jax.ShapeDtypeStruct((*x.shape[:2], out_size), jnp.float32)
-        return native.call("head_matmul", output, x, data, format=weight_format.encode())
+        quantizes = weight_format.act_qtype is not None
+        return native.call(
+            "head_matmul", output, x, data, quantize_activations=quantizes, format=weight_format.encode()
+        )
 
     def definition(x: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
         return jnp.einsum("thi,hoi->tho", x, floats_of(PackedWeight(data, out_size, weight_format, master)))
