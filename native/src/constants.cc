@@ -43,6 +43,7 @@ constexpr Constant kConstants[] = {
     {"activation.relu2", number(Activation::kReluSquared)},
     {"activation.capped_swiglu", number(Activation::kCappedSwiglu)},
     {"activation.limited_swiglu", number(Activation::kLimitedSwiglu)},
+    {"activation.situ", number(Activation::kSitu)},
     {"gate.sigmoid", number(Gate::kSigmoid)},
     {"gate.silu", number(Gate::kSilu)},
     {"gate.normal_cdf", number(Gate::kNormalCdf)},

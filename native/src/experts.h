@@ -33,8 +33,8 @@ struct Experts {
   ExpertMatrices gate, up, down;  // gate and up have one n, which is down.format.k; kReluSquared does not read gate
   bool quantize_activations;      // to int8, in groups
   Activation activation;          // not kNone
-  float alpha;                    // of kClampedSwiglu
-  float limit;                    // of kClampedSwiglu, kCappedSwiglu and kLimitedSwiglu
+  float alpha;                    // of kClampedSwiglu and kSitu
+  float limit;                    // of kClampedSwiglu, kCappedSwiglu, kLimitedSwiglu and kSitu
   const float* gate_addend;       // [tokens, slots, gate.n], as up_addend; null: nothing is added
   const float* up_addend;
   float* out;     // [tokens, down.n]

@@ -126,6 +126,7 @@ inline Activation make_activation(int32_t number) {
     case Activation::kReluSquared:
     case Activation::kCappedSwiglu:
     case Activation::kLimitedSwiglu:
+    case Activation::kSitu:
       return activation;
   }
   throw std::invalid_argument("unknown activation " + std::to_string(number));

@@ -88,6 +88,7 @@ enum class Activation : int32_t {
   kReluSquared = 4,    // max(up, 0) ** 2, without a gate; of experts only
   kCappedSwiglu = 5,   // min(silu(gate), limit) * clip(up, -limit, limit); of experts only
   kLimitedSwiglu = 6,  // silu(min(gate, limit)) * clip(up, -limit, limit); of experts only
+  kSitu = 7,  // alpha * tanh(gate / alpha) * sigmoid(gate) * (limit * tanh(up / limit), or up if limit is 0); as above
 };
 
 struct WeightFormat {

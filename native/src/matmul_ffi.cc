@@ -37,6 +37,7 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
     require(a.activation != Activation::kReluSquared, "relu2 is an activation of experts only");
     require(a.activation != Activation::kCappedSwiglu, "capped_swiglu is an activation of experts only");
     require(a.activation != Activation::kLimitedSwiglu, "limited_swiglu is an activation of experts only");
+    require(a.activation != Activation::kSitu, "situ is an activation of experts only");
     require(!is_gated || (n.size() == 2 && n[0] == n[1]), "an activation takes two matrices of one size");
     require(results.size() == (is_gated ? 1 : n.size()), "there is not one result for each product");
     for (size_t i = 0; i < n.size(); ++i) {

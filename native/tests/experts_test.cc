@@ -230,7 +230,7 @@ TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
     const std::vector<float> x = normal(kTokens * block.size, 2);
     const Routed routed = route(kTokens, kSlots, 5, 3);
     for (const Activation activation :
-         {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kLimitedSwiglu}) {
+         {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kLimitedSwiglu, Activation::kSitu}) {
       block.activation = activation;
       const std::vector<float> together = run(block, x, routed, threads.pool());
       for (const int64_t some : {1, 7, 30}) {
@@ -274,6 +274,12 @@ TEST(experts, have_biases_and_a_limited_activation) {
   check_biases_and(Activation::kLimitedSwiglu, [](double gate, double up) {
     const double g = std::min<double>(gate, kLimit);
     return g / (1.0 + std::exp(-g)) * std::clamp<double>(up, -kLimit, kLimit);
+  });
+}
+
+TEST(experts, have_biases_and_a_situ_activation) {
+  check_biases_and(Activation::kSitu, [](double gate, double up) {
+    return kAlpha * std::tanh(gate / kAlpha) / (1.0 + std::exp(-gate)) * kLimit * std::tanh(up / kLimit);
   });
 }
 
@@ -325,8 +331,8 @@ TEST(experts, take_addends_and_hand_out_what_down_gets) {
 TEST(experts, let_nan_through_limits) {
   constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kNan = 2;
   const Routed routed = route(kTokens, kSlots, kNum, 2);
-  for (const Activation activation :
-       {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kLimitedSwiglu, Activation::kReluSquared}) {
+  for (const Activation activation : {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kLimitedSwiglu,
+                                      Activation::kSitu, Activation::kReluSquared}) {
     for (const bool in_gate : {true, false}) {
       if (in_gate && activation == Activation::kReluSquared) continue;  // which has no gate
       Block block = make_block(plain_format(WeightType::kF32, 0), kNum, 37, 45, true);

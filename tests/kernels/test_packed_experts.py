@@ -51,6 +51,7 @@ UNITS = {
     "limited_swiglu": lambda gate, up: (
         np.minimum(gate, LIMIT) * sigmoid(np.minimum(gate, LIMIT)) * np.clip(up, -LIMIT, LIMIT)
     ),
+    "situ": lambda gate, up: ALPHA * np.tanh(gate / ALPHA) * sigmoid(gate) * LIMIT * np.tanh(up / LIMIT),
     "relu2": lambda gate, up: np.maximum(up, 0) ** 2,
 }
 
@@ -190,7 +191,7 @@ def test_a_token_is_the_same_in_any_batch(scheme):
 
 @pytest.mark.parametrize(
     ("activation", "projection"),
-    [*itertools.product(("capped_swiglu", "clamped_swiglu", "limited_swiglu"), (0, 1)), ("relu2", 1)],
+    [*itertools.product(("capped_swiglu", "clamped_swiglu", "limited_swiglu", "situ"), (0, 1)), ("relu2", 1)],
 )
 def test_limits_let_nan_through(activation, projection):
     layer, x = Layer.make("float32", has_biases=True), random(3, 64)

@@ -367,7 +367,7 @@ def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_pa
         quantize=lambda name, _: (dequantized[name], gguf.GGMLQuantizationType.F32) if name in dequantized else None,
     )
     expected = logits(load(tmp_path / "floats.gguf"))
-    most = 1e-4 if family.name == "Qwen3.8-Flash-Next" else 1e-5  # which multiplies what sums round
+    most = 1e-4 if family.name in ("Qwen3.8-Flash-Next", "Kimi K3") else 1e-5  # which multiply what sums round
     assert len(dequantized) >= 10
     assert relative_error(logits(load(tmp_path / "blocks.gguf", packs=packs)), expected) < most
     assert relative_error(logits(load(tmp_path / "blocks.gguf", Dequantize(), packs)), expected) < most

@@ -16,6 +16,7 @@ ACTIVATIONS = {
     "relu2": 4,
     "capped_swiglu": 5,
     "limited_swiglu": 6,
+    "situ": 7,
 }
 GATES = {"sigmoid": 0, "silu": 1, "softplus": 2, "normal_cdf": 3}
 FLOAT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}

@@ -112,8 +112,8 @@ class SiTU:
         return (unit * u).astype(up.dtype)
 
     @property
-    def kernel_arguments(self) -> None:
-        return None
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        return {"activation": "situ", "alpha": self.beta, "limit": self.linear_beta or 0.0}
 
 
 @dataclass(frozen=True)

@@ -468,6 +468,7 @@ class PackedExperts:
       activation: "silu" or "gelu_tanh", applied to the gate, which is then multiplied by up; or "clamped_swiglu":
         `g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1)` with `g = min(gate, limit)`; or "capped_swiglu":
         `min(silu(gate), limit) * clip(up, -limit, limit)`; or "limited_swiglu", which limits the gate before; or
+        "situ", `SiTU` with beta = alpha and linear_beta = limit, 0 for none; or
         "relu2", `max(up, 0) ** 2`, for which `gate` is not read: it may be `up`.
       act_qtype: "int8" quantizes the inputs of the products dynamically, as for `quantized_matmul`; None does not.
     """
