@@ -20,6 +20,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.prompts import EmbeddedInput, TokenizedPrompt
 from tests.server.conftest import serving
 from tests.support.vision_checkpoints import random_image, write_mistral3
+from tests.support.vision_families import FAMILIES
 
 SIZES = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "block_size": 16, "max_model_len": 512}
 
@@ -287,3 +288,54 @@ def test_inputs_reach_the_engines_process_as_they_are():
     received = wire.COMMANDS.decode(encode(command))
     [again] = received.prompt.inputs
     assert vars(again) == vars(item)
+
+
+def image_parts(*urls):
+    """A user's message of the images, with a text before, between and after them."""
+    see, question = ({"type": "text", "text": text} for text in ("See: ", "What is it?"))
+    parts = [part for url in urls for part in (see, {"type": "image_url", "image_url": url})]
+    return [{"role": "user", "content": [*parts, question]}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Mistral Large 4",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("Qwen3.8-Flash-Next", "MiniMax M3", "GLM-5.3-Flash")),
+    ],
+)
+def test_openai_clients_send_images_to_a_family(name, tmp_path):
+    """Whole and streamed: the answer of `LLM.chat`, its prompt's tokens; too many images are refused in a line."""
+    [family] = (each for each in FAMILIES if each.name == name)
+    family.write(tmp_path)
+    settings = SIZES | {"kv_cache_memory": "4MiB", "limit_mm_per_prompt": {"image": 2}}
+    images = [random_image(40, 24, seed=1), random_image(9, 57, seed=2)]
+    urls = [{"url": data_url(image), "detail": "auto"} for image in images]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with LLM(str(tmp_path), show_progress=False, **settings) as llm:
+        expected = [llm.chat(image_parts(*each), params)[0] for each in (urls[:1], urls)]
+    # An image's tokens are counted: the second one's beside its text and its placeholder.
+    counts = [len(output.prompt_token_ids) for output in expected]
+    assert counts[1] - counts[0] > len("See: ") + 1
+    settings["max_model_len"] = counts[1] + 24
+    built = build_engine(EngineArgs(str(tmp_path), **settings), ProgressDisplay(False))
+    with serving(built) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        request = {"model": "", "max_tokens": 24, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        for count, output in zip((1, 2), expected, strict=True):
+            asked = request | {"messages": image_parts(*urls[:count])}
+            whole = client.chat.completions.create(**asked)
+            chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+            streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+            assert whole.choices[0].message.content == streamed == output.outputs[0].text
+            assert whole.usage.prompt_tokens == chunks[-1].usage.prompt_tokens == len(output.prompt_token_ids)
+            assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == 24
+        large = {"url": data_url(random_image(1600, 1600))}
+        refused = {
+            "the prompt has 3 images, and at most 2 are taken": [*urls, urls[0]],
+            "maximum context length": [large, large],
+        }
+        for words, sent in refused.items():
+            with pytest.raises(openai.BadRequestError, match=words) as error:
+                client.chat.completions.create(**request, messages=image_parts(*sent))
+            assert "\n" not in error.value.body["message"]
+    built.engine.close()

@@ -8,7 +8,7 @@ from jaxis.engine.execution.model_size import model_size
 from jaxis.kernels import native
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
-from tests.support.tiny_checkpoints import write_checkpoint
+from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
 from tests.support.tiny_models import load
 
 needs_kernels = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
@@ -36,3 +36,10 @@ def folder(tmp_path_factory):
 def test_parameters_count_once_however_they_are_stored(folder, config, dtype, stored):
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert model_size(load(folder, dtype=dtype, quant_config=config)) == (reference.num_parameters(), stored)
+
+
+@needs_kernels
+def test_latent_attention_that_is_packed_head_by_head_counts(tmp_path):
+    folder = write_checkpoint(tmp_path, "deepseek_v3", tokenizer=False, **LATENT_SIZES | {"first_k_dense_replace": 2})
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert model_size(load(folder, dtype=jnp.float32, quant_config=PackingConfig()))[0] == reference.num_parameters()

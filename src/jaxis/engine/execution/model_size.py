@@ -26,7 +26,8 @@ def model_size(*models: nnx.Module) -> tuple[int, str]:
     modules = [module for model in models for _, module in named_modules(model)]
     layers = [module for module in modules if isinstance(module, JaxLinear | JaxEmbed)]
     # Devices may have copies of a layer's rows (of key-value heads), or rows of zeros after a table's own rows.
-    num_rows = {id(layer.weight): layer.output_size for layer in layers}
+    # A latent projection that was packed head by head has its weight under other names.
+    num_rows = {id(layer.weight): layer.output_size for layer in layers if hasattr(layer, "weight")}
     linear = [layer for layer in layers if isinstance(layer, JaxLinear)]
     num_rows |= {id(layer.bias): layer.output_size for layer in linear if layer.bias is not None}
     elements: Counter[str] = Counter()
